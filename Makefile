@@ -1,0 +1,84 @@
+# One verb a target. Everything lives in .venv; nothing needs a GPU or root.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PORT ?= 3000
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-fast test-slow check format lint types layers proto proto-check \
+        bench gpu-check demo-model clean
+
+help:  ## What can be made.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Tandem needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	@echo "Installing Tandem and what it needs into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+	@echo "Installed."
+
+install: $(STAMP)  ## Make .venv with everything in it.
+
+serve: install  ## Serve the bundled model at port 3000.
+	@$(BIN)/launcher serve --port $(PORT)
+
+test: test-fast test-slow  ## Run every test.
+
+test-fast: install
+	@echo "Running the quick tests ..."
+	@$(BIN)/python -m pytest -q -m "not slow and not gpu"
+
+test-slow: install
+	@echo "Running the slow tests ..."
+	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+check: install  ## Format, lint, types, layers, fresh stubs.
+	@echo "Checking format, lint, types, layers and generated stubs ..."
+	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted; run: make format"; exit 1; }
+	@$(MAKE) --no-print-directory lint types layers proto-check
+
+lint: install
+	@$(BIN)/ruff check .
+
+types: install
+	@$(BIN)/mypy
+
+layers: install
+	@$(BIN)/lint-imports --no-cache
+
+format: install  ## Format the code and mend what lint can mend.
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+PROTOC = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --proto_path=.
+
+proto: install  ## Generate the gRPC stubs anew.
+	@$(PROTOC) --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. proto/generate.proto
+
+proto-check: install
+	@rm -rf build/proto && mkdir -p build/proto
+	@$(PROTOC) --python_out=build/proto --grpc_python_out=build/proto --mypy_out=quiet:build/proto \
+	  --mypy_grpc_out=quiet:build/proto proto/generate.proto
+	@for f in build/proto/proto/generate_pb2*; do \
+	  cmp --silent $$f proto/$$(basename $$f) || { echo "$$(basename $$f) is stale; run: make proto"; exit 1; }; done
+
+bench: install  ## Measure the bundled model under load, the router alone and one shard step.
+	@$(BIN)/python -m bench
+
+gpu-check: install  ## Equality tests and a timing table on CUDA; skips without a GPU.
+	@$(BIN)/python -m bench.gpu_check
+
+demo-model: install  ## Train the bundled model anew from nothing (under an hour on 2 cores).
+	@$(BIN)/python -m models.training
+
+clean:  ## Remove .venv and everything that was generated.
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

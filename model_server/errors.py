@@ -1,0 +1,48 @@
+"""A shard's errors, in domain words. gRPC codes appear only in `interceptor.py`.
+
+ShardError
+ +-- ModelRefused        the checkpoint cannot be served, with the reason
+ |    +-- CheckpointBroken   files are missing, truncated or unreadable
+ |    +-- ArchitectureUnfit  the load-time gate found attention that cannot be paged
+ +-- InvalidStep         a call breaks the contract: lengths, blocks, ids
+ |    +-- UnknownBatch       no batch of that id
+ |    +-- StaleEpoch         the call is from before a restart, or from another router
+ +-- OutOfMemory         the pool or the largest step does not fit
+ +-- RanksDiverged       tensor-parallel ranks disagree, or one is gone
+"""
+
+
+class ShardError(Exception):
+    """Root of everything that a shard raises on purpose."""
+
+
+class ModelRefused(ShardError):
+    """The checkpoint cannot be served."""
+
+
+class CheckpointBroken(ModelRefused):
+    """Files of the checkpoint are missing, truncated or unreadable."""
+
+
+class ArchitectureUnfit(ModelRefused):
+    """The model's attention cannot be paged, or does not agree with its own implementation."""
+
+
+class InvalidStep(ShardError):
+    """A call that breaks the contract between the tiers."""
+
+
+class UnknownBatch(InvalidStep):
+    """No batch of that id is held here."""
+
+
+class StaleEpoch(InvalidStep):
+    """The call belongs to another epoch than the one begun last."""
+
+
+class OutOfMemory(ShardError):
+    """The pool, or the largest step, does not fit into the device's memory."""
+
+
+class RanksDiverged(ShardError):
+    """Tensor-parallel ranks disagree, or one of them is gone."""

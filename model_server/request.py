@@ -1,0 +1,164 @@
+"""What a shard is asked to do and what it answers, in plain ints: no protobuf, no tensor.
+
+    wire -> NewSequence, Growth -> Runner -> StepOutput -> wire
+
+A value of this module that exists is valid: the constructors check what the router promised.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from model_server.errors import InvalidStep
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. None, or the neutral value, switches a processor off."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When a sequence ends, as far as token ids tell."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobParams:
+    """Which log-probabilities to report; `raw`: before penalties and warping."""
+
+    num_top_tokens: int = 0
+    raw: bool = False
+    prompt: bool = False
+
+
+class FinishReason(Enum):
+    """Why a sequence ended, as far as a shard decides."""
+
+    LENGTH = "length"
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A request that enters the shard, for the first time or after a preemption.
+
+    token_ids:  | prompt ............... | output made before a preemption |
+                0                        prompt_len                    len(token_ids)
+    computed:   | cached_len | chunk_len, in this step | later steps |
+
+    `block_ids` cover at least cached_len + chunk_len tokens.
+    Raises InvalidStep when these lengths contradict each other.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    cached_len: int
+    chunk_len: int
+    block_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopParams
+    logprobs: LogprobParams = LogprobParams()
+
+    def __post_init__(self) -> None:
+        total_len = len(self.token_ids)
+        if not 0 < self.prompt_len <= total_len:
+            raise InvalidStep(
+                f"request {self.request_id}: prompt_len {self.prompt_len} is not in 1..{total_len}"
+            )
+        if self.chunk_len < 0 or self.cached_len + self.chunk_len > total_len:
+            raise InvalidStep(
+                f"request {self.request_id}: cached_len {self.cached_len} + chunk_len "
+                f"{self.chunk_len} exceeds its {total_len} tokens"
+            )
+        if self.cached_len >= total_len:
+            raise InvalidStep(
+                f"request {self.request_id}: cached_len {self.cached_len} leaves no token to compute"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What changed for a sequence that the shard holds.
+
+    `block_ids` are appended to its block table. `chunk_len` None: one token if it decodes, none
+    while its prompt is being computed. 0: it sits this step out. A request that the batch no
+    longer holds (it just ended) is passed over.
+    """
+
+    request_id: int
+    block_ids: tuple[int, ...] = ()
+    chunk_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopToken:
+    """An alternative to a chosen token."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A chosen token."""
+
+    token_id: int
+    logprob: float
+    top_tokens: tuple[TopToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a step brought for one request. `error` goes with FinishReason.ERROR alone.
+
+    `prompt_logprobs` are those of this step's chunk; a sequence's first token has none.
+    """
+
+    request_id: int
+    tokens: tuple[SampledToken, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    prompt_logprobs: tuple[float, ...] = ()
+    prompt_top_tokens: tuple[tuple[TopToken, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The answer to a step. `batch_id` None: no request is left and the batch is forgotten."""
+
+    generations: tuple[Generation, ...]
+    batch_id: int | None
+    request_ids: tuple[int, ...]
+    forward_ns: int
+    sample_ns: int
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What warm-up found: the pool's size, and the longest sequence that fits model and pool."""
+
+    num_blocks: int
+    block_size: int
+    max_total_len: int

@@ -1,0 +1,71 @@
+"""The router's errors, in domain words. Status codes appear only in `http/errors.py`.
+
+RouterError
+ +-- InvalidRequest            the request can never be served; names field, value and rule
+ |    +-- TemplateFailed       the chat template is missing, or refused the messages
+ +-- Refused                   a good request at a bad moment
+ |    +-- Overloaded           the queue is full
+ |    +-- Draining             the server is shutting down
+ +-- GenerationFailed          an accepted request came to a bad end
+ |    +-- RowFailed            its own row failed (NaN logits, a bad mask); others go on
+ |    +-- ShardFailed          a shard answered with an error, not in time, or not at all
+ |    +-- Cancelled            the client left
+ |    +-- ServerStopped        the drain's time was over
+ +-- StartupFailed             the router cannot begin: a port in use, no tokenizer, no shard
+"""
+
+
+class RouterError(Exception):
+    """Root of everything that the router raises on purpose."""
+
+
+class InvalidRequest(RouterError):
+    """A request that breaks a rule.
+
+    `field` is the parameter's name as the client spelt it ("parameters.top_p", "messages"), or
+    None when the body as a whole is at fault.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TemplateFailed(InvalidRequest):
+    """The chat template is missing, or it refused the messages."""
+
+
+class Refused(RouterError):
+    """A good request at a bad moment."""
+
+
+class Overloaded(Refused):
+    """More requests than the queue holds."""
+
+
+class Draining(Refused):
+    """The server is shutting down and takes nothing new."""
+
+
+class GenerationFailed(RouterError):
+    """An accepted request came to a bad end."""
+
+
+class RowFailed(GenerationFailed):
+    """This sequence's own row failed in the shard; its batch mates go on."""
+
+
+class ShardFailed(GenerationFailed):
+    """A shard answered with an error, not in time, or not at all."""
+
+
+class Cancelled(GenerationFailed):
+    """The client left before the end."""
+
+
+class ServerStopped(GenerationFailed):
+    """The time to drain was over before the request was."""
+
+
+class StartupFailed(RouterError):
+    """The router cannot begin."""

@@ -1,0 +1,98 @@
+"""What a client asked for, checked: a value of this module that exists is valid.
+
+Built by `validation.py` alone from raw parameters; everything below reads it. It knows no HTTP
+and no field names of a particular API.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. Neutral values switch a processor off."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When a sequence ends.
+
+    `stop_strings` are looked for in the text, by the router; everything else a shard decides.
+    `keep_stop_string` tells whether the matched string stays in the text (TGI) or not (OpenAI).
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    keep_stop_string: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobParams:
+    """Which log-probabilities to report.
+
+    `raw` reports the model's own distribution (OpenAI), else the one after penalties and
+    warping (TGI). `prompt` asks for those of the prompt's tokens as well.
+    """
+
+    num_top_tokens: int = 0
+    raw: bool = False
+    prompt: bool = False
+
+
+class ConstraintKind(Enum):
+    """The languages in which a constraint can be written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+    CHOICE = "choice"
+    WHERE = "where"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language that the output must belong to."""
+
+    kind: ConstraintKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One sequence to generate. `prompt_ids` is never empty and fits the pool with its output.
+
+    `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
+    clock of the scheduler's caller (monotonic seconds); None: no deadline.
+    """
+
+    prompt_ids: tuple[int, ...]
+    prompt_text: str
+    sampling: SamplingParams
+    stop: StopParams
+    logprobs: LogprobParams = LogprobParams()
+    constraint: Constraint | None = None
+    skip_special_tokens: bool = True
+    deadline_s: float | None = None
+    trace_id: str = ""
+
+    @property
+    def max_total_len(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return len(self.prompt_ids) + self.stop.max_new_tokens
