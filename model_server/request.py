@@ -93,7 +93,7 @@ class NewSequence:
             )
         if self.cached_len >= total_len:
             raise InvalidStep(
-                f"request {self.request_id}: cached_len {self.cached_len} leaves no token to compute"
+                f"request {self.request_id}: cached_len {self.cached_len} leaves nothing to compute"
             )
 
 
