@@ -1,6 +1,7 @@
 """A shard's errors, in domain words. gRPC codes appear only in `interceptor.py`.
 
 ShardError
+ +-- ConfigRefused       a flag or an environment variable breaks a rule
  +-- ModelRefused        the checkpoint cannot be served, with the reason
  |    +-- CheckpointBroken   files are missing, truncated or unreadable
  |    +-- ArchitectureUnfit  the load-time gate found attention that cannot be paged
@@ -14,6 +15,10 @@ ShardError
 
 class ShardError(Exception):
     """Root of everything that a shard raises on purpose."""
+
+
+class ConfigRefused(ShardError):
+    """A flag or an environment variable breaks a rule."""
 
 
 class ModelRefused(ShardError):

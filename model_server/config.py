@@ -1,0 +1,192 @@
+"""Every knob of a shard, read once from the command line and the environment.
+
+The only file of this tier that touches either. It knows no torch, so that `--help` is instant
+and the launcher may import it.
+
+    python -m model_server serve MODEL_ID [--uds-path P | --listen HOST:PORT] ...
+    python -m model_server download-weights MODEL_ID ...
+
+Ranks come from the environment, as torchrun and TGI's launcher set them: RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_server.errors import ConfigRefused
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+DEVICES = ("auto", "cpu", "cuda")
+ATTENTIONS = ("auto", "reference", "cpu", "cpu-op", "cuda")
+DEFAULT_UDS_PATH = "/tmp/tandem-shard"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadConfig:
+    """Which checkpoint to fetch, and whether pickled weights are acceptable."""
+
+    model_id: str
+    revision: str | None
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """One rank of one model.
+
+    `listen` None: a unix socket at `<uds_path>-<rank>`; else host and port, and rank r listens
+    at port + r. `advertise_host` is the name under which the other machines reach this one.
+    """
+
+    model_id: str
+    revision: str | None
+    dtype: str
+    device: str
+    attention: str
+    trust_remote_code: bool
+    uds_path: str
+    listen: tuple[str, int] | None
+    advertise_host: str | None
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    num_threads: int | None
+    kv_blocks: int | None
+    cuda_memory_fraction: float
+    logger_level: str
+    json_output: bool
+    parent_pid: int | None
+
+    @property
+    def socket_path(self) -> Path:
+        """This rank's unix socket."""
+        return Path(f"{self.uds_path}-{self.rank}")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of all ranks, in rank order, as the router dials them."""
+        ranks = range(self.world_size)
+        if self.listen is None:
+            return tuple(f"unix://{self.uds_path}-{rank}" for rank in ranks)
+        host, port = self.listen
+        name = self.advertise_host or host
+        return tuple(f"{name}:{port + rank}" for rank in ranks)
+
+
+def parse(
+    argv: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> ServeConfig | DownloadConfig:
+    """Read `argv` (without the program's name). Raises ConfigRefused; --help exits."""
+    args = _parser().parse_args(argv)
+    if args.command == "download-weights":
+        return DownloadConfig(args.model_id, args.revision, args.allow_pickle)
+    if args.command == "quantize":
+        raise ConfigRefused(
+            "quantize: Tandem does not write quantized checkpoints; "
+            "serve one that was made elsewhere, or serve in bfloat16"
+        )
+    if args.quantize is not None:
+        raise ConfigRefused(f"--quantize {args.quantize}: quantization on load is not served yet")
+    if args.speculate:
+        raise ConfigRefused(f"--speculate {args.speculate}: speculation is not served yet")
+    return _serve_config(args, environ)
+
+
+def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> ServeConfig:
+    world_size = _int(environ, "WORLD_SIZE", 1, lowest=1)
+    rank = _int(environ, "RANK", 0, lowest=0)
+    if rank >= world_size:
+        raise ConfigRefused(f"RANK={rank} must be below WORLD_SIZE={world_size}")
+    if args.sharded and world_size == 1:
+        raise ConfigRefused("--sharded needs RANK and WORLD_SIZE in the environment")
+    if not 0.0 < args.cuda_memory_fraction <= 1.0:
+        raise ConfigRefused(
+            f"--cuda-memory-fraction {args.cuda_memory_fraction}: must be above 0 and at most 1"
+        )
+    if args.kv_blocks is not None and args.kv_blocks < 1:
+        raise ConfigRefused(f"--kv-blocks {args.kv_blocks}: must be at least 1")
+    num_threads = environ.get("OMP_NUM_THREADS")
+    return ServeConfig(
+        model_id=args.model_id,
+        revision=args.revision,
+        dtype=args.dtype,
+        device=args.device,
+        attention=args.attention,
+        trust_remote_code=args.trust_remote_code,
+        uds_path=args.uds_path,
+        listen=_listen(args.listen),
+        advertise_host=args.advertise_host,
+        rank=rank,
+        world_size=world_size,
+        master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_int(environ, "MASTER_PORT", 29500, lowest=1),
+        num_threads=_int(environ, "OMP_NUM_THREADS", 1, lowest=1) if num_threads else None,
+        kv_blocks=args.kv_blocks,
+        cuda_memory_fraction=args.cuda_memory_fraction,
+        logger_level=args.logger_level.upper(),
+        json_output=args.json_output,
+        parent_pid=args.parent_pid,
+    )
+
+
+def _int(environ: Mapping[str, str], name: str, default: int, lowest: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < lowest:
+        raise ConfigRefused(f"{name}={text!r}: must be a whole number of at least {lowest}")
+    return int(text)
+
+
+def _listen(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigRefused(f"--listen {text!r}: must be HOST:PORT, with a port of 1 to 65535")
+    return host, int(port)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m model_server", description="One tensor-parallel shard of Tandem."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="load a model and serve it to the router over gRPC")
+    _add_model(serve)
+    serve.add_argument("--sharded", action=argparse.BooleanOptionalAction, default=None)
+    serve.add_argument("--dtype", choices=DTYPES, default="auto")
+    serve.add_argument("--device", choices=DEVICES, default="auto")
+    serve.add_argument("--attention", choices=ATTENTIONS, default="auto")
+    serve.add_argument("--quantize", help="not served yet")
+    serve.add_argument("--speculate", type=int, default=0, help="not served yet")
+    serve.add_argument("--trust-remote-code", action=argparse.BooleanOptionalAction, default=False)
+    serve.add_argument("--uds-path", default=DEFAULT_UDS_PATH, help="socket; -RANK is appended")
+    serve.add_argument("--listen", help="HOST:PORT instead of a socket; rank r takes PORT + r")
+    serve.add_argument("--advertise-host", help="the name by which the router reaches this host")
+    serve.add_argument("--kv-blocks", type=int, help="blocks of the KV pool (default: by memory)")
+    serve.add_argument("--cuda-memory-fraction", type=float, default=0.9)
+    serve.add_argument(
+        "--logger-level", default="INFO", type=str.upper, choices=LOG_LEVELS, metavar="LEVEL"
+    )
+    serve.add_argument("--json-output", action="store_true", help="log in JSON lines")
+    serve.add_argument("--otlp-endpoint", help="accepted; traces are not exported yet")
+    serve.add_argument("--otlp-service-name", help="accepted; traces are not exported yet")
+    serve.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+    download = commands.add_parser("download-weights", help="fetch a checkpoint from the hub")
+    _add_model(download)
+    download.add_argument(
+        "--allow-pickle", action="store_true", help="take .bin weights when there are no others"
+    )
+    quantize = commands.add_parser("quantize", help="not offered; says what to do instead")
+    _add_model(quantize)
+    quantize.add_argument("out")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_id", metavar="MODEL_ID", help="a local folder or a hub id")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")

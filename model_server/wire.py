@@ -1,0 +1,239 @@
+"""Between protobuf and the shard's words: the only file of this tier that names message fields."""
+
+from dataclasses import dataclass
+
+from model_server.errors import InvalidStep
+from model_server.request import (
+    FinishReason,
+    Generation,
+    Growth,
+    LogprobParams,
+    NewSequence,
+    PoolLimits,
+    SampledToken,
+    SamplingParams,
+    StepOutput,
+    StopParams,
+    TopToken,
+)
+from proto import generate_pb2 as pb
+
+_FINISH_TO_PB = {
+    None: pb.FINISH_REASON_NONE,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What Info answers."""
+
+    model_id: str
+    model_type: str
+    dtype: str
+    device_type: str
+    attention_backend: str
+    block_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    window_len: int | None
+    eos_token_ids: tuple[int, ...]
+    world_size: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCall:
+    """The arguments of Runner.prefill."""
+
+    batch_id: int
+    new: tuple[NewSequence, ...]
+    cached_batch_id: int | None
+    growth: tuple[Growth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCall:
+    """The arguments of Runner.decode."""
+
+    batch_ids: tuple[int, ...]
+    growth: tuple[Growth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupCall:
+    """The arguments of Runner.warmup."""
+
+    max_step_tokens: int
+    max_batch_size: int
+    max_total_len: int | None
+    num_blocks: int | None
+
+
+def warmup_from_pb(message: pb.WarmupRequest) -> WarmupCall:
+    """Raises InvalidStep for a step or a batch of nothing."""
+    if message.max_step_tokens < 1 or message.max_batch_size < 1:
+        raise InvalidStep(
+            f"max_step_tokens {message.max_step_tokens} and max_batch_size "
+            f"{message.max_batch_size} must both be at least 1"
+        )
+    return WarmupCall(
+        max_step_tokens=message.max_step_tokens,
+        max_batch_size=message.max_batch_size,
+        max_total_len=message.max_total_len if message.HasField("max_total_len") else None,
+        num_blocks=message.num_blocks if message.HasField("num_blocks") else None,
+    )
+
+
+def prefill_from_pb(message: pb.PrefillRequest) -> PrefillCall:
+    """Raises InvalidStep when a request contradicts itself."""
+    return PrefillCall(
+        batch_id=message.batch.id,
+        new=tuple(_sequence_from_pb(request) for request in message.batch.requests),
+        cached_batch_id=(message.cached_batch_id if message.HasField("cached_batch_id") else None),
+        growth=tuple(_growth_from_pb(growth) for growth in message.growth),
+    )
+
+
+def decode_from_pb(message: pb.DecodeRequest) -> DecodeCall:
+    """Raises InvalidStep when no batch is named."""
+    if not message.batch_ids:
+        raise InvalidStep("batch_ids is empty: Decode needs at least one batch")
+    return DecodeCall(
+        batch_ids=tuple(message.batch_ids),
+        growth=tuple(_growth_from_pb(growth) for growth in message.growth),
+    )
+
+
+def _growth_from_pb(message: pb.Growth) -> Growth:
+    return Growth(
+        request_id=message.request_id,
+        block_ids=tuple(message.block_ids),
+        chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
+    )
+
+
+def _sequence_from_pb(message: pb.Request) -> NewSequence:
+    if message.HasField("constraint") and message.constraint.kind != pb.CONSTRAINT_KIND_NONE:
+        kind = pb.ConstraintKind.Name(message.constraint.kind)
+        raise InvalidStep(f"request {message.id}: constraint {kind} is not served by this shard")
+    return NewSequence(
+        request_id=message.id,
+        token_ids=tuple(message.token_ids),
+        prompt_len=message.prompt_len,
+        cached_len=message.cached_len,
+        chunk_len=message.chunk_len,
+        block_ids=tuple(message.block_ids),
+        sampling=_sampling_from_pb(message.sampling),
+        stop=StopParams(
+            max_new_tokens=message.stopping.max_new_tokens,
+            min_new_tokens=message.stopping.min_new_tokens,
+            ignore_eos=message.stopping.ignore_eos,
+            stop_token_ids=tuple(message.stopping.stop_token_ids),
+        ),
+        logprobs=LogprobParams(
+            num_top_tokens=message.logprobs.num_top_tokens,
+            raw=message.logprobs.raw,
+            prompt=message.logprobs.prompt,
+        ),
+    )
+
+
+def _sampling_from_pb(message: pb.SamplingParameters) -> SamplingParams:
+    return SamplingParams(
+        do_sample=message.do_sample,
+        temperature=message.temperature,
+        top_k=message.top_k or None,
+        top_p=message.top_p if message.top_p < 1.0 else None,
+        typical_p=message.typical_p if message.typical_p < 1.0 else None,
+        min_p=message.min_p or None,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=dict(message.logit_bias),
+        seed=message.seed,
+    )
+
+
+def info_to_pb(info: ModelInfo) -> pb.InfoResponse:
+    return pb.InfoResponse(
+        model_id=info.model_id,
+        model_type=info.model_type,
+        dtype=info.dtype,
+        device_type=info.device_type,
+        attention_backend=info.attention_backend,
+        block_size=info.block_size,
+        vocab_size=info.vocab_size,
+        max_position_embeddings=info.max_position_embeddings,
+        window_len=info.window_len,
+        eos_token_ids=info.eos_token_ids,
+        world_size=info.world_size,
+        rank=info.rank,
+    )
+
+
+def discovery_to_pb(urls: tuple[str, ...]) -> pb.ServiceDiscoveryResponse:
+    return pb.ServiceDiscoveryResponse(urls=urls)
+
+
+def limits_to_pb(limits: PoolLimits, epoch: int) -> pb.WarmupResponse:
+    return pb.WarmupResponse(
+        epoch=epoch,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_total_len=limits.max_total_len,
+    )
+
+
+def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
+    return pb.StepResponse(
+        epoch=epoch,
+        generations=[_generation_to_pb(generation) for generation in output.generations],
+        batch=_cached_batch_to_pb(output.batch_id, output.request_ids),
+        forward_ns=output.forward_ns,
+        sample_ns=output.sample_ns,
+        total_ns=output.total_ns,
+    )
+
+
+def filtered_to_pb(batch_id: int, kept_ids: tuple[int, ...], epoch: int) -> pb.FilterBatchResponse:
+    batch = _cached_batch_to_pb(batch_id if kept_ids else None, kept_ids)
+    return pb.FilterBatchResponse(epoch=epoch, batch=batch)
+
+
+def cleared_to_pb(epoch: int) -> pb.ClearCacheResponse:
+    return pb.ClearCacheResponse(epoch=epoch)
+
+
+def _cached_batch_to_pb(batch_id: int | None, ids: tuple[int, ...]) -> pb.CachedBatch | None:
+    return None if batch_id is None else pb.CachedBatch(id=batch_id, request_ids=ids)
+
+
+def _generation_to_pb(generation: Generation) -> pb.Generation:
+    message = pb.Generation(
+        request_id=generation.request_id,
+        tokens=[_token_to_pb(token) for token in generation.tokens],
+        finish_reason=_FINISH_TO_PB[generation.finish_reason],
+    )
+    if generation.error is not None:
+        message.error = generation.error
+    if generation.prompt_logprobs:
+        message.prompt_logprobs.extend(generation.prompt_logprobs)
+    for top_tokens in generation.prompt_top_tokens:
+        message.prompt_top_tokens.add(tokens=_top_to_pb(top_tokens))
+    return message
+
+
+def _token_to_pb(token: SampledToken) -> pb.SampledToken:
+    if not token.top_tokens:
+        return pb.SampledToken(id=token.token_id, logprob=token.logprob)
+    return pb.SampledToken(
+        id=token.token_id, logprob=token.logprob, top_tokens=_top_to_pb(token.top_tokens)
+    )
+
+
+def _top_to_pb(tokens: tuple[TopToken, ...]) -> list[pb.TopToken]:
+    return [pb.TopToken(id=token.token_id, logprob=token.logprob) for token in tokens]
