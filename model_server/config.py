@@ -63,9 +63,12 @@ class ServeConfig:
     parent_pid: int | None
 
     @property
-    def socket_path(self) -> Path:
-        """This rank's unix socket."""
-        return Path(f"{self.uds_path}-{self.rank}")
+    def address(self) -> Path | str:
+        """Where this rank listens: its unix socket's path, or "host:port"."""
+        if self.listen is None:
+            return Path(f"{self.uds_path}-{self.rank}")
+        host, port = self.listen
+        return f"{host}:{port + self.rank}"
 
     @property
     def urls(self) -> tuple[str, ...]:
