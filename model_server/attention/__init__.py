@@ -1,0 +1,1 @@
+"""Paged attention: one protocol (`base.py`), its oracle (`reference.py`) and the fast ways."""

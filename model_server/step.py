@@ -1,0 +1,207 @@
+"""One step's inputs: sequences of plain ints flattened into tensors without padding between them.
+
+    rows:  | seq 0: prompt chunk ...... | seq 1: one token | seq 2: one token | padding (CPU) |
+           cu_query_lens[0]             [1]                [2]                [3]
+
+It knows no request, no layer and no model; the runner says what each sequence computes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from model_server.errors import InvalidStep
+
+# A linear layer on a CPU may add up in another order for 1, 2 or 3 rows than for 4 and more, so a
+# token's logits would depend on its batch mates. From 4 rows on, oneDNN (bfloat16) and MKL
+# (float32) keep one order; short steps are filled up with rows that nobody reads.
+MIN_CPU_TOKENS = 4
+
+
+class SequenceStep(NamedTuple):
+    """What one sequence computes in a step. A tuple, because dozens are born in every step.
+
+    token_ids:  this step's tokens, at positions cached_len, cached_len + 1, ...
+    cached_len: tokens whose keys and values are in the cache already
+    block_ids:  cover cached_len + len(token_ids) tokens; more are ignored. An int32 array (numpy or
+                `array("i")`) is copied fastest
+    num_logits: how many of the last rows need logits: none in the middle of a prompt, one for the
+                next token, more for prompt logprobs or drafts
+    """
+
+    token_ids: Sequence[int]
+    cached_len: int
+    block_ids: Sequence[int] | npt.NDArray[np.int32]
+    num_logits: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """Tensors of one flattened step, on the model's device.
+
+    Rows that only pad a short step form one more sequence at the end, which owns the scratch block:
+    it is part of everything here except `logits_indices`, so callers who read logits never see it.
+    """
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    slot_mapping: Tensor  # [num_tokens] int64, slot = block_id * block_size + offset
+    query_lens: tuple[int, ...]  # per sequence, this step's tokens
+    context_lens: tuple[int, ...]  # per sequence, keys attended, this step's included
+    block_tables: Tensor  # [num_seqs, max_blocks] int32, rows filled up with the scratch block
+    cu_query_lens: Tensor  # [num_seqs + 1] int32
+    device_context_lens: Tensor  # [num_seqs] int32, context_lens for kernels
+    logits_indices: Tensor  # [num_logits] int64, rows whose logits are needed
+    head_indices: Tensor  # logits_indices, filled up to the same minimum: see `logits_indices`
+
+    @classmethod
+    def build(
+        cls,
+        sequences: Sequence[SequenceStep],
+        *,
+        block_size: int,
+        scratch_block_id: int,
+        device: torch.device,
+        min_tokens: int | None = None,
+    ) -> "StepInputs":
+        """Flatten the sequences in their order.
+
+        The step is filled up to `min_tokens` rows (default: MIN_CPU_TOKENS on a CPU, else 1).
+        `head_indices` fills `logits_indices` up in the same way, since the output head is a linear
+        layer too: run the head on these rows and keep the first len(logits_indices).
+
+        Raises InvalidStep when there is no sequence, a sequence has no token, asks for more logits
+        than it has rows, or its block ids do not cover it or lie outside of the pool.
+        """
+        if min_tokens is None:
+            min_tokens = MIN_CPU_TOKENS if device.type == "cpu" else 1
+        query_lens = _query_lens(sequences)
+        num_padding = max(0, min_tokens - sum(query_lens))
+        if num_padding:
+            padding = SequenceStep((0,) * num_padding, 0, (), 0)
+            sequences = (*sequences, padding)
+            query_lens.append(num_padding)
+
+        lens = np.array(query_lens, dtype=np.int64)
+        cached_lens = np.array([s.cached_len for s in sequences], dtype=np.int64)
+        context_lens = cached_lens + lens
+        num_real = len(sequences) - bool(num_padding)
+        tables = _block_tables(sequences, context_lens, num_real, block_size, scratch_block_id)
+
+        cu_lens = np.zeros(len(lens) + 1, dtype=np.int64)
+        np.cumsum(lens, out=cu_lens[1:])
+        num_tokens = int(cu_lens[-1])
+        row_sequence = np.repeat(np.arange(len(lens)), lens)
+        positions = np.arange(num_tokens) + (cached_lens - cu_lens[:-1])[row_sequence]
+        blocks = tables[row_sequence, positions // block_size].astype(np.int64)
+        slots = blocks * block_size + positions % block_size
+        token_ids = np.fromiter(
+            chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens
+        )
+        if token_ids.min() < 0:
+            raise InvalidStep(f"token ids must not be negative, got {int(token_ids.min())}")
+        logits_rows = _logits_rows(sequences, cu_lens)
+        head_rows = _filled(logits_rows, min_tokens)
+
+        long = _tensors(device, token_ids, positions, slots, logits_rows, head_rows)
+        short = _tensors(
+            device,
+            *(a.astype(np.int32, copy=False) for a in (tables.ravel(), cu_lens, context_lens)),
+        )
+        return cls(
+            token_ids=long[0],
+            positions=long[1],
+            slot_mapping=long[2],
+            query_lens=tuple(query_lens),
+            context_lens=tuple(context_lens.tolist()),
+            block_tables=short[0].view(tables.shape),
+            cu_query_lens=short[1],
+            device_context_lens=short[2],
+            logits_indices=long[3],
+            head_indices=long[4],
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the step, padding included."""
+        return self.token_ids.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences of the step; padding counts as one."""
+        return len(self.query_lens)
+
+
+def _query_lens(sequences: Sequence[SequenceStep]) -> list[int]:
+    if not sequences:
+        raise InvalidStep("a step needs at least one sequence")
+    query_lens = [len(s.token_ids) for s in sequences]
+    for index, (sequence, query_len) in enumerate(zip(sequences, query_lens, strict=True)):
+        if query_len < 1:
+            raise InvalidStep(f"sequence {index} of the step has no token to compute")
+        if not 0 <= sequence.num_logits <= query_len:
+            raise InvalidStep(
+                f"sequence {index} of the step has {query_len} rows"
+                f" and cannot give logits of {sequence.num_logits}"
+            )
+        if sequence.cached_len < 0:
+            raise InvalidStep(f"cached_len must not be negative, got {sequence.cached_len}")
+    return query_lens
+
+
+def _block_tables(
+    sequences: Sequence[SequenceStep],
+    context_lens: npt.NDArray[np.int64],
+    num_real: int,
+    block_size: int,
+    scratch_block_id: int,
+) -> npt.NDArray[np.int32]:
+    """Rows of block ids [num_seqs, max_blocks], all of the scratch block where there is none."""
+    num_blocks = -(-context_lens // block_size)
+    tables = np.full((len(sequences), int(num_blocks.max())), scratch_block_id, dtype=np.int32)
+    for row, (sequence, needed) in enumerate(
+        zip(sequences[:num_real], num_blocks.tolist(), strict=False)
+    ):
+        if len(sequence.block_ids) < needed:
+            raise InvalidStep(
+                f"sequence {row} of the step has {len(sequence.block_ids)} blocks of {block_size}"
+                f" tokens for a context of {int(context_lens[row])}"
+            )
+        tables[row, :needed] = sequence.block_ids[:needed]
+    real = tables[:num_real]
+    outside = (real < 0) | (real >= scratch_block_id)
+    outside &= np.arange(tables.shape[1]) < num_blocks[:num_real, None]
+    if outside.any():
+        row, column = np.argwhere(outside)[0].tolist()
+        raise InvalidStep(
+            f"sequence {row} of the step names block {int(tables[row, column])};"
+            f" the pool has blocks 0 to {scratch_block_id - 1}"
+        )
+    return tables
+
+
+def _logits_rows(
+    sequences: Sequence[SequenceStep], cu_lens: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    counts = np.array([s.num_logits for s in sequences], dtype=np.int64)
+    ends = np.cumsum(counts)
+    first_rows = cu_lens[1:] - counts
+    return np.arange(int(ends[-1])) + np.repeat(first_rows - (ends - counts), counts)
+
+
+def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]:
+    if not 0 < len(rows) < min_rows:
+        return rows
+    return np.concatenate((rows, np.repeat(rows[-1:], min_rows - len(rows))))
+
+
+def _tensors(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[Tensor, ...]:
+    """Move arrays of one dtype to the device in one copy."""
+    joined = torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True)
+    return torch.split(joined, [len(a) for a in arrays])
