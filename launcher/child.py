@@ -1,0 +1,109 @@
+"""One child process: its own process group, its output passed on, its last lines kept."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+_KEPT_LINES = 20
+# A progress bar redraws one "line" without end; what is longer is cut there.
+_MAX_LINE_BYTES = 64 * 1024
+
+
+class Child:
+    """Owner of one process and all its descendants.
+
+    Everything that the child writes appears on our stderr, a line at a time, behind its name.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, *, quiet: bool) -> None:
+        self.name = name
+        self._process = process
+        self._quiet = quiet
+        self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._relay = asyncio.create_task(self._pass_on())
+        self._exit = asyncio.create_task(process.wait())
+
+    @classmethod
+    async def start(
+        cls, name: str, argv: Sequence[str], environ: Mapping[str, str], *, quiet: bool = False
+    ) -> "Child":
+        """Start `argv` in a process group of its own. `quiet` keeps its lines without showing
+        them."""
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env=dict(environ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+            limit=_MAX_LINE_BYTES,
+        )
+        return cls(name, process, quiet=quiet)
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """What it said last, oldest first."""
+        return tuple(self._last_lines)
+
+    async def wait(self) -> int:
+        """Wait for its end, and for the last of its output. Answers the exit code."""
+        code = await asyncio.shield(self._exit)
+        # Output ends when the last descendant closes it; do not wait for a stray one for ever.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._relay), 1.0)
+        return code
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Signal the child itself, if it still runs."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signum)
+
+    def kill_group(self) -> None:
+        """End the child and everything that it started, at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask it to end; after `timeout_s` seconds end its group."""
+        self.signal(signal.SIGTERM)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._exit), timeout_s)
+        self.kill_group()
+        await self.wait()
+
+    def death_notice(self) -> str:
+        """One paragraph: how it ended and what it said last."""
+        code = self.returncode
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
+        else:
+            how = f"stopped with exit code {code}"
+        lines = "".join(f"\n    {line}" for line in self._last_lines) or " (it said nothing)"
+        return f"{self.name} {how}; its last lines:{lines}"
+
+    async def _pass_on(self) -> None:
+        assert self._process.stdout is not None
+        while True:
+            try:
+                raw = await self._process.stdout.readline()
+            except ValueError:
+                # A line beyond the limit: readline dropped it.
+                continue
+            if not raw:
+                return
+            line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
+            if not line:
+                continue
+            self._last_lines.append(line)
+            if not self._quiet:
+                sys.stderr.write(f"{self.name} | {line}\n")

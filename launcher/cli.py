@@ -1,0 +1,183 @@
+"""The command line, with TGI's flag names and environment names. The only file of the launcher
+that reads the environment.
+
+HOSTNAME is not read: shells and containers set it to the machine's name, and a server must not
+open itself to a network because of that.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Annotated, Optional
+
+import typer
+
+from launcher import options
+from launcher.environment import describe
+from launcher.errors import BadSetting, LauncherError
+from launcher.settings import (
+    BUNDLED_MODEL,
+    BUNDLED_NAME,
+    ServeSettings,
+    free_port,
+    num_shards,
+    require_free_port,
+)
+from launcher.supervisor import Supervisor
+
+app = typer.Typer(
+    name="launcher",
+    help="Serve a language model: TGI's API, OpenAI's API, one router over sharded workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def serve(
+    model_id: options.ModelId = None,
+    model_id_flag: options.ModelIdFlag = None,
+    served_model_name: options.ServedModelName = None,
+    revision: options.Revision = None,
+    dtype: options.DtypeOption = options.Dtype.auto,
+    trust_remote_code: options.TrustRemoteCode = False,
+    tokenizer_config_path: options.TokenizerConfigPath = None,
+    sharded: options.Sharded = None,
+    num_shard: options.NumShard = None,
+    device: options.DeviceOption = options.Device.auto,
+    attention: options.AttentionOption = options.Attention.auto,
+    cuda_memory_fraction: options.CudaMemoryFraction = 0.9,
+    kv_blocks: options.KvBlocks = None,
+    hostname: options.Hostname = "127.0.0.1",
+    port: options.Port = 3000,
+    shard_uds_path: options.ShardUdsPath = None,
+    master_addr: options.MasterAddr = "127.0.0.1",
+    master_port: options.MasterPort = None,
+    max_concurrent_requests: options.MaxConcurrentRequests = 128,
+    max_input_tokens: options.MaxInputTokens = None,
+    max_total_tokens: options.MaxTotalTokens = None,
+    max_batch_prefill_tokens: options.MaxBatchPrefillTokens = 2048,
+    max_batch_size: options.MaxBatchSize = None,
+    max_best_of: options.MaxBestOf = 2,
+    max_stop_sequences: options.MaxStopSequences = 4,
+    max_top_n_tokens: options.MaxTopNTokens = 5,
+    max_client_batch_size: options.MaxClientBatchSize = 4,
+    payload_limit: options.PayloadLimit = 2_000_000,
+    validation_workers: options.ValidationWorkers = 2,
+    graceful_termination_timeout: options.GracefulTerminationTimeout = 90.0,
+    shard_startup_timeout: options.ShardStartupTimeout = 1800.0,
+    json_output: options.JsonOutput = False,
+    env: options.Env = False,
+    quantize: options.Quantize = None,
+    speculate: options.Speculate = 0,
+    waiting_served_ratio: options.WaitingServedRatio = 0.3,
+    max_waiting_tokens: options.MaxWaitingTokens = 20,
+    max_batch_total_tokens: options.MaxBatchTotalTokens = None,
+    disable_custom_kernels: options.DisableCustomKernels = False,
+) -> None:
+    """Serve a model over HTTP, from one process or from one per GPU."""
+    if quantize is not None:
+        raise BadSetting(f"--quantize {quantize}: quantization on load is not served yet")
+    if speculate:
+        raise BadSetting(f"--speculate {speculate}: speculation is not served yet")
+    if model_id is not None and model_id_flag is not None and model_id != model_id_flag:
+        raise BadSetting(f"MODEL_ID {model_id!r} and --model-id {model_id_flag!r} differ")
+    if env:
+        typer.echo(describe(), err=True)
+    require_free_port(hostname, port)
+    model = model_id or model_id_flag
+    if (
+        disable_custom_kernels
+        and attention is options.Attention.auto
+        and device is not options.Device.cuda
+    ):
+        attention = options.Attention.cpu
+    with tempfile.TemporaryDirectory(prefix="tandem-") as private_folder:
+        settings = ServeSettings(
+            model_id=model or str(BUNDLED_MODEL),
+            served_model_name=served_model_name or (None if model else BUNDLED_NAME),
+            revision=revision,
+            num_shard=num_shards(sharded, num_shard, device, os.environ),
+            hostname=hostname,
+            port=port,
+            uds_path=shard_uds_path or f"{private_folder}/shard",
+            master_addr=master_addr,
+            master_port=master_port or free_port(),
+            graceful_timeout_s=graceful_termination_timeout,
+            startup_timeout_s=shard_startup_timeout,
+            json_output=json_output,
+            shard_flags=_flags(
+                dtype=dtype,
+                device=device,
+                attention=attention,
+                trust_remote_code=trust_remote_code,
+                cuda_memory_fraction=cuda_memory_fraction,
+                kv_blocks=kv_blocks,
+                json_output=json_output,
+            ),
+            router_flags=_flags(
+                tokenizer_config_path=tokenizer_config_path,
+                max_concurrent_requests=max_concurrent_requests,
+                max_input_tokens=max_input_tokens,
+                max_total_tokens=max_total_tokens,
+                max_batch_prefill_tokens=max_batch_prefill_tokens,
+                max_batch_size=max_batch_size,
+                max_best_of=max_best_of,
+                max_stop_sequences=max_stop_sequences,
+                max_top_n_tokens=max_top_n_tokens,
+                max_client_batch_size=max_client_batch_size,
+                payload_limit=payload_limit,
+                validation_workers=validation_workers,
+                json_output=json_output,
+            ),
+        )
+        code = asyncio.run(Supervisor(settings, os.environ).run())
+    raise typer.Exit(code)
+
+
+@app.command("download-weights")
+def download_weights(
+    model_id: Annotated[str, typer.Argument(envvar="MODEL_ID", help="A hub id.")],
+    revision: Annotated[Optional[str], typer.Option(envvar="REVISION")] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option(help="Take .bin weights when there are no others; unpickling runs code.")
+    ] = False,
+) -> None:
+    """Fetch a checkpoint into the hub's cache and print its folder."""
+    argv = [sys.executable, "-m", "model_server", "download-weights", model_id]
+    argv += ["--revision", revision] if revision else []
+    argv += ["--allow-pickle"] if allow_pickle else []
+    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+
+
+@app.command("env")
+def env_command() -> None:
+    """Print what a report of a problem should say about this machine."""
+    typer.echo(describe())
+
+
+def _flags(**values: object) -> tuple[str, ...]:
+    """Flags of a child process; None and False are left out."""
+    flags: list[str] = []
+    for name, value in values.items():
+        if value is None or value is False:
+            continue
+        flags.append("--" + name.replace("_", "-"))
+        if value is not True:
+            flags.append(str(value))
+    return tuple(flags)
+
+
+def main() -> None:
+    """The console script."""
+    if shutil.get_terminal_size().columns < 40:
+        os.environ["COLUMNS"] = "80"
+    try:
+        app()
+    except LauncherError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)

@@ -1,0 +1,218 @@
+"""Every option of `launcher serve`: TGI's flag and environment names, and what they mean."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Attention(StrEnum):
+    auto = "auto"
+    reference = "reference"
+    cpu = "cpu"
+    cpu_op = "cpu-op"
+    cuda = "cuda"
+
+
+MODEL, PLACE, LIMITS, LOGS, TGI = (
+    "Model", "Where it runs", "Limits", "Logs and traces", "Accepted for TGI's sake"
+)  # fmt: skip
+
+ModelId = Annotated[
+    Optional[str],
+    typer.Argument(
+        envvar="MODEL_ID", show_default="the bundled model", help="A local folder or a hub id."
+    ),
+]
+ModelIdFlag = Annotated[
+    Optional[str],
+    typer.Option("--model-id", rich_help_panel=MODEL, help="The same as MODEL_ID."),
+]
+ServedModelName = Annotated[
+    Optional[str],
+    typer.Option(
+        envvar="SERVED_MODEL_NAME", rich_help_panel=MODEL, help="The name that clients see."
+    ),
+]
+Revision = Annotated[
+    Optional[str],
+    typer.Option(envvar="REVISION", rich_help_panel=MODEL, help="Branch, tag or commit."),
+]
+DtypeOption = Annotated[
+    Dtype, typer.Option(envvar="DTYPE", rich_help_panel=MODEL, help="auto is bfloat16.")
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        envvar="TRUST_REMOTE_CODE", rich_help_panel=MODEL, help="Run the checkpoint's code."
+    ),
+]
+TokenizerConfigPath = Annotated[
+    Optional[Path],
+    typer.Option(
+        envvar="TOKENIZER_CONFIG_PATH",
+        rich_help_panel=MODEL,
+        help="Another tokenizer_config.json, e.g. for its chat template.",
+    ),
+]
+Sharded = Annotated[
+    Optional[bool],
+    typer.Option(
+        envvar="SHARDED", rich_help_panel=PLACE, help="Spread the model over all visible GPUs."
+    ),
+]
+NumShard = Annotated[
+    Optional[int],
+    typer.Option(envvar="NUM_SHARD", rich_help_panel=PLACE, help="Tensor-parallel ranks."),
+]
+DeviceOption = Annotated[
+    Device, typer.Option(rich_help_panel=PLACE, help="auto takes CUDA where there is one.")
+]
+AttentionOption = Annotated[
+    Attention, typer.Option(rich_help_panel=PLACE, help="Attention backend.")
+]
+CudaMemoryFraction = Annotated[
+    float,
+    typer.Option(
+        envvar="CUDA_MEMORY_FRACTION",
+        rich_help_panel=PLACE,
+        help="Share of the GPU's memory that we may fill.",
+    ),
+]
+KvBlocks = Annotated[
+    Optional[int],
+    typer.Option(rich_help_panel=PLACE, help="Blocks of the KV pool (default: by memory)."),
+]
+Hostname = Annotated[
+    str,
+    typer.Option(rich_help_panel=PLACE, help="Address to listen at; 0.0.0.0 for all."),
+]
+Port = Annotated[
+    int, typer.Option("--port", "-p", envvar="PORT", min=1, max=65535, rich_help_panel=PLACE)
+]
+ShardUdsPath = Annotated[
+    Optional[str],
+    typer.Option(
+        envvar="SHARD_UDS_PATH",
+        rich_help_panel=PLACE,
+        show_default="a private folder",
+        help="Prefix of the shards' unix sockets.",
+    ),
+]
+MasterAddr = Annotated[
+    str, typer.Option(envvar="MASTER_ADDR", rich_help_panel=PLACE, help="Where ranks meet.")
+]
+MasterPort = Annotated[
+    Optional[int],
+    typer.Option(envvar="MASTER_PORT", rich_help_panel=PLACE, show_default="a free one"),
+]
+MaxConcurrentRequests = Annotated[
+    int,
+    typer.Option(
+        envvar="MAX_CONCURRENT_REQUESTS",
+        min=1,
+        rich_help_panel=LIMITS,
+        help="Beyond these, requests are refused with 429.",
+    ),
+]
+MaxInputTokens = Annotated[
+    Optional[int],
+    typer.Option(envvar="MAX_INPUT_TOKENS", min=1, rich_help_panel=LIMITS),
+]
+MaxTotalTokens = Annotated[
+    Optional[int],
+    typer.Option(
+        envvar="MAX_TOTAL_TOKENS", min=2, rich_help_panel=LIMITS, help="Prompt and output."
+    ),
+]
+MaxBatchPrefillTokens = Annotated[
+    int,
+    typer.Option(
+        envvar="MAX_BATCH_PREFILL_TOKENS",
+        min=1,
+        rich_help_panel=LIMITS,
+        help="Token budget of one step: prompt chunks and decodes together.",
+    ),
+]
+MaxBatchSize = Annotated[
+    Optional[int], typer.Option(envvar="MAX_BATCH_SIZE", min=1, rich_help_panel=LIMITS)
+]
+MaxBestOf = Annotated[int, typer.Option(envvar="MAX_BEST_OF", min=1, rich_help_panel=LIMITS)]
+MaxStopSequences = Annotated[
+    int, typer.Option(envvar="MAX_STOP_SEQUENCES", min=0, rich_help_panel=LIMITS)
+]
+MaxTopNTokens = Annotated[
+    int, typer.Option(envvar="MAX_TOP_N_TOKENS", min=0, rich_help_panel=LIMITS)
+]
+MaxClientBatchSize = Annotated[
+    int, typer.Option(envvar="MAX_CLIENT_BATCH_SIZE", min=1, rich_help_panel=LIMITS)
+]
+PayloadLimit = Annotated[
+    int,
+    typer.Option(envvar="PAYLOAD_LIMIT", min=1, rich_help_panel=LIMITS, help="Bytes of a request."),
+]
+ValidationWorkers = Annotated[
+    int, typer.Option(envvar="VALIDATION_WORKERS", min=1, rich_help_panel=LIMITS)
+]
+GracefulTerminationTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="GRACEFUL_TERMINATION_TIMEOUT",
+        min=0,
+        rich_help_panel=LIMITS,
+        help="Seconds that running requests get after SIGTERM.",
+    ),
+]
+ShardStartupTimeout = Annotated[
+    float,
+    typer.Option(min=1, rich_help_panel=LIMITS, help="Seconds until a load counts as hung."),
+]
+JsonOutput = Annotated[
+    bool, typer.Option(envvar="JSON_OUTPUT", rich_help_panel=LOGS, help="Log in JSON lines.")
+]
+Env = Annotated[
+    bool, typer.Option("--env", "-e", rich_help_panel=LOGS, help="Print the environment first.")
+]
+Quantize = Annotated[
+    Optional[str],
+    typer.Option(envvar="QUANTIZE", rich_help_panel=TGI, help="Refused: not served yet."),
+]
+Speculate = Annotated[
+    int, typer.Option(envvar="SPECULATE", rich_help_panel=TGI, help="Refused: not served yet.")
+]
+WaitingServedRatio = Annotated[
+    float,
+    typer.Option(
+        envvar="WAITING_SERVED_RATIO",
+        rich_help_panel=TGI,
+        help="Without effect: prompt chunks ride in the same steps as decodes.",
+    ),
+]
+MaxWaitingTokens = Annotated[
+    int,
+    typer.Option(envvar="MAX_WAITING_TOKENS", rich_help_panel=TGI, help="Without effect."),
+]
+MaxBatchTotalTokens = Annotated[
+    Optional[int],
+    typer.Option(
+        envvar="MAX_BATCH_TOTAL_TOKENS", rich_help_panel=TGI, help="Without effect: measured."
+    ),
+]
+DisableCustomKernels = Annotated[
+    bool,
+    typer.Option(envvar="DISABLE_CUSTOM_KERNELS", rich_help_panel=TGI, help="As --attention cpu."),
+]

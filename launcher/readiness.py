@@ -1,0 +1,32 @@
+"""Is a shard's socket served, does the router answer? Questions, asked without waiting long."""
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+_PATIENCE_S = 2.0
+
+
+def socket_listens(path: Path) -> bool:
+    """True when some process accepts connections at this unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+async def answers_health(hostname: str, port: int) -> bool:
+    """True when GET /health answers 200."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(hostname, hostname)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            with contextlib.closing(writer):
+                writer.write(b"GET /health HTTP/1.1\r\nHost: health\r\nConnection: close\r\n\r\n")
+                status_line = await reader.readline()
+    except (OSError, TimeoutError):
+        return False
+    return status_line.split()[1:2] == [b"200"]

@@ -1,0 +1,122 @@
+"""What `launcher serve` was asked for, checked, and the command lines that follow from it."""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import BadSetting
+
+BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
+BUNDLED_NAME = "tandem-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """One model to serve on this machine. `router_flags` and `shard_flags` go on as they are."""
+
+    model_id: str
+    served_model_name: str | None
+    revision: str | None
+    num_shard: int
+    hostname: str
+    port: int
+    uds_path: str
+    master_addr: str
+    master_port: int
+    graceful_timeout_s: float
+    startup_timeout_s: float
+    json_output: bool
+    shard_flags: tuple[str, ...]
+    router_flags: tuple[str, ...]
+
+    def shard_argv(self) -> list[str]:
+        """The command of every rank; they differ in the environment alone."""
+        argv = [sys.executable, "-m", "model_server", "serve", self.model_id]
+        argv += ["--uds-path", self.uds_path, "--parent-pid", str(os.getpid())]
+        return argv + _revision(self.revision) + list(self.shard_flags)
+
+    def shard_environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """The environment of one rank: who it is, where the ranks meet, its share of cores."""
+        num_cores = len(os.sched_getaffinity(0))
+        return {
+            "OMP_NUM_THREADS": str(max(1, num_cores // self.num_shard)),
+            **environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.num_shard),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
+    def router_argv(self, tokenizer_folder: Path) -> list[str]:
+        """The router's command."""
+        argv = [sys.executable, "-m", "router", "--tokenizer-name", str(tokenizer_folder)]
+        argv += ["--master-shard-uds-path", f"{self.uds_path}-0"]
+        argv += ["--hostname", self.hostname, "--port", str(self.port)]
+        argv += ["--graceful-termination-timeout", str(self.graceful_timeout_s)]
+        if self.served_model_name:
+            argv += ["--served-model-name", self.served_model_name]
+        return argv + list(self.router_flags)
+
+    def download_argv(self) -> list[str]:
+        """The command that fetches the checkpoint and prints its folder."""
+        argv = [sys.executable, "-m", "model_server", "download-weights", self.model_id]
+        return argv + _revision(self.revision)
+
+
+def num_shards(
+    sharded: bool | None, num_shard: int | None, device: str, environ: Mapping[str, str]
+) -> int:
+    """How many ranks to start, by TGI's rules. Raises BadSetting for a contradiction."""
+    if sharded is False:
+        if num_shard is not None and num_shard > 1:
+            raise BadSetting(f"--no-sharded contradicts --num-shard {num_shard}")
+        return 1
+    if num_shard is not None:
+        if num_shard < 1:
+            raise BadSetting(f"--num-shard {num_shard}: must be at least 1")
+        if sharded and num_shard == 1:
+            raise BadSetting("--sharded needs --num-shard of 2 or more")
+        return num_shard
+    num_gpus = 0 if device == "cpu" else _num_gpus(environ)
+    if sharded and num_gpus < 2:
+        raise BadSetting(
+            f"--sharded: {num_gpus} GPU(s) are visible, which leaves nothing to shard over; "
+            "say how many ranks to start with --num-shard N"
+        )
+    return num_gpus if sharded else 1
+
+
+def _num_gpus(environ: Mapping[str, str]) -> int:
+    visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("NVIDIA_VISIBLE_DEVICES", "all"))
+    if visible != "all":
+        return len([name for name in visible.split(",") if name.strip()])
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def require_free_port(hostname: str, port: int) -> None:
+    """Raises BadSetting when `port` is taken, before minutes are spent on loading."""
+    family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((hostname, port))
+        except OSError as error:
+            raise BadSetting(
+                f"cannot listen at {hostname}:{port}: {error.strerror}; "
+                "choose another with --port or --hostname"
+            ) from error
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _revision(revision: str | None) -> list[str]:
+    return [] if revision is None else ["--revision", revision]

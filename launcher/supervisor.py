@@ -1,0 +1,200 @@
+"""Starts the download, the shards and the router, in this order, and watches them to the end.
+
+    download -> shards (all ranks at once) -> router -> serving -> drain -> router -> shards
+
+If one of them dies, everything stops with its last lines and a non-zero code. The first SIGTERM
+or SIGINT drains, the second stops at once. Whatever happens, no child and no socket stays behind.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+
+from launcher.child import Child
+from launcher.errors import ChildFailed
+from launcher.readiness import answers_health, socket_listens
+from launcher.settings import ServeSettings
+
+_POLL_S = 0.05
+_REPORT_EVERY_S = 10.0
+_SHARD_STOP_S = 5.0
+# The router ends by itself when its drain is over; this is the slack it gets beyond that.
+_ROUTER_SLACK_S = 5.0
+_DOWNLOAD_NAME = "download"
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT came."""
+
+
+class Supervisor:
+    """Owner of all child processes of one `launcher serve`."""
+
+    def __init__(self, settings: ServeSettings, environ: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._shards: list[Child] = []
+        self._router: Child | None = None
+        self._stop_asked = asyncio.Event()
+        self._num_signals = 0
+
+    async def run(self) -> int:
+        """Serve until a signal or a death. Answers the exit code."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal, signum)
+        started_s = time.monotonic()
+        try:
+            folder = await self._download()
+            await self._start_shards()
+            await self._start_router(folder)
+            _say(f"ready after {time.monotonic() - started_s:.1f} s")
+            self._say_hello()
+            await self._watch()
+        except Stopped:
+            await self._drain()
+            return 0
+        except ChildFailed as error:
+            _say(f"error: {error}")
+            return 1
+        finally:
+            await self._stop_everything()
+        return 0
+
+    def _on_signal(self, signum: signal.Signals) -> None:
+        self._num_signals += 1
+        self._stop_asked.set()
+        if self._num_signals == 1:
+            _say(f"{signal.Signals(signum).name}: draining; a second signal stops at once")
+            return
+        _say("stopping at once")
+        for child in self._children():
+            child.kill_group()
+
+    def _children(self) -> list[Child]:
+        return [*([self._router] if self._router else []), *self._shards]
+
+    async def _download(self) -> Path:
+        if Path(self._settings.model_id).expanduser().is_dir():
+            return Path(self._settings.model_id).expanduser().resolve()
+        _say(f"fetching {self._settings.model_id}")
+        process = await asyncio.create_subprocess_exec(
+            *self._settings.download_argv(),
+            env=dict(self._environ),
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        # Its progress bars go straight to our stderr; the folder comes on stdout.
+        output = asyncio.ensure_future(process.communicate())
+        try:
+            await self._or_stop(output)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        stdout, _ = await output
+        if process.returncode != 0:
+            raise ChildFailed(f"{self._settings.model_id} could not be fetched (see above)")
+        return Path(stdout.decode().strip().splitlines()[-1])
+
+    async def _start_shards(self) -> None:
+        settings = self._settings
+        _say(f"loading {settings.model_id} on {settings.num_shard} shard(s)")
+        for rank in range(settings.num_shard):
+            self._shards.append(
+                await Child.start(
+                    f"shard {rank}",
+                    settings.shard_argv(),
+                    settings.shard_environ(rank, self._environ),
+                )
+            )
+        sockets = [Path(f"{settings.uds_path}-{rank}") for rank in range(settings.num_shard)]
+        await self._or_stop(self._until_ready(self._shards, sockets))
+
+    async def _until_ready(self, shards: list[Child], sockets: list[Path]) -> None:
+        started_s = reported_s = time.monotonic()
+        while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
+            self._raise_if_dead(shards)
+            now_s = time.monotonic()
+            if now_s - started_s > self._settings.startup_timeout_s:
+                stuck = shards[waiting[0]]
+                said = stuck.last_lines[-1] if stuck.last_lines else "nothing"
+                raise ChildFailed(
+                    f"{stuck.name} is not ready after {self._settings.startup_timeout_s:.0f} s "
+                    f"(--shard-startup-timeout); it said last: {said}"
+                )
+            if now_s - reported_s > _REPORT_EVERY_S:
+                reported_s = now_s
+                names = ", ".join(shards[rank].name for rank in waiting)
+                _say(f"waiting for {names} ({now_s - started_s:.0f} s)")
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_router(self, folder: Path) -> None:
+        self._router = await Child.start(
+            "router", self._settings.router_argv(folder), self._environ
+        )
+        await self._or_stop(self._until_answering(self._router))
+
+    async def _until_answering(self, router: Child) -> None:
+        while not await answers_health(self._settings.hostname, self._settings.port):
+            self._raise_if_dead([router, *self._shards])
+            await asyncio.sleep(_POLL_S)
+
+    async def _watch(self) -> None:
+        ends = [asyncio.ensure_future(child.wait()) for child in self._children()]
+        either = asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await self._or_stop(either)
+        finally:
+            for end in ends:
+                end.cancel()
+        # The router falls after a shard, so a shard's end is the cause and is told first.
+        self._raise_if_dead([*self._shards, *self._children()])
+
+    async def _or_stop(self, work: Awaitable[object]) -> None:
+        """Await `work`, or raise Stopped as soon as a signal has come."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not task.done():
+            task.cancel()
+            raise Stopped
+        task.result()
+
+    def _raise_if_dead(self, children: list[Child]) -> None:
+        for child in children:
+            if child.returncode is not None:
+                raise ChildFailed(child.death_notice())
+
+    async def _drain(self) -> None:
+        if self._router is not None:
+            self._router.signal(signal.SIGTERM)
+            patience_s = self._settings.graceful_timeout_s + _ROUTER_SLACK_S
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._router.wait(), patience_s)
+
+    async def _stop_everything(self) -> None:
+        if self._router is not None:
+            await self._router.stop(_SHARD_STOP_S)
+        await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))
+        for rank in range(self._settings.num_shard):
+            Path(f"{self._settings.uds_path}-{rank}").unlink(missing_ok=True)
+        _say("stopped")
+
+    def _say_hello(self) -> None:
+        url = f"http://{self._settings.hostname}:{self._settings.port}"
+        body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
+        sys.stdout.write(
+            f"\nTandem serves at {url}. Try:\n\n"
+            f"    curl -N {url}/generate_stream -H 'Content-Type: application/json' \\\n"
+            f"      -d '{body}'\n\n"
+        )
+        sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"launcher | {text}\n")
