@@ -1,0 +1,293 @@
+"""The router's instruments, every one declared once, in `Metrics`.
+
+It knows nothing of what it measures: numbers come in, Prometheus text goes out.
+
+Names. TGI's counters carry no `_total`; the Prometheus library insists on it. So each counter is
+exposed twice: as a counter under `<name>_total`, and, for dashboards made for TGI, the same value
+without a type under the bare `<name>`. Tandem's own instruments begin with `tandem_` and have
+the suffix alone.
+
+Cost. The instruments are plain numbers, touched by the event loop's thread alone and turned
+into families when somebody scrapes; an observation is a bisection and three additions.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UnknownMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+# TGI's: 35 geometric steps from 150 us to 145.6 s.
+DURATION_BUCKETS = tuple(0.00015 * 1.5**k for k in range(35))
+# The gaps between tokens are milliseconds; twice the resolution where they lie.
+TOKEN_GAP_BUCKETS = tuple(0.0005 * 2 ** (k / 2) for k in range(31))
+BATCH_SIZE_BUCKETS = tuple(float(2**k) for k in range(11))
+
+
+class Counter:
+    """A number that only grows, one for each value of its label (or one without)."""
+
+    def __init__(self, name: str, documentation: str, label: str | None = None) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._label = label
+        self._values: dict[str, float] = {} if label else {"": 0.0}
+
+    def inc(self, label_value: str = "", amount: float = 1.0) -> None:
+        """Add `amount`; a counter with a label wants its value."""
+        self._values[label_value] = self._values.get(label_value, 0.0) + amount
+
+    def set_total(self, total: float) -> None:
+        """Adopt a total that is counted elsewhere (the scheduler's cumulative numbers)."""
+        self._values[""] = total
+
+    def value(self, label_value: str = "") -> float:
+        """The present number."""
+        return self._values.get(label_value, 0.0)
+
+    def families(self) -> Iterator[Metric]:
+        """Both spellings; see the module's docstring."""
+        labels = [self._label] if self._label else []
+        typed = CounterMetricFamily(self._name, self._documentation, labels=labels)
+        families: list[CounterMetricFamily | UnknownMetricFamily] = [typed]
+        if self._name.startswith("tgi_"):
+            families.append(UnknownMetricFamily(self._name, self._documentation, labels=labels))
+        for label_value, value in self._values.items():
+            for family in families:
+                family.add_metric([label_value] if self._label else [], value)
+        yield from families
+
+
+class Gauge:
+    """A number that goes up and down."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._value = 0.0
+
+    def set(self, value: float) -> None:
+        """Replace the number."""
+        self._value = value
+
+    def value(self) -> float:
+        """The present number."""
+        return self._value
+
+    def families(self) -> Iterator[Metric]:
+        """The one family."""
+        yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
+
+
+class Histogram:
+    """Counts of observations by bucket, one set for each value of its label (or one without)."""
+
+    def __init__(
+        self, name: str, documentation: str, buckets: Sequence[float], label: str | None = None
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._buckets = tuple(buckets)
+        self._bounds = [*(f"{bound:.6g}" for bound in buckets), "+Inf"]
+        self._label = label
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+        if label is None:
+            self._open("")
+
+    def observe(self, value: float, label_value: str = "", count: int = 1) -> None:
+        """Count `value`, `count` times."""
+        counts = self._counts.get(label_value)
+        if counts is None:
+            counts = self._open(label_value)
+        counts[bisect_left(self._buckets, value)] += count
+        self._sums[label_value] += value * count
+
+    def count(self, label_value: str = "") -> int:
+        """Observations so far."""
+        return sum(self._counts.get(label_value, ()))
+
+    def sum(self, label_value: str = "") -> float:
+        """Their sum."""
+        return self._sums.get(label_value, 0.0)
+
+    def families(self) -> Iterator[Metric]:
+        """The one family, its buckets cumulative."""
+        labels = [self._label] if self._label else []
+        family = HistogramMetricFamily(self._name, self._documentation, labels=labels)
+        for label_value, counts in self._counts.items():
+            cumulative, rows = 0, []
+            for bound, count in zip(self._bounds, counts, strict=True):
+                cumulative += count
+                rows.append((bound, cumulative))
+            family.add_metric(
+                [label_value] if self._label else [], rows, sum_value=self._sums[label_value]
+            )
+        yield family
+
+    def _open(self, label_value: str) -> list[int]:
+        self._sums[label_value] = 0.0
+        return self._counts.setdefault(label_value, [0] * len(self._bounds))
+
+
+def _equal_steps(limit: int) -> tuple[float, ...]:
+    return tuple(limit * (k + 1) / 100 for k in range(100))
+
+
+class Metrics(Collector):
+    """Every instrument of the router, registered in the registry that it is given.
+
+    `max_input_len` and `max_total_len` (tokens) end the buckets of the length histograms.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, max_input_len: int, max_total_len: int
+    ) -> None:
+        self._registry = registry
+        # Written by http/: one request as a client sees it.
+        self.request_count = Counter("tgi_request_count", "Generation requests received")
+        self.request_success = Counter("tgi_request_success", "Requests answered in full")
+        self.request_failure = Counter(
+            "tgi_request_failure", "Requests that failed, by cause", label="err"
+        )
+        self.request_duration = Histogram(
+            "tgi_request_duration", "Seconds from receipt to the last token", DURATION_BUCKETS
+        )
+        self.validation_duration = Histogram(
+            "tgi_request_validation_duration", "Seconds spent in validation", DURATION_BUCKETS
+        )
+        self.input_length = Histogram(
+            "tgi_request_input_length", "Prompt tokens", _equal_steps(max_input_len)
+        )
+        self.max_new_tokens = Histogram(
+            "tgi_request_max_new_tokens", "Tokens asked for", _equal_steps(max_total_len)
+        )
+        self._declare_sequences(max_total_len)
+        self._declare_steps()
+        self._declare_books()
+        registry.register(self)
+
+    def _declare_sequences(self, max_total_len: int) -> None:
+        """Written by the batcher, once for each sequence or each of its tokens."""
+        self.queue_duration = Histogram(
+            "tgi_request_queue_duration", "Seconds until the first step", DURATION_BUCKETS
+        )
+        self.inference_duration = Histogram(
+            "tgi_request_inference_duration", "Seconds from first step to end", DURATION_BUCKETS
+        )
+        self.mean_time_per_token = Histogram(
+            "tgi_request_mean_time_per_token_duration",
+            "Inference seconds divided by generated tokens",
+            DURATION_BUCKETS,
+        )
+        self.generated_tokens = Histogram(
+            "tgi_request_generated_tokens", "Tokens generated", _equal_steps(max_total_len)
+        )
+        self.skipped_tokens = Histogram(
+            "tgi_request_skipped_tokens",
+            "Prompt tokens found in the prefix cache",
+            _equal_steps(max_total_len),
+        )
+        self.time_to_first_token = Histogram(
+            "tandem_time_to_first_token_seconds",
+            "Seconds from submission to the first token",
+            DURATION_BUCKETS,
+        )
+        self.inter_token_latency = Histogram(
+            "tandem_inter_token_latency_seconds",
+            "Seconds between two tokens of one sequence",
+            TOKEN_GAP_BUCKETS,
+        )
+        self.output_tokens = Counter("tandem_output_tokens", "Tokens generated for all sequences")
+        self.sequence_ends = Counter(
+            "tandem_sequence_ends", "Sequences ended, by reason", label="reason"
+        )
+        self.rejected = Counter(
+            "tandem_rejected", "Requests refused before they were queued, by reason", label="reason"
+        )
+
+    def _declare_steps(self) -> None:
+        """Written by the batcher, once for each step."""
+        self.batch_inference_count = Counter(
+            "tgi_batch_inference_count", "Steps begun", label="method"
+        )
+        self.batch_inference_success = Counter(
+            "tgi_batch_inference_success", "Steps answered", label="method"
+        )
+        self.batch_inference_failure = Counter(
+            "tgi_batch_inference_failure", "Steps failed", label="method"
+        )
+        self.batch_concat = Counter(
+            "tgi_batch_concat", "Steps in which prompts joined a running batch", label="reason"
+        )
+        self.batch_inference_duration = Histogram(
+            "tgi_batch_inference_duration", "Seconds of a step", DURATION_BUCKETS, label="method"
+        )
+        self.batch_forward_duration = Histogram(
+            "tgi_batch_forward_duration",
+            "Seconds of the model's forward",
+            DURATION_BUCKETS,
+            label="method",
+        )
+        self.batch_decode_duration = Histogram(
+            "tgi_batch_decode_duration",
+            "Seconds from logits to tokens",
+            DURATION_BUCKETS,
+            label="method",
+        )
+        self.batch_filter_duration = Histogram(
+            "tgi_batch_filter_duration",
+            "Seconds to tell shards what to forget",
+            DURATION_BUCKETS,
+            label="method",
+        )
+        self.batch_next_size = Histogram(
+            "tgi_batch_next_size", "Requests that a step admits", BATCH_SIZE_BUCKETS
+        )
+        self.step_phase = Histogram(
+            "tandem_step_phase_seconds",
+            "Seconds of a step by phase: schedule, rpc (forward and sample taken off), forward, "
+            "sample, apply",
+            DURATION_BUCKETS,
+            label="phase",
+        )
+
+    def _declare_books(self) -> None:
+        """Written by the batcher from the scheduler's and the pool's numbers."""
+        self.queue_size = Gauge("tgi_queue_size", "Requests waiting for their first step")
+        self.batch_current_size = Gauge("tgi_batch_current_size", "Requests running")
+        self.batch_current_max_tokens = Gauge(
+            "tgi_batch_current_max_tokens", "Tokens that the blocks in use can hold"
+        )
+        self.batch_max_total_tokens = Gauge(
+            "tgi_batch_max_total_tokens", "Tokens that the KV cache can hold"
+        )
+        self.kv_blocks_total = Gauge("tandem_kv_blocks_total", "Blocks of the KV cache")
+        self.kv_blocks_used = Gauge("tandem_kv_blocks_used", "Blocks held by running requests")
+        self.kv_blocks_cached = Gauge(
+            "tandem_kv_blocks_cached", "Blocks kept for reuse and held by nobody"
+        )
+        self.prompt_tokens = Counter("tandem_prompt_tokens", "Prompt tokens of admitted requests")
+        self.prefix_hit_tokens = Counter(
+            "tandem_prefix_cache_hit_tokens", "Prompt tokens that were in the prefix cache"
+        )
+        self.preemptions = Counter(
+            "tandem_preemptions", "Sequences put back because the KV cache was full"
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, for the registry."""
+        for instrument in list(vars(self).values()):
+            if isinstance(instrument, Counter | Gauge | Histogram):
+                yield from instrument.families()
+
+    def exposition(self) -> bytes:
+        """The registry in Prometheus' text format 0.0.4 (UTF-8)."""
+        return generate_latest(self._registry)
