@@ -1,0 +1,176 @@
+"""Tandem against a peer on the same model, interleaved, as ratios.
+
+    python -m bench.compare --model /path/to/model --peer transformers --concurrency 8 --rounds 3
+
+Both servers stay up all the time and only one of them works at a moment: A B A B ... A machine
+whose speed drifts then slows both alike, so the ratio of each pair holds where single figures do
+not. `--peer-url` compares with a server that runs already.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+from tokenizers import Tokenizer
+
+from bench.load import Load, Report, Target, random_prompts, run
+
+_READY_TIMEOUT_S = 300.0
+_METRICS = ("output_tokens_per_s", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99", "latency_ms_p50")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server to start: its command, where it answers, and how to speak to it."""
+
+    name: str
+    command: tuple[str, ...]
+    ready_url: str
+    target: Target
+
+
+def tandem(model: Path, port: int, flags: Sequence[str]) -> Server:
+    """Tandem as a user starts it."""
+    url = f"http://127.0.0.1:{port}"
+    launcher = str(Path(sys.executable).with_name("launcher"))
+    command = (launcher, "serve", str(model), "--port", str(port), *flags)
+    return Server("tandem", command, f"{url}/health", Target(url, "openai", str(model)))
+
+
+def transformers_serve(model: Path, port: int) -> Server:
+    """`transformers serve` with continuous batching, as its documentation says.
+
+    Without a number of blocks it would take most of the free memory for its KV cache.
+    """
+    url = f"http://127.0.0.1:{port}"
+    command = (
+        str(Path(sys.executable).with_name("transformers")),
+        *("serve", str(model), "--device", "cpu", "--dtype", "bfloat16", "--port", str(port)),
+        *("--continuous-batching", "--cb-block-size", "16", "--cb-num-blocks", "1024"),
+        *("--cb-max-batch-tokens", "2048"),
+    )
+    return Server("transformers", command, f"{url}/health", Target(url, "openai", str(model)))
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[None]:
+    """Start it, wait until it answers, and end its whole process group at the end."""
+    log = Path(f"/tmp/bench-{server.name}.log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+    try:
+        _wait_until_ready(server, process, log)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise RuntimeError(f"{server.name} stopped with {process.returncode}; see {log}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(server.ready_url, timeout=2.0).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"{server.name} did not answer within {_READY_TIMEOUT_S:.0f} s; see {log}")
+
+
+def compare(
+    a: Target, b: Target, load: Load, prompts: Sequence[str], rounds: int
+) -> dict[str, object]:
+    """A B A B ...; the figures of each round and the median ratio A/B of each metric."""
+    warm_up = Load(
+        num_requests=4, prompt_len=load.prompt_len, output_len=8, concurrency=4, seed=load.seed
+    )
+    for target in (a, b):
+        asyncio.run(run(target, warm_up, prompts[:4]))
+    pairs: list[tuple[Report, Report]] = []
+    for number in range(rounds):
+        pair = (asyncio.run(run(a, load, prompts)), asyncio.run(run(b, load, prompts)))
+        pairs.append(pair)
+        sys.stderr.write(f"round {number + 1}: {_line(pair[0])} against {_line(pair[1])}\n")
+    ratios = {
+        metric: round(
+            statistics.median(getattr(x, metric) / getattr(y, metric) for x, y in pairs), 3
+        )
+        for metric in _METRICS
+    }
+    return {
+        "a": asdict(a),
+        "b": asdict(b),
+        "load": asdict(load),
+        "rounds": [{"a": asdict(x), "b": asdict(y)} for x, y in pairs],
+        "median_ratio_a_to_b": ratios,
+    }
+
+
+def _line(report: Report) -> str:
+    return (
+        f"{report.output_tokens_per_s:.0f} tok/s, TTFT {report.ttft_ms_p50:.0f} ms, "
+        f"ITL {report.itl_ms_p50:.1f} ms, {report.num_errors} errors"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; prints one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--peer", choices=("transformers",), default="transformers")
+    parser.add_argument("--peer-url", help="a peer that runs already (OpenAI's completions)")
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--port", type=int, default=18300)
+    parser.add_argument("--tandem-flags", default="", help="further flags of launcher serve")
+    args = parser.parse_args(argv)
+    load = Load(
+        num_requests=args.requests or 4 * args.concurrency,
+        prompt_len=args.prompt_len,
+        output_len=args.output_len,
+        concurrency=args.concurrency,
+    )
+    prompts = random_prompts(Tokenizer.from_file(str(args.model / "tokenizer.json")), load)
+    ours = tandem(args.model, args.port, shlex.split(args.tandem_flags))
+    peer = transformers_serve(args.model, args.port + 1)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(ours))
+        if args.peer_url:
+            other = Target(args.peer_url, "openai", str(args.model))
+        else:
+            stack.enter_context(running(peer))
+            other = peer.target
+        result = compare(ours.target, other, load, prompts, args.rounds)
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""A streaming HTTP client that costs the measured machine little: asyncio streams and no more.
+
+It speaks just enough HTTP/1.1 for a POST whose answer is an event stream: one connection a
+request, chunked or plain bodies.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+_LIMIT_BYTES = 4 * 2**20
+
+
+class HttpError(Exception):
+    """The server answered with another status than 200. `status` and the body's beginning."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"HTTP {status}: {body[:300]}")
+        self.status = status
+
+
+async def post_events(url: str, body: bytes) -> AsyncIterator[bytes]:
+    """POST `body` and yield the payload of each `data:` line as it arrives.
+
+    Raises HttpError for a status other than 200, OSError when the connection fails, and
+    asyncio.IncompleteReadError when the server hangs up in the middle.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    reader, writer = await asyncio.open_connection(host, port, limit=_LIMIT_BYTES)
+    try:
+        head = (
+            f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Accept: text/event-stream\r\nConnection: close\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        status, chunked = await _read_head(reader)
+        if status != 200:
+            rest = await reader.read(_LIMIT_BYTES)
+            raise HttpError(status, rest.decode(errors="replace"))
+        pieces = _chunks(reader) if chunked else _plain(reader)
+        buffer = b""
+        async for piece in pieces:
+            buffer += piece
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                if line.startswith(b"data:"):
+                    yield line[5:].strip()
+    finally:
+        writer.close()
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    status_line, *header_lines = head.split(b"\r\n")
+    headers = [line.lower() for line in header_lines]
+    chunked = any(line.startswith(b"transfer-encoding:") and b"chunked" in line for line in headers)
+    return int(status_line.split()[1]), chunked
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while True:
+        size = int((await reader.readline()).split(b";")[0], 16)
+        if size == 0:
+            return
+        yield await reader.readexactly(size)
+        await reader.readexactly(2)
+
+
+async def _plain(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while piece := await reader.read(65536):
+        yield piece
