@@ -1,0 +1,121 @@
+"""The router's knobs: flags, variables, rules."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from router.config import BadConfig, RouterConfig, read_config
+
+
+def test_defaults_are_tgis_but_for_the_address() -> None:
+    config = read_config([], {})
+    assert (config.hostname, config.port) == ("127.0.0.1", 3000)
+    assert (config.max_concurrent_requests, config.max_best_of) == (128, 2)
+    assert (config.max_stop_sequences, config.max_top_n_tokens) == (4, 5)
+    assert (config.max_client_batch_size, config.validation_workers) == (4, 2)
+    assert (config.max_batch_prefill_tokens, config.payload_limit) == (4096, 2_000_000)
+    assert config.graceful_termination_timeout == 90.0
+
+
+def test_a_flag_beats_its_variable_which_beats_the_default() -> None:
+    assert read_config([], {"PORT": "81"}).port == 81
+    assert read_config(["--port", "82"], {"PORT": "81"}).port == 82
+    assert read_config([], {"PORT": ""}).port == 3000
+
+
+def test_hostname_is_not_read_from_the_environment() -> None:
+    assert read_config([], {"HOSTNAME": "a3f9"}).hostname == "127.0.0.1"
+    assert read_config(["--hostname", "0.0.0.0"], {}).hostname == "0.0.0.0"
+
+
+def test_an_older_name_sets_the_same_knob() -> None:
+    assert read_config(["--max-input-length", "7"], {}).max_input_tokens == 7
+    assert read_config([], {"MAX_INPUT_LENGTH": "8"}).max_input_tokens == 8
+    assert read_config(["--max-input-length", "7"], {"MAX_INPUT_TOKENS": "9"}).max_input_tokens == 7
+
+
+def test_switches_need_no_value_and_read_words_from_the_environment() -> None:
+    assert read_config(["--json-output"], {}).json_output
+    assert read_config([], {"JSON_OUTPUT": "true"}).json_output
+    assert not read_config([], {"JSON_OUTPUT": "0"}).json_output
+    assert not read_config(["--prefix-caching", "false"], {}).prefix_caching
+
+
+def test_origins_repeat_on_the_command_line_and_split_at_commas_elsewhere() -> None:
+    flags = ["--cors-allow-origin", "https://a", "--cors-allow-origin", "https://b"]
+    assert read_config(flags, {}).cors_allow_origin == ("https://a", "https://b")
+    environ = {"CORS_ALLOW_ORIGIN": "https://a, https://b"}
+    assert read_config([], environ).cors_allow_origin == ("https://a", "https://b")
+
+
+def test_running_sequences_default_to_what_a_step_can_carry() -> None:
+    assert read_config([], {}).batch_size == 128
+    assert read_config(["--max-batch-prefill-tokens", "16"], {}).batch_size == 16
+    assert read_config(["--max-batch-size", "3"], {}).batch_size == 3
+
+
+def test_knobs_without_effect_are_taken_by_name() -> None:
+    flags = ["--waiting-served-ratio", "0.3", "--max-waiting-tokens", "5", "--messages-api-enabled"]
+    flags += ["--max-batch-total-tokens", "100000", "--usage-stats", "on"]
+    config = read_config(flags, {})
+    assert (config.waiting_served_ratio, config.max_batch_total_tokens) == (0.3, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["--port", "x"], {}, ["--port", "'x'", "whole number"]),
+        (["--port", "70000"], {}, ["--port", "'70000'", "65535"]),
+        ([], {"PORT": "-1"}, ["PORT", "'-1'", "at least 0"]),
+        (["--max-best-of", "0"], {}, ["--max-best-of", "'0'", "at least 1"]),
+        (["--graceful-termination-timeout", "nan"], {}, ["'nan'", "seconds above 0"]),
+        (["--shard-step-timeout", "0"], {}, ["--shard-step-timeout", "'0'", "above 0"]),
+        ([], {"JSON_OUTPUT": "maybe"}, ["JSON_OUTPUT", "'maybe'", "true or false"]),
+        (["--log-level", "loud"], {}, ["--log-level", "'loud'", "debug, info"]),
+        (["--tokenizer-config-path", "/nowhere"], {}, ["'/nowhere'", "file that exists"]),
+        (["--master-shard-uds-path", " "], {}, ["--master-shard-uds-path", "not be empty"]),
+        (["--colour"], {}, ["--colour", "--help"]),
+        (["--port"], {}, ["--port", "expected one argument"]),
+        (
+            ["--max-input-tokens", "9", "--max-total-tokens", "9"],
+            {},
+            ["--max-input-tokens 9", "below --max-total-tokens 9"],
+        ),
+        (
+            ["--max-batch-size", "9", "--max-batch-prefill-tokens", "8"],
+            {},
+            ["--max-batch-size 9", "--max-batch-prefill-tokens 8"],
+        ),
+        (["--ngrok"], {}, ["--ngrok", "opens no tunnel", "--port"]),
+        (["--ngrok-authtoken", "t"], {}, ["--ngrok-authtoken", "opens no tunnel"]),
+        ([], {"NGROK": "true"}, ["NGROK", "opens no tunnel"]),
+    ],
+)
+def test_an_error_names_the_knob_its_value_and_the_rule(
+    argv: list[str], environ: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(BadConfig) as caught:
+        read_config(argv, environ)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_ngroks_own_variables_disturb_nothing() -> None:
+    assert read_config([], {"NGROK_AUTHTOKEN": "t", "NGROK": "false"}).port == 3000
+
+
+def test_help_explains_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_config(["--help"], {})
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for knob in fields(RouterConfig):
+        assert "--" + knob.name.replace("_", "-") in shown
+
+
+def test_a_chat_template_file_is_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text("{}")
+    assert read_config(["--tokenizer-config-path", str(path)], {}).tokenizer_config_path == path
