@@ -31,23 +31,10 @@ class ReferenceAttention(TokenMajorLayout):
         scatter(cache, key, value, step.slot_mapping)
         outputs = []
         for index, queries in enumerate(query.split(list(step.query_lens))):
-            keys, values = gather(cache, step.block_tables[index], step.context_lens[index])
+            context = slice(0, step.context_lens[index])
+            keys, values = gather(cache, step.block_tables[index], context)
             outputs.append(_attend_sequence(queries, keys, values, options))
         return torch.cat(outputs).to(query.dtype)
-
-
-def visible(
-    query_len: int, context_len: int, options: LayerOptions, device: torch.device
-) -> Tensor:
-    """Which keys each query sees, [query_len, context_len] bool; the last query is the last key."""
-    positions = torch.arange(context_len - query_len, context_len, device=device)[:, None]
-    keys = torch.arange(context_len, device=device)
-    mask = keys <= positions
-    if options.window_len is not None:
-        mask = mask & (keys > positions - options.window_len)
-    if options.chunk_len is not None:
-        mask = mask & (keys // options.chunk_len == positions // options.chunk_len)
-    return mask
 
 
 def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, options: LayerOptions) -> Tensor:
@@ -58,10 +45,18 @@ def _attend_sequence(query: Tensor, key: Tensor, value: Tensor, options: LayerOp
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * options.scale
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    mask = visible(query.shape[0], key.shape[0], options, query.device)
+    mask = _visible(query.shape[0], key.shape[0], options).to(query.device)
     scores = scores.masked_fill(~mask, float("-inf"))
     if options.sinks is not None:
         sinks = options.sinks.float()[:, None, None].expand(-1, query.shape[0], 1)
         scores = torch.cat((scores, sinks), dim=-1)
     weights = scores.softmax(dim=-1)[..., : key.shape[0]]
     return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def _visible(query_len: int, context_len: int, options: LayerOptions) -> Tensor:
+    """Which keys each query sees, [query_len, context_len] bool; the last query is the last key."""
+    positions = range(context_len - query_len, context_len)
+    firsts = torch.tensor([options.first_key(position) for position in positions])[:, None]
+    keys = torch.arange(context_len)
+    return (keys >= firsts) & (keys <= torch.tensor(positions)[:, None])

@@ -43,13 +43,12 @@ def scatter(cache: LayerCache, key: Tensor, value: Tensor, slot_mapping: Tensor)
     cache.values.flatten(0, 1).index_copy_(0, slot_mapping, value)
 
 
-def gather(cache: LayerCache, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
-    """A sequence's keys and values [context_len, num_kv_heads, dim], copied out of its blocks.
+def gather(cache: LayerCache, blocks: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
+    """The named tokens of the blocks, [num_tokens, num_kv_heads, dim] of keys and of values.
 
-    Nothing past the context is read: a block that was freed may hold anything, NaN included.
+    Nothing else is answered: what lies past a sequence's end in a block that was freed may be
+    anything, NaN included.
     """
-    num_blocks = -(-context_len // cache.keys.shape[1])
-    blocks = block_table[:num_blocks]
-    keys = cache.keys.index_select(0, blocks).flatten(0, 1)[:context_len]
-    values = cache.values.index_select(0, blocks).flatten(0, 1)[:context_len]
+    keys = cache.keys.index_select(0, blocks).flatten(0, 1)[tokens]
+    values = cache.values.index_select(0, blocks).flatten(0, 1)[tokens]
     return keys, values

@@ -1,0 +1,184 @@
+"""Attention by torch's scaled_dot_product_attention over gathered keys and values, tile by tile.
+
+    a tile's keys:  | before every window: not gathered | gathered, masked per query | (later) |
+                    0                                   first_key                    end
+
+Heads that share a key head are packed as query rows, [kv_heads, query_len * group, dim], so that
+keys and values are never repeated. Softcap and sinks are beyond SDPA: they take a float32 softmax
+of our own.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from model_server.attention.base import LayerOptions
+from model_server.attention.token_major import gather
+from model_server.kv_cache import LayerCache
+from model_server.step import StepInputs
+
+# Scores, or mask bits, of a tile: at most 64 MiB of float32 at a time.
+MAX_TILE_SCORES = 1 << 24
+
+Plan = TypeVar("Plan")
+
+
+class StepPlans(Generic[Plan]):
+    """What is derived from a step once and used by each of its layers.
+
+    Layers differ in their window and chunk only, so a step has one plan for each such pair. Keeps
+    the plans of the last step and no others; used by one thread.
+    """
+
+    def __init__(self, make: Callable[[StepInputs, LayerOptions], Plan]) -> None:
+        self._make = make
+        self._step: StepInputs | None = None
+        self._plans: dict[tuple[int | None, int | None], Plan] = {}
+
+    def get(self, step: StepInputs, options: LayerOptions) -> Plan:
+        """The plan of this step for layers that see as far as these."""
+        if step is not self._step:
+            self._step, self._plans = step, {}
+        reach = (options.window_len, options.chunk_len)
+        if reach not in self._plans:
+            self._plans[reach] = self._make(step, options)
+        return self._plans[reach]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tile:
+    """Consecutive queries of one sequence and the keys that any of them sees."""
+
+    rows: slice  # of the step
+    blocks: Tensor  # [num_blocks] int32, those that hold the keys
+    keys: slice  # of the tokens in `blocks`
+    mask: Tensor | None  # [query_len, num_keys] bool; None when all is seen, or is_causal
+    is_causal: bool  # as many keys as queries, each query sees those up to itself
+
+
+def visible(queries: range, keys: range, options: LayerOptions, device: torch.device) -> Tensor:
+    """Which keys each query sees: [len(queries), len(keys)] bool, both ranges being positions."""
+    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device)
+    mask = key <= query
+    if options.window_len is not None:
+        mask &= key > query - options.window_len
+    if options.chunk_len is not None:
+        mask &= key // options.chunk_len == query // options.chunk_len
+    return mask
+
+
+def plan_tiles(
+    step: StepInputs, seqs: Iterable[int], options: LayerOptions, block_size: int
+) -> list[Tile]:
+    """Cut the named sequences of a step into tiles of at most MAX_TILE_SCORES each."""
+    row_ends = step.cu_query_lens.tolist()
+    tiles = []
+    for seq in seqs:
+        context_len = step.context_lens[seq]
+        first_row, end_row = row_ends[seq], row_ends[seq + 1]
+        tile_len = max(1, MAX_TILE_SCORES // context_len)
+        for start in range(first_row, end_row, tile_len):
+            stop = min(end_row, start + tile_len)
+            end = context_len - (end_row - stop)
+            queries = range(end - (stop - start), end)
+            table = step.block_tables[seq]
+            tiles.append(_tile(slice(start, stop), queries, table, options, block_size))
+    return tiles
+
+
+def _tile(
+    rows: slice, queries: range, block_table: Tensor, options: LayerOptions, block_size: int
+) -> Tile:
+    first_key = options.first_key(queries.start)
+    keys = range(first_key, queries.stop)
+    unbounded = options.first_key(queries.stop - 1) <= first_key
+    is_causal = len(queries) > 1 and unbounded and queries == keys
+    needs_mask = len(queries) > 1 and not is_causal
+    first_block = first_key // block_size
+    offset = first_key - first_block * block_size
+    return Tile(
+        rows=rows,
+        blocks=block_table[first_block : -(-queries.stop // block_size)],
+        keys=slice(offset, offset + len(keys)),
+        mask=visible(queries, keys, options, block_table.device) if needs_mask else None,
+        is_causal=is_causal,
+    )
+
+
+def attend_tile(query: Tensor, cache: LayerCache, tile: Tile, options: LayerOptions) -> Tensor:
+    """query [query_len, heads, dim] to [query_len, heads, value_dim], in the query's dtype."""
+    keys, values = gather(cache, tile.blocks, tile.keys)
+    keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, num_keys, dim]
+    if options.softcap is not None or options.sinks is not None:
+        return _attend_explicitly(query, keys, values, tile, options)
+    if tile.is_causal:
+        heads_first = scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            is_causal=True,
+            scale=options.scale,
+            enable_gqa=query.shape[1] != keys.shape[0],
+        )
+        return heads_first[0].transpose(0, 1)
+    group = query.shape[1] // keys.shape[0]
+    mask = tile.mask
+    if mask is not None and group > 1:
+        mask = mask.repeat_interleave(group, dim=0)
+    packed = scaled_dot_product_attention(
+        pack(query, keys.shape[0])[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        scale=options.scale,
+    )
+    return unpack(packed[0], query.shape[0])
+
+
+def pack(query: Tensor, num_kv_heads: int) -> Tensor:
+    """[query_len, heads, dim] to [kv_heads, query_len * group, dim]; a view when query_len is 1."""
+    query_len, num_heads, dim = query.shape
+    grouped = query.reshape(query_len, num_kv_heads, num_heads // num_kv_heads, dim)
+    return grouped.transpose(0, 1).reshape(num_kv_heads, -1, dim)
+
+
+def unpack(packed: Tensor, query_len: int) -> Tensor:
+    """[kv_heads, query_len * group, dim] back to [query_len, heads, dim]."""
+    num_kv_heads, _, dim = packed.shape
+    return packed.view(num_kv_heads, query_len, -1, dim).transpose(0, 1).reshape(query_len, -1, dim)
+
+
+def _attend_explicitly(
+    query: Tensor, keys: Tensor, values: Tensor, tile: Tile, options: LayerOptions
+) -> Tensor:
+    query_len = query.shape[0]
+    num_kv_heads, num_keys, _ = keys.shape
+    packed = pack(query, num_kv_heads).float()
+    scores = (packed @ keys.float().transpose(1, 2)).view(num_kv_heads, query_len, -1, num_keys)
+    scores = soft_capped(scores * options.scale, options.softcap)
+    mask = tile.mask
+    if tile.is_causal:
+        mask = torch.ones(query_len, num_keys, dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, None], float("-inf"))
+    weights = softmax_with_sinks(scores, options.sinks, num_kv_heads)
+    packed = weights.flatten(1, 2) @ values.float()
+    return unpack(packed, query_len).to(query.dtype)
+
+
+def soft_capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """softcap * tanh(scores / softcap), or the scores as they are."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None, num_kv_heads: int) -> Tensor:
+    """Softmax over the last axis of [.., kv_heads, queries, group, keys]; sinks [heads] join it."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    column = sinks.float().view(num_kv_heads, 1, -1, 1).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
