@@ -5,8 +5,7 @@ Weights are taken as safetensors only, unless pickled ones are asked for: unpick
 
 from pathlib import Path
 
-import httpx
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -34,11 +33,14 @@ def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool =
     if folder.is_absolute() or model_id.startswith((".", "~")):
         raise ModelRefused(f"model folder {model_id!r} does not exist")
     try:
-        path = snapshot_download(
-            model_id,
-            revision=revision,
-            allow_patterns=[*_SMALL_FILES, _weights_of(model_id, revision, allow_pickle)],
-        )
+        path = _fetch(model_id, revision, "*.safetensors")
+        if not any(path.glob("*.safetensors")):
+            if not allow_pickle:
+                raise ModelRefused(
+                    f"{model_id!r} offers no .safetensors weights; pickled ones run code when "
+                    "they are loaded: pass --allow-pickle to download-weights if you trust them"
+                )
+            path = _fetch(model_id, revision, "*.bin")
     except HFValidationError as error:
         raise ModelRefused(
             f"{model_id!r} is neither an existing folder nor a hub id (NAME or OWNER/NAME)"
@@ -54,23 +56,12 @@ def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool =
             f"{model_id!r} is no local folder and could not be fetched from the hub: "
             f"{_first_line(error)}"
         ) from error
-    return Path(path)
+    return path
 
 
-def _weights_of(model_id: str, revision: str | None, allow_pickle: bool) -> str:
-    try:
-        names = HfApi().list_repo_files(model_id, revision=revision)
-    except (httpx.TransportError, OfflineModeIsEnabled):
-        # Without the hub, what the cache holds has to do.
-        return "*.safetensors"
-    if any(name.endswith(".safetensors") for name in names):
-        return "*.safetensors"
-    if allow_pickle:
-        return "*.bin"
-    raise ModelRefused(
-        f"{model_id!r} offers no .safetensors weights; pickled ones run code when they are "
-        "loaded: pass --allow-pickle to download-weights if you trust them"
-    )
+def _fetch(model_id: str, revision: str | None, weights: str) -> Path:
+    patterns = [*_SMALL_FILES, weights]
+    return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns))
 
 
 def _first_line(error: BaseException) -> str:

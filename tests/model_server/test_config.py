@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from model_server.config import DownloadConfig, ServeConfig, parse
+from model_server.errors import ConfigRefused
+
+
+def serve(*flags: str, **environ: str) -> ServeConfig:
+    config = parse(["serve", "some/model", *flags], environ)
+    assert isinstance(config, ServeConfig)
+    return config
+
+
+def test_a_lone_shard_listens_at_the_first_socket() -> None:
+    config = serve("--uds-path", "/tmp/x")
+    assert config.address == Path("/tmp/x-0")
+    assert config.urls == ("unix:///tmp/x-0",)
+    assert (config.rank, config.world_size) == (0, 1)
+
+
+def test_ranks_come_from_the_environment_and_name_their_own_socket() -> None:
+    config = serve("--uds-path", "/tmp/x", RANK="1", WORLD_SIZE="2", MASTER_PORT="4711")
+    assert config.address == Path("/tmp/x-1")
+    assert config.urls == ("unix:///tmp/x-0", "unix:///tmp/x-1")
+    assert config.master_port == 4711
+
+
+def test_over_tcp_each_rank_takes_the_next_port_and_the_advertised_name_is_dialled() -> None:
+    config = serve("--listen", "0.0.0.0:7000", "--advertise-host", "box", RANK="1", WORLD_SIZE="2")
+    assert config.address == "0.0.0.0:7001"
+    assert config.urls == ("box:7000", "box:7001")
+
+
+def test_download_weights_has_its_own_words() -> None:
+    config = parse(["download-weights", "a/b", "--revision", "v1", "--allow-pickle"], {})
+    assert config == DownloadConfig("a/b", "v1", allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "said"),
+    [
+        pytest.param((), {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 must be below", id="rank"),
+        pytest.param((), {"WORLD_SIZE": "none"}, "WORLD_SIZE='none'", id="world-size-text"),
+        pytest.param((), {"WORLD_SIZE": "0"}, "at least 1", id="world-size-zero"),
+        pytest.param((), {"OMP_NUM_THREADS": "-1"}, "OMP_NUM_THREADS='-1'", id="threads"),
+        pytest.param(("--sharded",), {}, "--sharded needs RANK", id="sharded-alone"),
+        pytest.param(("--listen", "nowhere"), {}, "must be HOST:PORT", id="listen-no-port"),
+        pytest.param(("--listen", "h:70000"), {}, "1 to 65535", id="listen-big-port"),
+        pytest.param(("--cuda-memory-fraction", "1.5"), {}, "at most 1", id="fraction"),
+        pytest.param(("--cuda-memory-fraction", "nan"), {}, "nan", id="fraction-nan"),
+        pytest.param(("--kv-blocks", "0"), {}, "at least 1", id="kv-blocks"),
+        pytest.param(("--quantize", "awq"), {}, "--quantize awq", id="quantize"),
+        pytest.param(("--speculate", "2"), {}, "--speculate 2", id="speculate"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_name_and_value(
+    flags: tuple[str, ...], environ: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigRefused, match=said):
+        serve(*flags, **environ)
+
+
+def test_quantize_says_what_to_do_instead() -> None:
+    with pytest.raises(ConfigRefused, match="does not write quantized checkpoints"):
+        parse(["quantize", "a/b", "out"], {})

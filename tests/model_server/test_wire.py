@@ -1,0 +1,108 @@
+import pytest
+
+from model_server import wire
+from model_server.errors import InvalidStep
+from model_server.request import (
+    FinishReason,
+    Generation,
+    Growth,
+    SampledToken,
+    StepOutput,
+    TopToken,
+)
+from proto import generate_pb2 as pb
+
+
+def request(**changes: object) -> pb.Request:
+    message = pb.Request(
+        id=7,
+        token_ids=[5, 6, 7],
+        prompt_len=3,
+        cached_len=0,
+        chunk_len=3,
+        block_ids=[1],
+        sampling=pb.SamplingParameters(
+            temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0
+        ),
+        stopping=pb.StoppingParameters(max_new_tokens=4),
+    )
+    message.MergeFrom(pb.Request(**changes))  # type: ignore[arg-type]
+    return message
+
+
+def prefill(message: pb.Request) -> wire.PrefillCall:
+    return wire.prefill_from_pb(pb.PrefillRequest(batch=pb.Batch(id=1, requests=[message])))
+
+
+def test_neutral_parameters_become_none() -> None:
+    sequence = prefill(request()).new[0]
+    assert sequence.token_ids == (5, 6, 7)
+    sampling = sequence.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (None,) * 4
+
+
+def test_a_cached_batch_of_id_zero_is_not_absence() -> None:
+    assert wire.prefill_from_pb(pb.PrefillRequest(cached_batch_id=0)).cached_batch_id == 0
+    assert wire.prefill_from_pb(pb.PrefillRequest()).cached_batch_id is None
+
+
+def test_growth_tells_zero_tokens_from_the_default() -> None:
+    call = wire.decode_from_pb(
+        pb.DecodeRequest(
+            batch_ids=[1],
+            growth=[pb.Growth(request_id=1, chunk_len=0), pb.Growth(request_id=2, block_ids=[4])],
+        )
+    )
+    assert call.growth == (Growth(1, (), 0), Growth(2, (4,), None))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        pytest.param(request(chunk_len=9), "chunk_len 9 exceeds its 3 tokens", id="chunk"),
+        pytest.param(request(prompt_len=8), "prompt_len 8 is not in 1..3", id="prompt"),
+        pytest.param(pb.Request(id=3), "prompt_len 0", id="empty"),
+        pytest.param(
+            request(constraint=pb.Constraint(kind=pb.CONSTRAINT_KIND_REGEX, text="a+")),
+            "CONSTRAINT_KIND_REGEX is not served",
+            id="constraint",
+        ),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_refused(message: pb.Request, said: str) -> None:
+    with pytest.raises(InvalidStep, match=said):
+        prefill(message)
+
+
+def test_decode_of_no_batch_is_refused() -> None:
+    with pytest.raises(InvalidStep, match="batch_ids is empty"):
+        wire.decode_from_pb(pb.DecodeRequest())
+
+
+def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
+    token = SampledToken(3, -0.5, (TopToken(3, -0.5), TopToken(9, -1.0)))
+    output = StepOutput(
+        generations=(
+            Generation(1, (token,), FinishReason.EOS),
+            Generation(2, (), FinishReason.ERROR, "NaN"),
+            Generation(3, (), prompt_logprobs=(-1.0, -2.0)),
+        ),
+        batch_id=4,
+        request_ids=(3,),
+        forward_ns=1,
+        sample_ns=2,
+        total_ns=3,
+    )
+    message = wire.step_to_pb(output, epoch=9)
+    first, second, third = message.generations
+    assert message.epoch == 9
+    assert [t.id for t in first.tokens[0].top_tokens] == [3, 9]
+    assert first.finish_reason == pb.FINISH_REASON_EOS
+    assert (second.finish_reason, second.error) == (pb.FINISH_REASON_ERROR, "NaN")
+    assert list(third.prompt_logprobs) == [-1.0, -2.0]
+    assert (message.batch.id, list(message.batch.request_ids)) == (4, [3])
+
+
+def test_a_step_that_leaves_nothing_names_no_batch() -> None:
+    message = wire.step_to_pb(StepOutput((), None, (), 0, 0, 0), epoch=1)
+    assert not message.HasField("batch")
