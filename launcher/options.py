@@ -172,7 +172,7 @@ GracefulTerminationTimeout = Annotated[
     float,
     typer.Option(
         envvar="GRACEFUL_TERMINATION_TIMEOUT",
-        min=0,
+        min=0.1,
         rich_help_panel=LIMITS,
         help="Seconds that running requests get after SIGTERM.",
     ),

@@ -1,0 +1,76 @@
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.child import Child
+
+
+async def python(code: str, name: str = "child") -> Child:
+    return await Child.start(name, [sys.executable, "-u", "-c", code], os.environ)
+
+
+async def test_what_a_child_says_is_passed_on_behind_its_name(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    child = await python("print('hello'); import sys; print('oh', file=sys.stderr)", "shard 1")
+    assert await child.wait() == 0
+    assert capfd.readouterr().err.splitlines() == ["shard 1 | hello", "shard 1 | oh"]
+
+
+async def test_a_death_notice_tells_the_code_and_the_last_lines() -> None:
+    child = await python("[print(i) for i in range(100)]; raise SystemExit(3)", "shard 0")
+    await child.wait()
+    notice = child.death_notice()
+    assert notice.startswith("shard 0 stopped with exit code 3; its last lines:")
+    assert notice.endswith("    99")
+    assert "\n    50\n" not in notice
+
+
+async def test_a_death_by_signal_is_named() -> None:
+    child = await python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    await child.wait()
+    assert "was ended by SIGSEGV" in child.death_notice()
+
+
+async def test_a_line_without_end_does_not_stop_the_relay() -> None:
+    child = await python("print('x' * 300_000); print('after')")
+    await child.wait()
+    assert child.last_lines[-1] == "after"
+
+
+async def test_stop_ends_a_child_that_ignores_sigterm_and_its_descendants(
+    tmp_path: Path,
+) -> None:
+    pid_file = tmp_path / "pid"
+    code = (
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "print('up')\n"
+        "time.sleep(60)\n"
+    )
+    child = await python(code)
+    while "up" not in child.last_lines:
+        await asyncio.sleep(0.01)
+    await child.stop(timeout_s=0.3)
+    assert child.returncode == -signal.SIGKILL
+    assert await _is_gone(int(pid_file.read_text()))
+
+
+async def _is_gone(pid: int) -> bool:
+    deadline_s = time.monotonic() + 5.0
+    while time.monotonic() < deadline_s:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except FileNotFoundError:
+            return True
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return True
+        await asyncio.sleep(0.02)
+    return False

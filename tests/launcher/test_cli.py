@@ -1,0 +1,51 @@
+import socket
+import subprocess
+import sys
+
+import pytest
+
+
+def launcher(*args: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", "from launcher.cli import main; main()", *args]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    said = launcher("--help")
+    assert said.returncode == 0
+    for command in ("serve", "download-weights", "env"):
+        assert command in said.stdout
+
+
+def test_env_names_versions_and_hardware() -> None:
+    said = launcher("env")
+    assert said.returncode == 0
+    for name in ("tandem:", "python:", "torch:", "transformers:", "cpu:", "gpu:"):
+        assert name in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        pytest.param(("--quantize", "awq"), "--quantize awq", id="quantize"),
+        pytest.param(("--speculate", "2"), "--speculate 2", id="speculate"),
+        pytest.param(("a", "--model-id", "b"), "'a' and --model-id 'b' differ", id="two-models"),
+        pytest.param(("--sharded", "--device", "cpu"), "--num-shard N", id="sharded-cpu"),
+    ],
+)
+def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
+    answer = launcher("serve", "--port", "39211", *args)
+    assert answer.returncode == 1
+    assert said in answer.stderr
+    assert answer.stderr.startswith("error: ")
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_port_in_use_is_told_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = launcher("serve", "--port", str(port))
+    assert answer.returncode == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr

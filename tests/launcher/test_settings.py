@@ -1,0 +1,94 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import BadSetting
+from launcher.settings import ServeSettings, free_port, num_shards, require_free_port
+
+
+def settings(**changes: object) -> ServeSettings:
+    values: dict[str, object] = {
+        "model_id": "a/b",
+        "served_model_name": None,
+        "revision": None,
+        "num_shard": 2,
+        "hostname": "127.0.0.1",
+        "port": 3000,
+        "uds_path": "/tmp/x/shard",
+        "master_addr": "127.0.0.1",
+        "master_port": 29500,
+        "graceful_timeout_s": 9.0,
+        "startup_timeout_s": 60.0,
+        "json_output": False,
+        "shard_flags": ("--dtype", "float32"),
+        "router_flags": ("--max-best-of", "3"),
+    }
+    return ServeSettings(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sharded", "num_shard", "environ", "expected"),
+    [
+        pytest.param(None, None, {}, 1, id="one-by-default"),
+        pytest.param(False, None, {"CUDA_VISIBLE_DEVICES": "0,1"}, 1, id="not-sharded"),
+        pytest.param(True, None, {"CUDA_VISIBLE_DEVICES": "0,1,3"}, 3, id="all-visible-gpus"),
+        pytest.param(True, None, {"NVIDIA_VISIBLE_DEVICES": "0,1"}, 2, id="nvidia-variable"),
+        pytest.param(None, 4, {}, 4, id="num-shard"),
+        pytest.param(True, 2, {}, 2, id="both"),
+    ],
+)
+def test_the_number_of_ranks_follows_tgis_rules(
+    sharded: bool | None, num_shard: int | None, environ: dict[str, str], expected: int
+) -> None:
+    assert num_shards(sharded, num_shard, "auto", environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("sharded", "num_shard", "said"),
+    [
+        pytest.param(False, 2, "contradicts --num-shard 2", id="not-sharded-but-two"),
+        pytest.param(True, 1, "2 or more", id="sharded-over-one"),
+        pytest.param(None, 0, "at least 1", id="zero"),
+        pytest.param(True, None, "leaves nothing to shard over", id="no-gpu"),
+    ],
+)
+def test_contradictions_are_refused(sharded: bool | None, num_shard: int | None, said: str) -> None:
+    with pytest.raises(BadSetting, match=said):
+        num_shards(sharded, num_shard, "cpu", {})
+
+
+def test_each_rank_is_told_who_it_is_and_shares_the_cores() -> None:
+    environ = settings().shard_environ(1, {"PATH": "/bin", "RANK": "9"})
+    assert (environ["RANK"], environ["WORLD_SIZE"], environ["MASTER_PORT"]) == ("1", "2", "29500")
+    assert int(environ["OMP_NUM_THREADS"]) >= 1
+    assert environ["PATH"] == "/bin"
+
+
+def test_a_number_of_threads_that_the_operator_set_stays() -> None:
+    assert settings().shard_environ(0, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_router_is_pointed_at_rank_zero_and_the_tokenizer() -> None:
+    argv = settings(served_model_name="pip").router_argv(Path("/models/x"))
+    text = " ".join(argv)
+    assert "--master-shard-uds-path /tmp/x/shard-0" in text
+    assert "--tokenizer-name /models/x" in text
+    assert "--served-model-name pip" in text
+    assert text.endswith("--max-best-of 3")
+
+
+def test_a_revision_reaches_shards_and_download() -> None:
+    with_revision = settings(revision="v2")
+    assert "--revision v2" in " ".join(with_revision.shard_argv())
+    assert "--revision v2" in " ".join(with_revision.download_argv())
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadSetting, match=f"127.0.0.1:{port}: .*in use"):
+            require_free_port("127.0.0.1", port)
+    require_free_port("127.0.0.1", free_port())
