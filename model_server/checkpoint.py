@@ -1,0 +1,140 @@
+"""Whether a folder holds a whole checkpoint, found out from its file headers before it is loaded.
+
+    model.safetensors  |  model.safetensors.index.json + the files that it names
+
+A safetensors file opens with the length of its JSON header (8 bytes, little endian), the header,
+and then the tensors at the offsets that the header gives; so a file that was cut off is known by
+its size (https://github.com/huggingface/safetensors, "Format"). Knows no model and no torch.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from model_server.errors import CheckpointBroken
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+# The format's own limit; what lies above is not a header.
+_MAX_HEADER_BYTES = 100_000_000
+_ITEM_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "I8", "U8", "BOOL"), 8),
+}
+
+
+def check(folder: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
+    """Look over config and weights of a checkpoint; answers the config as it is written.
+
+    `allow_pickle`: weights in .bin files will do, and nothing is known of their insides.
+    Raises CheckpointBroken, which names the file and what is wrong with it.
+    """
+    if not folder.is_dir():
+        raise CheckpointBroken(f"model folder {str(folder)!r} does not exist")
+    config = _json_object(folder / CONFIG_NAME)
+    if (folder / WEIGHTS_NAME).is_file():
+        _tensor_names(folder / WEIGHTS_NAME)
+    elif (folder / INDEX_NAME).is_file():
+        _check_index(folder)
+    elif not (allow_pickle and any(folder.glob("*.bin"))):
+        raise CheckpointBroken(_no_weights(folder))
+    return config
+
+
+def _check_index(folder: Path) -> None:
+    index = folder / INDEX_NAME
+    weight_map = _json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointBroken(f"{index}: has no weight_map")
+    names_by_file: dict[str, set[str]] = {}
+    for tensor_name, file_name in weight_map.items():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise CheckpointBroken(f"{index}: {tensor_name!r} lies in no file of this folder")
+        names_by_file.setdefault(file_name, set()).add(tensor_name)
+    missing_files = sorted(name for name in names_by_file if not (folder / name).is_file())
+    if missing_files:
+        raise CheckpointBroken(
+            f"{folder}: {len(missing_files)} of {len(names_by_file)} weight files that"
+            f" {INDEX_NAME} names are missing: {_some(missing_files)}"
+        )
+    for file_name, names in sorted(names_by_file.items()):
+        absent = sorted(names - _tensor_names(folder / file_name))
+        if absent:
+            raise CheckpointBroken(
+                f"{folder / file_name}: lacks {len(absent)} tensors that {INDEX_NAME} places"
+                f" there: {_some(absent)}"
+            )
+
+
+def _tensor_names(path: Path) -> set[str]:
+    """Names of the tensors in a safetensors file whose header agrees with its size."""
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if file_bytes < 8 or not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file_bytes - 8):
+            raise CheckpointBroken(
+                f"{path}: is no whole safetensors file: {file_bytes} bytes,"
+                f" of which the header claims {header_bytes}"
+            )
+        try:
+            header = json.loads(file.read(header_bytes))
+        except ValueError as error:
+            raise CheckpointBroken(f"{path}: its header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointBroken(f"{path}: its header is not a JSON object")
+    header.pop("__metadata__", None)
+    ends = [_end_offset(path, name, entry) for name, entry in header.items()]
+    expected_bytes = 8 + header_bytes + max(ends, default=0)
+    if file_bytes != expected_bytes:
+        fault = "is truncated" if file_bytes < expected_bytes else "has bytes too many"
+        raise CheckpointBroken(
+            f"{path}: {fault}: {file_bytes} bytes, its header promises {expected_bytes}"
+        )
+    return set(header)
+
+
+def _end_offset(path: Path, name: str, entry: Any) -> int:
+    try:
+        begin, end = map(int, entry["data_offsets"])
+        shape, dtype = tuple(map(int, entry["shape"])), str(entry["dtype"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointBroken(f"{path}: the header entry of {name!r} is malformed") from error
+    bits = _ITEM_BITS.get(dtype)
+    if not 0 <= begin <= end or (bits and math.prod(shape) * bits != (end - begin) * 8):
+        raise CheckpointBroken(
+            f"{path}: {name!r} of {dtype} {shape} does not fit its bytes {begin} to {end}"
+        )
+    return end
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointBroken(f"{path.parent}: has no {path.name}") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointBroken(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(content, Mapping):
+        raise CheckpointBroken(f"{path}: is not a JSON object")
+    return dict(content)
+
+
+def _no_weights(folder: Path) -> str:
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    if pickled:
+        return (
+            f"{folder}: has pickled weights ({_some(pickled)}) but no {WEIGHTS_NAME};"
+            " unpickling runs code, so convert them to safetensors"
+        )
+    return f"{folder}: has neither {WEIGHTS_NAME} nor {INDEX_NAME}"
+
+
+def _some(names: Iterable[str], limit: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")

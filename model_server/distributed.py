@@ -1,0 +1,133 @@
+"""The ranks of one model: who am I, how many are we, and what rank 0 decided.
+
+A World is handed down, never looked up. It knows no model, request or RPC; the collectives inside
+a forward pass are the model's own and run over the same process group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from model_server.errors import RanksDiverged
+
+# Loading a large checkpoint takes some ranks minutes longer than others; a step does not.
+LOAD_TIMEOUT_S = 1800.0
+STEP_TIMEOUT_S = 120.0
+
+# On the wire between ranks only: a row without a token, and a step that rank 0 gave up.
+_FAILED_ROW = -1
+_SAMPLED, _ABANDONED = 0, 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class World:
+    """This process among the ranks. `group` None: it is alone, and nothing here communicates.
+
+    `group` carries what ranks tell each other on the host, outside of any forward pass.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is not in 0..{self.world_size - 1}")
+        if (self.group is None) != (self.world_size == 1):
+            raise ValueError(f"a world of {self.world_size} and its group contradict each other")
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        rank: int,
+        world_size: int,
+        master_addr: str,
+        master_port: int,
+        device: torch.device,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+    ) -> "World":
+        """Meet the other ranks at `master_addr`:`master_port`, where rank 0 listens.
+
+        Tensors on CUDA travel by NCCL, those on the host by gloo. Raises RanksDiverged when a rank
+        does not come within `load_timeout_s`, or the address cannot be had.
+        """
+        if world_size == 1:
+            return cls()
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        address = f"tcp://{master_addr}:{master_port}"
+        try:
+            dist.init_process_group(
+                backend,
+                init_method=address,
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=load_timeout_s),
+                device_id=device if device.type == "cuda" else None,
+            )
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=step_timeout_s))
+        except (RuntimeError, ValueError) as error:
+            raise RanksDiverged(
+                f"rank {rank} of {world_size} could not meet the others at {address}: {error}"
+            ) from error
+        return cls(rank, world_size, group)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank samples and answers."""
+        return self.rank == 0
+
+    def broadcast_tokens(
+        self, token_ids: Sequence[int | None] | None, num_rows: int
+    ) -> tuple[int | None, ...]:
+        """Rank 0's choice for each of `num_rows` rows; None is a row that failed.
+
+        Rank 0 hands in the choice, the others None. Rank 0 calls `abandon` instead when it has
+        none, which raises RanksDiverged here on the other ranks.
+        """
+        if self.group is None:
+            return tuple(token_ids or ())
+        rows = torch.empty(num_rows + 1, dtype=torch.int64)
+        if token_ids is not None:
+            flat = [_FAILED_ROW if token_id is None else token_id for token_id in token_ids]
+            rows = torch.tensor([_SAMPLED, *flat], dtype=torch.int64)
+        self._broadcast(rows)
+        status, *chosen = rows.tolist()
+        if status == _ABANDONED:
+            raise RanksDiverged(f"rank 0 abandoned the step that rank {self.rank} is in")
+        return tuple(None if token_id == _FAILED_ROW else token_id for token_id in chosen)
+
+    def abandon(self, num_rows: int) -> None:
+        """Rank 0: release the others from `broadcast_tokens` of a step that failed here."""
+        if self.group is not None:
+            self._broadcast(torch.full((num_rows + 1,), _ABANDONED, dtype=torch.int64))
+
+    def smallest(self, number: int) -> int:
+        """The smallest of what the ranks hand in."""
+        if self.group is None:
+            return number
+        numbers = torch.tensor([number], dtype=torch.int64)
+        try:
+            dist.all_reduce(numbers, dist.ReduceOp.MIN, group=self.group)
+        except RuntimeError as error:
+            raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
+        return int(numbers.item())
+
+    def barrier(self) -> None:
+        """Wait until every rank has come this far."""
+        self.smallest(0)
+
+    def close(self) -> None:
+        """Leave the group. The World is of no use afterwards."""
+        if self.group is not None:
+            dist.destroy_process_group()
+
+    def _broadcast(self, rows: torch.Tensor) -> None:
+        try:
+            dist.broadcast(rows, src=0, group=self.group)
+        except RuntimeError as error:
+            raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error

@@ -1,0 +1,228 @@
+"""A model that computes steps: a transformers class, paged attention and this rank's weights.
+
+    load:    check files -> gate (class, small model) -> weights -> probe -> attention backend
+    allocate: the KV pool, once its size is known
+    forward: StepInputs -> logits
+
+It knows no request, no sampling and no RPC; who owns which block is the caller's affair.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_server import checkpoint, gate, zoo
+from model_server.attention.base import AttentionBackend, LayerOptions
+from model_server.attention.reference import ReferenceAttention
+from model_server.attention.select import select_backend
+from model_server.distributed import World
+from model_server.errors import ArchitectureUnfit, ModelRefused, OutOfMemory
+from model_server.kv_cache import KVCache, LayerCache, bytes_per_block
+from model_server.step import StepInputs
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which checkpoint to serve, and how.
+
+    `dtype` "auto": bfloat16 where the processor computes in it, else float32; a float16 checkpoint
+    stays float16 on CUDA. `attention` names a backend, or "auto".
+    """
+
+    model_id: str
+    folder: Path
+    device: torch.device
+    dtype: str = "auto"
+    attention: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layer:
+    cache: LayerCache
+    options: LayerOptions
+
+
+class PagedModel:
+    """Owner of the weights and of the KV pool of one rank. Not for two threads at a time."""
+
+    def __init__(
+        self,
+        model: zoo.ZooModel,
+        plans: Sequence[gate.LayerPlan],
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._model = model
+        self._plans = tuple(plans)
+        self._backend = backend
+        self._layers: tuple[_Layer, ...] = ()
+        self._num_blocks: int | None = None
+        self.dtype = dtype
+        self.device = device
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.model_type = model.facts.model_type
+        self.block_size = backend.block_size
+        self.attention_backend = backend.name
+        windows = [plan.options.window_len for plan in self._plans]
+        self.window_len = min((window for window in windows if window is not None), default=None)
+
+    @classmethod
+    def load(cls, settings: ModelSettings, world: World) -> "PagedModel":
+        """Read a checkpoint, or this rank's part of it, and prove that it can be served.
+
+        Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused, each
+        with the reason, and OutOfMemory when the weights do not fit.
+        """
+        checkpoint.check(settings.folder, allow_pickle=settings.allow_pickle)
+        config = zoo.read_config(settings.folder, trust_remote_code=settings.trust_remote_code)
+        _pass_gate(config, settings, world)
+        dtype = _resolve_dtype(settings.dtype, config, settings.device)
+        model = zoo.load(
+            settings.folder,
+            config,
+            dtype=dtype,
+            device=settings.device,
+            trust_remote_code=settings.trust_remote_code,
+            allow_pickle=settings.allow_pickle,
+            world=world,
+        )
+        expected = gate.expected_logits(model, settings.device)
+        plans = gate.probe_layers(model, ReferenceAttention(), dtype, settings.device, expected)
+        geometries = [plan.geometry for plan in plans]
+        backend = select_backend(settings.attention, settings.device, dtype, geometries)
+        plans = gate.probe_layers(model, backend, dtype, settings.device, expected)
+        return cls(
+            model,
+            plans,
+            backend,
+            dtype=dtype,
+            device=settings.device,
+            vocab_size=expected[0].shape[1],
+            eos_token_ids=model.eos_token_ids(settings.folder),
+        )
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest sequence that the model was made for."""
+        limit = self._model.facts.max_position_embeddings
+        if limit is None:
+            raise AssertionError("the gate lets no model without a limit pass")
+        return limit
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that one block of the pool takes on this rank, over all layers."""
+        geometries = [plan.geometry for plan in self._plans]
+        return bytes_per_block(self._backend, geometries, self.dtype)
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks of the pool; None before `allocate`."""
+        return self._num_blocks
+
+    @property
+    def scratch_block_id(self) -> int:
+        """The block past the pool's last, which padding rows write to."""
+        if self._num_blocks is None:
+            raise AssertionError("the pool is not allocated")
+        return self._num_blocks
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the pool anew, of `num_blocks` blocks and the scratch block; what it held is gone.
+
+        Raises OutOfMemory when it does not fit; then there is no pool.
+        """
+        self._layers, self._num_blocks = (), None
+        geometries = [plan.geometry for plan in self._plans]
+        try:
+            pool = KVCache(self._backend, geometries, num_blocks, self.dtype, self.device)
+        # A CPU allocator says so by a plain RuntimeError.
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            raise OutOfMemory(
+                f"{num_blocks} blocks of {self.bytes_per_block} bytes do not fit on {self.device}"
+            ) from error
+        self._layers = tuple(
+            _Layer(pool.layer(index), plan.options) for index, plan in enumerate(self._plans)
+        )
+        self._num_blocks = num_blocks
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Compute one step; its keys and values are in the pool afterwards.
+
+        Answers logits [len(inputs.logits_indices), vocab_size] in the model's dtype.
+        """
+        logits = self._model.paged_logits(
+            inputs.token_ids, inputs.positions, inputs.head_indices, partial(self._attend, inputs)
+        )
+        return logits[: inputs.logits_indices.shape[0]]
+
+    def _attend(
+        self,
+        inputs: StepInputs,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        arguments: Mapping[str, Any],
+    ) -> Tensor:
+        # What mask and arguments can say was learnt, and checked, by the probe.
+        layer = self._layers[module.layer_idx]  # type: ignore[index]
+        return self._backend.attend(layer.cache, query, key, value, inputs, layer.options)
+
+
+def _pass_gate(config: Any, settings: ModelSettings, world: World) -> None:
+    trust = settings.trust_remote_code
+    empty = zoo.build_empty(config, trust_remote_code=trust)
+    gate.check_class(empty.facts)
+    zoo.require_shardable(empty, world)
+    reason = gate.self_test(config, partial(zoo.build_small, trust_remote_code=trust))
+    if reason is None:
+        return
+    facts = empty.facts
+    if facts.config_window_len is not None or facts.chunk_len is not None:
+        raise ArchitectureUnfit(
+            f"{facts.class_name} cannot be served: its attention is bounded, and no small model of"
+            f" it could be made to verify that ({reason})"
+        )
+    _log.warning(
+        "%s: no small model could be tried (%s); the loaded one is probed alone",
+        facts.class_name,
+        reason,
+    )
+
+
+def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    if name in _DTYPES:
+        return _DTYPES[name]
+    if name != "auto":
+        raise ModelRefused(f"dtype {name!r}: must be auto or one of {', '.join(_DTYPES)}")
+    if device.type == "cuda":
+        is_half = getattr(config.get_text_config(), "dtype", None) == torch.float16
+        return torch.float16 if is_half else torch.bfloat16
+    # Elsewhere bfloat16 is emulated, at several times the cost of float32.
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if has_bfloat16 else torch.float32

@@ -1,0 +1,358 @@
+"""transformers as the zoo of models: the only file that touches that library.
+
+    folder -> read_config -> build_empty / build_small / load -> ZooModel
+    ZooModel.paged_logits:  flattened batch [1, num_tokens], attention through our own function
+    ZooModel.native_logits: one sequence, the model's own eager attention
+
+Models call our attention function under the name that is registered here; since no mask function
+bears that name, transformers makes no mask. It finds its step in a context variable, which also
+reaches those models that do not hand keyword arguments down. Which model may be served is not
+known here; the gate decides that.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+)
+from transformers import __version__ as transformers_version
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from model_server.distributed import World
+from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused, OutOfMemory
+
+# What a layer's attention is asked: the module, query [num_tokens, num_heads, head_dim], key and
+# value [num_tokens, num_kv_heads, dim], the mask and all other arguments as they were handed in.
+# The answer is [num_tokens, num_heads, value_dim].
+Attend: TypeAlias = Callable[
+    [nn.Module, Tensor, Tensor, Tensor, Tensor | None, Mapping[str, Any]], Tensor
+]
+
+_PAGED = "tandem_paged"
+_EAGER = "eager"
+_log = logging.getLogger(__name__)
+_attend: ContextVar[Attend] = ContextVar("attend")
+
+
+def _paged_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, num_heads, num_tokens, head_dim]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    if query.shape[0] != 1:
+        raise ArchitectureUnfit(
+            f"{type(module).__name__} attends over a batch of {query.shape[0]}, not a flattened one"
+        )
+    output = _attend.get()(
+        module,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        attention_mask,
+        options,
+    )
+    return output.unsqueeze(0), None
+
+
+AttentionInterface.register(_PAGED, _paged_attention)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's config says of it, in one spelling.
+
+    `layer_types` is empty when the config gives none; `config_window_len` is what a config names
+    as its sliding window, whether or not any layer uses it. `max_position_embeddings` None: there
+    is no such limit in the config.
+    """
+
+    model_type: str
+    class_name: str
+    vocab_size: int
+    num_layers: int
+    max_position_embeddings: int | None
+    layer_types: tuple[str, ...]
+    config_window_len: int | None
+    chunk_len: int | None
+    routes_attention: bool
+    keeps_chosen_logits: bool
+    is_encoder_decoder: bool
+
+
+class ZooModel:
+    """A causal language model of transformers, called on flattened batches.
+
+    Owner of the module. Not for two threads at a time.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.facts = _facts(module)
+        # Older models read the batch back from the device to warn about padding.
+        for part in module.modules():
+            if hasattr(part, "warn_if_padding_and_no_attention_mask"):
+                part.warn_if_padding_and_no_attention_mask = _no_warning
+
+    def paged_logits(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend
+    ) -> Tensor:
+        """Logits [len(rows), vocab_size] of a flattened step; `attend` serves each layer.
+
+        token_ids and positions are [num_tokens] int64, rows [num_rows] int64.
+        """
+        self._use(_PAGED)
+        token = _attend.set(attend)
+        try:
+            return self._logits(token_ids, positions, rows)
+        finally:
+            _attend.reset(token)
+
+    def native_logits(self, token_ids: Tensor) -> Tensor:
+        """Logits [num_tokens, vocab_size] of one whole sequence by the model's own attention."""
+        self._use(_EAGER)
+        rows = torch.arange(token_ids.shape[0], device=token_ids.device)
+        return self._logits(token_ids, rows, rows)
+
+    def eos_token_ids(self, folder: Path) -> tuple[int, ...]:
+        """The tokens that end an answer, as generate() would have them for this checkpoint."""
+        eos = None
+        if (folder / "generation_config.json").is_file():
+            try:
+                eos = GenerationConfig.from_pretrained(folder).eos_token_id
+            except (OSError, ValueError) as error:
+                raise CheckpointBroken(
+                    f"{folder / 'generation_config.json'}: {_first_line(error)}"
+                ) from error
+        if eos is None:
+            eos = getattr(self.module.config.get_text_config(), "eos_token_id", None)
+        if eos is None:
+            return ()
+        return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+
+    def _use(self, implementation: str) -> None:
+        if self.module.config._attn_implementation != implementation:
+            self.module.set_attn_implementation(implementation)
+
+    def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        logits: Tensor = self.module(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=rows,
+        ).logits
+        return logits[0]
+
+
+def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
+    """The checkpoint's config. Raises ModelRefused for a kind of model that is not known."""
+    try:
+        config = AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelRefused(
+            f"{folder / 'config.json'}: transformers {transformers_version} cannot read it:"
+            f" {_first_line(error)}"
+        ) from error
+    auto_map = getattr(config, "auto_map", None) or {}
+    is_ours = type(config) in AutoModelForCausalLM._model_mapping
+    if not is_ours and not (trust_remote_code and "AutoModelForCausalLM" in auto_map):
+        hint = "; it brings code of its own: --trust-remote-code runs it" if auto_map else ""
+        raise ArchitectureUnfit(f"{config.model_type} is no causal language model{hint}")
+    return config
+
+
+def build_empty(config: Any, *, trust_remote_code: bool) -> ZooModel:
+    """The model without weights, to ask it about itself. Raises ModelRefused if it has no class."""
+    try:
+        with torch.device("meta"):
+            return _from_config(config, trust_remote_code=trust_remote_code)
+    # A config that contradicts itself fails in every way there is.
+    except Exception as error:
+        raise ModelRefused(
+            f"a {config.model_type} model cannot be built of this config:"
+            f" {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def build_small(config: Any, *, trust_remote_code: bool) -> ZooModel:
+    """A model of random float32 weights on the CPU, the same at each call.
+
+    Raises whatever the model's class raises when it cannot be built of this config.
+    """
+    with torch.random.fork_rng(devices=()), torch.device("cpu"):
+        torch.manual_seed(0)
+        return _from_config(config, trust_remote_code=trust_remote_code)
+
+
+def load(
+    folder: Path,
+    config: Any,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool,
+    allow_pickle: bool,
+    world: World,
+) -> ZooModel:
+    """The model with its weights on `device`, or with this rank's part of them.
+
+    Raises CheckpointBroken when a weight is missing or misshapen, ModelRefused when transformers
+    cannot load it or has no plan to shard it, OutOfMemory when it does not fit.
+    """
+    options: dict[str, Any] = {}
+    if world.world_size > 1:
+        options = _tensor_parallel(world)
+    elif device.type != "cpu":
+        options = {"device_map": {"": device}}
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        module, report = from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=None if allow_pickle else True,
+            local_files_only=True,
+            output_loading_info=True,
+            attn_implementation=_EAGER,
+            **options,
+        )
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"{folder}: its weights do not fit on {device}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ModelRefused(f"{folder}: cannot be loaded: {_first_line(error)}") from error
+    _require_whole(folder, report)
+    return ZooModel(module.eval())
+
+
+def require_shardable(model: ZooModel, world: World) -> None:
+    """Raise ModelRefused when the model has no plan for this many ranks."""
+    if world.world_size == 1:
+        return
+    plan: Mapping[str, str] = model.module.tp_plan or {}
+    if not plan:
+        raise ModelRefused(f"{model.facts.class_name} has no plan for tensor parallelism")
+    attention = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value")
+    if not any(
+        name.rpartition(".")[2] in attention and style == "colwise" for name, style in plan.items()
+    ):
+        return
+    config = model.module.config.get_text_config()
+    num_heads = config.num_attention_heads
+    for name, count in (
+        ("num_attention_heads", num_heads),
+        ("num_key_value_heads", getattr(config, "num_key_value_heads", None) or num_heads),
+    ):
+        if count % world.world_size:
+            raise ModelRefused(
+                f"{name} {count} is no multiple of {world.world_size} shards;"
+                f" serve {model.facts.class_name} with another --num-shard"
+            )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library's remarks about a probe's model out of the log."""
+    library = logging.getLogger("transformers")
+    level = library.level
+    library.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        library.setLevel(level)
+
+
+def _from_config(config: Any, *, trust_remote_code: bool) -> ZooModel:
+    module = AutoModelForCausalLM.from_config(
+        config,
+        trust_remote_code=trust_remote_code,
+        dtype=torch.float32,
+        attn_implementation=_EAGER,
+    )
+    return ZooModel(module.eval())
+
+
+def _tensor_parallel(world: World) -> dict[str, Any]:
+    # Before it became part of DistributedConfig, the plan was an argument of its own.
+    if "tp_plan" in DistributedConfig.__dataclass_fields__:
+        return {"distributed_config": DistributedConfig(tp_size=world.world_size, tp_plan="auto")}
+    return {"tp_plan": "auto", "tp_size": world.world_size}
+
+
+def _require_whole(folder: Path, report: Mapping[str, Any]) -> None:
+    for kind, fault in (
+        ("missing_keys", "lacks weights that the model needs"),
+        ("mismatched_keys", "has weights of another shape than the model's"),
+        ("error_msgs", "has weights that could not be converted"),
+        ("conversion_errors", "has weights that could not be converted"),
+    ):
+        names = sorted(str(name) for name in report.get(kind) or ())
+        if names:
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            raise CheckpointBroken(f"{folder}: {fault} ({len(names)}): {shown}")
+    if unexpected := sorted(report.get("unexpected_keys") or ()):
+        _log.info("%s: %d weights are of no use, %s", folder, len(unexpected), unexpected[0])
+
+
+def _facts(module: Any) -> ModelFacts:
+    config = module.config.get_text_config()
+    return ModelFacts(
+        model_type=module.config.model_type,
+        class_name=type(module).__name__,
+        vocab_size=int(config.vocab_size),
+        num_layers=int(config.num_hidden_layers),
+        max_position_embeddings=_max_position_embeddings(config),
+        layer_types=tuple(getattr(config, "layer_types", None) or ()),
+        config_window_len=_config_window_len(config),
+        chunk_len=getattr(config, "attention_chunk_size", None),
+        routes_attention=bool(module._supports_attention_backend),
+        keeps_chosen_logits="logits_to_keep" in inspect.signature(module.forward).parameters,
+        is_encoder_decoder=bool(module.config.is_encoder_decoder),
+    )
+
+
+def _config_window_len(config: Any) -> int | None:
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def _max_position_embeddings(config: Any) -> int | None:
+    """The positions that a model can tell apart, whatever its batch mates.
+
+    LongRoPE takes other frequencies for the whole batch as soon as one position lies past the
+    original length, and dynamic RoPE does past the maximum. Up to there both stand still.
+    """
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
+        original = kind.get("original_max_position_embeddings")
+        if kind.get("rope_type") in ("longrope", "dynamic") and original:
+            limit = min(limit or original, original)
+    return None if limit is None else int(limit)
+
+
+def _no_warning(*_: object) -> None:
+    """Stands in for a check that needs a padded batch to make sense."""
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,130 @@
+"""Shrunk models of every architecture that must be served: real classes, random weights, saved.
+
+Weights have unit gain, so that attention is neither uniform nor one-hot and a wrong mask, position
+or scale changes tokens. Sliding windows are shorter than the prompts of the tests.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+VOCAB_SIZE = 160
+WINDOW_LEN = 8
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WINDOWED = {
+    "sliding_window": WINDOW_LEN,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_EXPERTS = {"num_experts_per_tok": 2}
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**_COMMON),
+    "llama-tied": lambda: transformers.LlamaConfig(**_COMMON, tie_word_embeddings=True),
+    "qwen2": lambda: transformers.Qwen2Config(
+        **_COMMON, **_WINDOWED, use_sliding_window=True, max_window_layers=1
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**_COMMON, head_dim=24),
+    "mistral": lambda: transformers.MistralConfig(**_COMMON, sliding_window=WINDOW_LEN),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_COMMON,
+        **_WINDOWED,
+        head_dim=16,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=10.0,
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **_COMMON, **_WINDOWED, head_dim=16, query_pre_attn_scalar=24
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(
+        **{name: value for name, value in _COMMON.items() if name != "num_key_value_heads"}
+    ),
+    "phi3": lambda: transformers.Phi3Config(**_COMMON),
+    "opt": lambda: transformers.OPTConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        ffn_dim=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**_COMMON, **_EXPERTS, num_local_experts=4),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **_COMMON, **_EXPERTS, num_experts=4, moe_intermediate_size=48, head_dim=16
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_COMMON, **_EXPERTS, **_WINDOWED, num_local_experts=4, head_dim=16
+    ),
+}
+ARCHITECTURES = tuple(name for name in CONFIGS if name != "llama-tied")
+
+# Those without a plan for tensor parallelism in transformers.
+UNSHARDABLE = frozenset(("gpt2", "opt"))
+
+
+def build(name: str, *, seed: int = 0) -> Any:
+    """A model of random float32 weights with unit gain."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model: Any = transformers.AutoModelForCausalLM.from_config(
+            CONFIGS[name](), dtype=torch.float32, attn_implementation="eager"
+        )
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+            else:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    # A model of random weights must be free to say anything for as long as a test asks.
+    model.generation_config.eos_token_id = None
+    model.config.eos_token_id = None
+    return model.eval()
+
+
+def save(name: str, folder: Path, *, seed: int = 0) -> Path:
+    """Write such a model as a checkpoint; answers the folder."""
+    build(name, seed=seed).save_pretrained(folder)
+    return folder
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    """What generate() answers to a prompt."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
