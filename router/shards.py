@@ -1,0 +1,306 @@
+"""The ranks of one model behind one object: every call goes to all of them and waits for all.
+
+It owns the connection's epoch and the id of the running batch, nothing else. It knows no block,
+no text and no request beyond ids; protobuf fields are wire.py's.
+
+One batch runs in the shards at any time:
+
+    nothing runs   --Prefill(new)------------------> batch b runs
+    b runs         --Prefill(new, cached b)--------> b runs, grown
+    b runs         --Decode(b)---------------------> b runs, or nothing if all its requests ended
+    b runs         --FilterBatch(b, kept)----------> b runs, smaller
+    b runs         --ClearCache(b)-----------------> nothing runs
+    anything       --ClearCache(), a new epoch-----> nothing runs
+
+Whatever goes wrong in a call, on whatever rank, is a ShardFailed that names the rank, the method
+and the reason. After one the ranks may disagree, so that the next call must be `reset`.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from proto import generate_pb2 as pb
+from proto.generate_pb2_grpc import TextGenerationServiceStub
+from router import wire
+from router.batch import Batch, StepResult
+from router.errors import ShardFailed, StartupFailed
+from router.wire import PoolLimits, ShardInfo
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A shard that comes back is to be found soon, also after a long absence.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # No step may run twice, and no proxy stands between the tiers.
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+_HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
+_MAX_SOCKET_PATH_LEN = 107
+
+Message = TypeVar("Message")
+Call: TypeAlias = Callable[..., grpc.aio.UnaryUnaryCall[Any, Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTimeouts:
+    """Seconds after which a call counts as failed; `control_s` is for all without their own.
+
+    `lockstep_s`: how long ranks may go on once another one has failed.
+    """
+
+    connect_s: float = 60.0
+    warmup_s: float = 1800.0
+    step_s: float = 120.0
+    control_s: float = 30.0
+    lockstep_s: float = 5.0
+
+
+def dial_target(address: str) -> str:
+    """The gRPC target of host:port, of a socket's path, or of a unix: url.
+
+    Raises StartupFailed for a path longer than the system's sockets have.
+    """
+    if not address.startswith("unix:") and _HOST_PORT.fullmatch(address):
+        return address
+    path = address.removeprefix("unix:")
+    if path.startswith("//"):
+        path = path[2:]
+    if len(path.encode()) > _MAX_SOCKET_PATH_LEN:
+        raise StartupFailed(
+            f"the shard's socket path {path!r} has {len(path.encode())} bytes; at most "
+            f"{_MAX_SOCKET_PATH_LEN} are possible"
+        )
+    return f"unix:{path}"
+
+
+class _Rank:
+    """One rank's channel."""
+
+    def __init__(self, rank: int, address: str) -> None:
+        self.name = f"shard {rank} at {address}"
+        self.channel = grpc.aio.insecure_channel(dial_target(address), options=_CHANNEL_OPTIONS)
+        self.stub: Any = TextGenerationServiceStub(self.channel)
+
+    def call(self, method: str) -> Call[Any]:
+        """The stub's method."""
+        call: Call[Any] = getattr(self.stub, method)
+        return call
+
+
+class Shards:
+    """All ranks. Built by `connect`; only the batcher steps."""
+
+    def __init__(self, ranks: Sequence[_Rank], timeouts: ShardTimeouts, first_epoch: int) -> None:
+        self._ranks = tuple(ranks)
+        self._timeouts = timeouts
+        self._epoch = first_epoch
+        self._running_id: int | None = None
+        self._num_batches = 0
+
+    @classmethod
+    async def connect(cls, address: str, timeouts: ShardTimeouts, first_epoch: int) -> "Shards":
+        """Dials rank 0, asks it for the others, dials them, and begins an epoch on all.
+
+        `first_epoch` must be above that of every router before this one (a shard may outlive
+        them); nanoseconds of the day's clock are. Raises StartupFailed.
+        """
+        first = _Rank(0, address)
+        ranks = [first]
+        try:
+            discovery = first.call("ServiceDiscovery")
+            answer = await discovery(
+                pb.ServiceDiscoveryRequest(), timeout=timeouts.connect_s, wait_for_ready=True
+            )
+            urls = wire.urls_from_pb(answer)
+            ranks += [_Rank(rank, url) for rank, url in enumerate(urls) if rank > 0]
+            shards = cls(ranks, timeouts, first_epoch)
+            await shards._call_all("Health", pb.HealthRequest(), timeouts.connect_s, waits=True)
+            await shards.reset()
+        except grpc.aio.AioRpcError as error:
+            await _close(ranks)
+            raise StartupFailed(_unreachable(address, timeouts.connect_s, error)) from error
+        except ShardFailed as error:
+            await _close(ranks)
+            raise StartupFailed(str(error)) from error
+        return shards
+
+    @property
+    def num_ranks(self) -> int:
+        """How many there are."""
+        return len(self._ranks)
+
+    async def info(self) -> ShardInfo:
+        """What rank 0 loaded. Raises ShardFailed."""
+        answers = await self._call_all("Info", pb.InfoRequest(), self._timeouts.control_s)
+        info = wire.info_from_pb(answers[0])
+        if info.world_size != self.num_ranks:
+            raise ShardFailed(
+                f"{self._ranks[0].name} is one of {info.world_size} ranks, but names "
+                f"{self.num_ranks} addresses"
+            )
+        return info
+
+    async def warmup(
+        self, max_step_tokens: int, max_batch_size: int, max_total_len: int | None
+    ) -> PoolLimits:
+        """Runs the largest step once; the limits of the smallest rank. Raises ShardFailed."""
+        request = wire.warmup_to_pb(self._epoch, max_step_tokens, max_batch_size, max_total_len)
+        answers = await self._call_state("Warmup", request, self._timeouts.warmup_s)
+        limits = [wire.limits_from_pb(answer) for answer in answers]
+        if len({limit.block_size for limit in limits}) > 1:
+            raise ShardFailed(f"Warmup: the ranks' block sizes differ: {limits}")
+        return PoolLimits(
+            num_blocks=min(limit.num_blocks for limit in limits),
+            block_size=limits[0].block_size,
+            max_total_len=min(limit.max_total_len for limit in limits),
+        )
+
+    async def check_health(self) -> None:
+        """Raises ShardFailed unless every rank answers."""
+        await self._call_all("Health", pb.HealthRequest(), self._timeouts.control_s)
+
+    async def reset(self) -> None:
+        """All ranks forget everything, and a new epoch begins. Raises ShardFailed."""
+        self._epoch += 1
+        self._running_id = None
+        await self._call_state(
+            "ClearCache", wire.clear_to_pb(self._epoch), self._timeouts.control_s
+        )
+
+    async def drop(self, batch: Batch) -> None:
+        """What comes before a step: forgets `dropped_ids`, keeps `running_ids`.
+
+        Raises ShardFailed.
+        """
+        if not batch.dropped_ids or self._running_id is None:
+            return
+        timeout_s = self._timeouts.control_s
+        if not batch.running_ids:
+            clear = wire.clear_to_pb(self._epoch, self._running_id)
+            self._running_id = None
+            await self._call_state("ClearCache", clear, timeout_s)
+            return
+        keep = wire.filter_to_pb(self._epoch, self._running_id, batch.running_ids)
+        answers = await self._call_state("FilterBatch", keep, timeout_s)
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            if set(wire.kept_from_pb(answer)) != set(batch.running_ids):
+                raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than it was told")
+
+    async def step(self, batch: Batch) -> StepResult:
+        """Computes the batch's tokens. Raises ShardFailed.
+
+        A batch without work only drops, and is answered without a call.
+        """
+        if not batch.has_work:
+            return StepResult(batch.step_id, (), batch.running_ids)
+        cached_id = self._running_id
+        if batch.is_prefill:
+            self._num_batches += 1
+            new_id = self._num_batches
+            method = "Prefill"
+            request: Any = wire.prefill_to_pb(batch, self._epoch, new_id, cached_id)
+            expected_id = new_id if cached_id is None else cached_id
+        elif cached_id is None:
+            raise ShardFailed(f"step {batch.step_id} decodes, but the shards hold no batch")
+        else:
+            method = "Decode"
+            request = wire.decode_to_pb(batch, self._epoch, cached_id)
+            expected_id = cached_id
+        answers = await self._call_state(method, request, self._timeouts.step_s)
+        return self._agreed(method, answers, batch.step_id, expected_id)
+
+    async def close(self) -> None:
+        """Hangs up."""
+        await _close(self._ranks)
+
+    def _agreed(
+        self, method: str, messages: Sequence[Any], step_id: int, expected_id: int
+    ) -> StepResult:
+        """Rank 0's result, once every rank holds the same requests in the expected batch."""
+        first = wire.step_from_pb(messages[0], step_id)
+        if first.batch_id not in (None, expected_id):
+            raise ShardFailed(
+                f"{self._ranks[0].name}, {method}: answered batch {first.batch_id}, not "
+                f"{expected_id}"
+            )
+        held_ids = set(first.result.remaining_ids)
+        for rank, message in zip(self._ranks[1:], messages[1:], strict=True):
+            other = wire.step_from_pb(message, step_id)
+            if other.batch_id != first.batch_id or set(other.result.remaining_ids) != held_ids:
+                raise ShardFailed(
+                    f"{rank.name}, {method}: holds requests "
+                    f"{sorted(other.result.remaining_ids)} in batch {other.batch_id}, shard 0 "
+                    f"holds {sorted(held_ids)} in batch {first.batch_id}"
+                )
+        self._running_id = first.batch_id
+        return first.result
+
+    async def _call_state(self, method: str, request: Any, timeout_s: float) -> list[Any]:
+        """A call that touches state: its answers must be of this epoch."""
+        answers = await self._call_all(method, request, timeout_s)
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            try:
+                wire.check_epoch(answer, self._epoch)
+            except ShardFailed as error:
+                raise ShardFailed(f"{rank.name}, {method}: {error}") from None
+        return answers
+
+    async def _call_all(
+        self, method: str, request: Any, timeout_s: float, *, waits: bool = False
+    ) -> list[Any]:
+        """Every rank's answer.
+
+        Waits for all, since they are in lockstep; but once one has failed, the others, which may
+        be waiting for it, get no more than `lockstep_s`.
+        """
+        asked = [
+            asyncio.ensure_future(_ask(rank, method, request, timeout_s, waits))
+            for rank in self._ranks[1:]
+        ]
+        first = _ask(self._ranks[0], method, request, timeout_s, waits)
+        if not asked:
+            return [await first]
+        asked.insert(0, asyncio.ensure_future(first))
+        try:
+            _, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+            if pending:
+                await asyncio.wait(pending, timeout=self._timeouts.lockstep_s)
+        finally:
+            for call in asked:
+                call.cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        failures = [str(answer) for answer in answers if isinstance(answer, ShardFailed)]
+        if failures:
+            raise ShardFailed("; ".join(failures))
+        return answers
+
+
+async def _ask(rank: _Rank, method: str, request: Any, timeout_s: float, waits: bool) -> Any:
+    try:
+        return await rank.call(method)(request, timeout=timeout_s, wait_for_ready=waits)
+    except grpc.aio.AioRpcError as error:
+        raise ShardFailed(f"{rank.name}, {method}: {_told(error)}") from error
+
+
+async def _close(ranks: Sequence[_Rank]) -> None:
+    for rank in ranks:
+        await rank.channel.close()
+
+
+def _told(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details() or 'no details'}"
+
+
+def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:
+    if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+        return f"no shard answers at {address} (waited {timeout_s:g} s); is it started?"
+    return f"the shard at {address} refused ServiceDiscovery: {_told(error)}"

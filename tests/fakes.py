@@ -1,0 +1,427 @@
+"""Fakes for the seams of the router: a shard behind real gRPC, a clock, a byte tokenizer.
+
+`FakeShard` keeps the contract of proto/generate.proto with tokens from a script. It simulates the
+KV cache slot by slot: a slot holds the digest of the prefix that was computed into it, so every
+misuse of a block (too few, unknown, overwritten, a cached prefix that is another one) is found at
+the next step that attends to it, recorded in `violations` and answered INVALID_ARGUMENT.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import grpc
+import grpc.aio
+
+from proto import generate_pb2 as pb
+from proto import generate_pb2_grpc as pb_grpc
+
+EOS_ID = 0
+BOS_ID = 1
+NUM_SPECIAL = 2
+VOCAB_SIZE = NUM_SPECIAL + 256
+
+Script = Callable[[Sequence[int]], int]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def byte_ids(text: str) -> list[int]:
+    """The byte tokenizer's ids of `text`."""
+    return [NUM_SPECIAL + byte for byte in text.encode()]
+
+
+def letters(token_ids: Sequence[int]) -> int:
+    """A small letter that depends on the whole prefix."""
+    digest = crc32(b"".join(token_id.to_bytes(4, "little") for token_id in token_ids))
+    return NUM_SPECIAL + ord("a") + digest % 26
+
+
+def saying(text: str, prompt_len: int) -> Script:
+    """`text` after any prompt of that length, then the end of the sequence."""
+    ids = [*byte_ids(text), EOS_ID]
+
+    def script(token_ids: Sequence[int]) -> int:
+        return ids[min(len(token_ids) - prompt_len, len(ids) - 1)]
+
+    return script
+
+
+def save_byte_tokenizer(folder: Path) -> Path:
+    """A tokenizer.json of one token per byte, `</s>` = 0 and `<s>` = 1; returns the folder."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    symbols = {byte: chr(byte) for byte in shown}
+    symbols |= {byte: chr(256 + rank) for rank, byte in enumerate(hidden)}
+    vocab = {symbols[byte]: NUM_SPECIAL + byte for byte in range(256)}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": EOS_ID, "content": "</s>", "special": True, **special},
+            {"id": BOS_ID, "content": "<s>", "special": True, **special},
+        ],
+        "pre_tokenizer": byte_level | {"use_regex": False},
+        "decoder": byte_level | {"use_regex": False},
+        "model": {"type": "BPE", "vocab": {"</s>": EOS_ID, "<s>": BOS_ID, **vocab}, "merges": []},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+class ManualClock:
+    """Monotonic seconds that pass when told to."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+
+@dataclass
+class Faults:
+    """What a FakeShard is to do wrong, until the test takes it back."""
+
+    delay_s: float = 0.0
+    # Methods that never answer.
+    hangs: set[str] = field(default_factory=set)
+    # (method, code, details), each for the next call of that method.
+    fails: deque[tuple[str, grpc.StatusCode, str]] = field(default_factory=deque)
+    epoch_offset: int = 0
+    # Rows that fail in the next step they take part in; None: every row.
+    row_errors: dict[int | None, str] = field(default_factory=dict)
+    # Changes a step's answer on its way out.
+    spoil: Callable[[pb.StepResponse], None] | None = None
+
+
+@dataclass
+class _Row:
+    """What the shard remembers of a request."""
+
+    request: pb.Request
+    token_ids: list[int]
+    block_ids: list[int]
+    computed_len: int
+    # It drew a token since it came; before that it has to be told how much to compute.
+    decodes: bool = False
+    # digests[i] stands for token_ids[:i + 1].
+    digests: list[int] = field(default_factory=list)
+
+    @property
+    def num_made(self) -> int:
+        return len(self.token_ids) - self.request.prompt_len
+
+    def digest(self, position: int) -> int:
+        while len(self.digests) <= position:
+            before = self.digests[-1] if self.digests else 0
+            self.digests.append(hash((before, self.token_ids[len(self.digests)])))
+        return self.digests[position]
+
+
+class Violation(Exception):
+    """The router misused a block or a batch."""
+
+
+class FakeShard(pb_grpc.TextGenerationServiceServicer):
+    """One rank. `script` maps a prefix to the next token; `checks_blocks` off saves time."""
+
+    def __init__(
+        self,
+        *,
+        script: Script = letters,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        vocab_size: int = VOCAB_SIZE,
+        max_total_len: int | None = None,
+        eos_token_ids: tuple[int, ...] = (EOS_ID,),
+        model_id: str = "fake",
+        rank: int = 0,
+        world_size: int = 1,
+        checks_blocks: bool = True,
+    ) -> None:
+        self.script = script
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.max_total_len = max_total_len or num_blocks * block_size
+        self.eos_token_ids = eos_token_ids
+        self.model_id = model_id
+        self.rank = rank
+        self.world_size = world_size
+        self.checks_blocks = checks_blocks
+        self.urls: list[str] = []
+        self.faults = Faults()
+        self.violations: list[str] = []
+        self.calls: list[tuple[str, Any]] = []
+        self.epoch = 0
+        self.batches: dict[int, dict[int, _Row]] = {}
+        self._kv: dict[int, int] = {}
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, address: str = "127.0.0.1:0") -> str:
+        """Listens at host:port (0: any) or unix:path; returns the address to dial."""
+        self._server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)]
+        )
+        pb_grpc.add_TextGenerationServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(address)
+        await self._server.start()
+        url = address if address.startswith("unix:") else f"127.0.0.1:{port}"
+        self.urls = self.urls or [url]
+        return url
+
+    async def stop(self) -> None:
+        """Ends at once; open calls fail."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    @property
+    def num_held(self) -> int:
+        """Requests that the shard remembers."""
+        return sum(len(rows) for rows in self.batches.values())
+
+    async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
+        await self._enter("Health", request, context)
+        return pb.HealthResponse()
+
+    async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:
+        await self._enter("Info", request, context)
+        return pb.InfoResponse(
+            model_id=self.model_id,
+            model_type="fake",
+            dtype="float32",
+            device_type="cpu",
+            attention_backend="none",
+            block_size=self.block_size,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.max_total_len,
+            eos_token_ids=self.eos_token_ids,
+            world_size=self.world_size,
+            rank=self.rank,
+        )
+
+    async def ServiceDiscovery(
+        self, request: pb.ServiceDiscoveryRequest, context: Context
+    ) -> pb.ServiceDiscoveryResponse:
+        await self._enter("ServiceDiscovery", request, context)
+        return pb.ServiceDiscoveryResponse(urls=self.urls)
+
+    async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
+        await self._enter("Warmup", request, context)
+        await self._require_epoch(request, context)
+        wanted_len = request.max_total_len if request.HasField("max_total_len") else None
+        return pb.WarmupResponse(
+            epoch=self._epoch_out(),
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_total_len=min(self.max_total_len, wanted_len or self.max_total_len),
+        )
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
+        await self._enter("Prefill", request, context)
+        await self._require_epoch(request, context)
+        cached_id = request.cached_batch_id if request.HasField("cached_batch_id") else None
+        if cached_id is not None and cached_id not in self.batches:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {cached_id}")
+        rows = self.batches.pop(cached_id) if cached_id is not None else {}
+        batch_id = cached_id if cached_id is not None else request.batch.id
+        chunks = self._chunks(rows, request.growth)
+        for new in request.batch.requests:
+            rows[new.id] = _Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
+            chunks[new.id] = new.chunk_len
+        return await self._step(batch_id, rows, chunks, context)
+
+    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
+        await self._enter("Decode", request, context)
+        await self._require_epoch(request, context)
+        rows: dict[int, _Row] = {}
+        for batch_id in request.batch_ids:
+            if batch_id not in self.batches:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {batch_id}")
+            rows |= self.batches.pop(batch_id)
+        chunks = self._chunks(rows, request.growth)
+        return await self._step(request.batch_ids[0], rows, chunks, context)
+
+    async def FilterBatch(
+        self, request: pb.FilterBatchRequest, context: Context
+    ) -> pb.FilterBatchResponse:
+        await self._enter("FilterBatch", request, context)
+        await self._require_epoch(request, context)
+        if request.batch_id not in self.batches:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {request.batch_id}")
+        rows = self.batches.pop(request.batch_id)
+        kept = {key: row for key, row in rows.items() if key in set(request.request_ids)}
+        if not kept:
+            return pb.FilterBatchResponse(epoch=self._epoch_out())
+        self.batches[request.batch_id] = kept
+        batch = pb.CachedBatch(id=request.batch_id, request_ids=list(kept))
+        return pb.FilterBatchResponse(epoch=self._epoch_out(), batch=batch)
+
+    async def ClearCache(
+        self, request: pb.ClearCacheRequest, context: Context
+    ) -> pb.ClearCacheResponse:
+        await self._enter("ClearCache", request, context)
+        if request.HasField("batch_id"):
+            await self._require_epoch(request, context)
+            if self.batches.pop(request.batch_id, None) is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {request.batch_id}")
+        else:
+            self.epoch = request.epoch
+            self.batches.clear()
+            self._kv.clear()
+        return pb.ClearCacheResponse(epoch=self._epoch_out())
+
+    async def _enter(self, method: str, request: Any, context: Context) -> None:
+        self.calls.append((method, request))
+        if method in self.faults.hangs:
+            await asyncio.Event().wait()
+        if self.faults.fails and self.faults.fails[0][0] == method:
+            _, code, details = self.faults.fails.popleft()
+            await context.abort(code, details)
+
+    async def _require_epoch(self, request: Any, context: Context) -> None:
+        if request.epoch != self.epoch:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"epoch {request.epoch} is not the present one, {self.epoch}",
+            )
+
+    def _epoch_out(self) -> int:
+        return self.epoch + self.faults.epoch_offset
+
+    def _chunks(self, rows: dict[int, _Row], growths: Iterable[pb.Growth]) -> dict[int, int]:
+        """Tokens to compute, by request."""
+        chunks = {key: 1 if row.decodes else 0 for key, row in rows.items()}
+        for growth in growths:
+            if growth.request_id in rows:
+                rows[growth.request_id].block_ids += growth.block_ids
+                if growth.HasField("chunk_len"):
+                    chunks[growth.request_id] = growth.chunk_len
+        return chunks
+
+    async def _step(
+        self, batch_id: int, rows: dict[int, _Row], chunks: dict[int, int], context: Context
+    ) -> pb.StepResponse:
+        if self.faults.delay_s:
+            await asyncio.sleep(self.faults.delay_s)
+        generations = []
+        try:
+            for key, chunk_len in chunks.items():
+                generation = self._compute(rows[key], chunk_len) if chunk_len else None
+                if generation is None:
+                    continue
+                generations.append(generation)
+                if generation.finish_reason:
+                    del rows[key]
+        except Violation as violation:
+            self.violations.append(str(violation))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(violation))
+        answer = pb.StepResponse(epoch=self._epoch_out(), forward_ns=2000, sample_ns=1000)
+        answer.total_ns = 4000
+        if self.rank == 0:
+            answer.generations.extend(generations)
+        if rows:
+            self.batches[batch_id] = rows
+            answer.batch.id = batch_id
+            answer.batch.request_ids.extend(rows)
+        if self.faults.spoil is not None:
+            self.faults.spoil(answer)
+        return answer
+
+    def _compute(self, row: _Row, chunk_len: int) -> pb.Generation | None:
+        request = row.request
+        start, stop = row.computed_len, row.computed_len + chunk_len
+        if self.checks_blocks:
+            self._touch_kv(row, start, stop)
+        row.computed_len = stop
+        for key in (request.id, None):
+            if key in self.faults.row_errors:
+                error = self.faults.row_errors.pop(key)
+                return pb.Generation(
+                    request_id=request.id, finish_reason=pb.FINISH_REASON_ERROR, error=error
+                )
+        scores = []
+        if request.logprobs.prompt:
+            scores = [_logprob(token_id) for token_id in row.token_ids[max(1, start) : stop]]
+        if stop < len(row.token_ids):
+            if not scores:
+                return None
+            return pb.Generation(request_id=request.id, prompt_logprobs=scores)
+        token, reason = self._draw(row)
+        return pb.Generation(
+            request_id=request.id, tokens=[token], finish_reason=reason, prompt_logprobs=scores
+        )
+
+    def _draw(self, row: _Row) -> tuple[pb.SampledToken, pb.FinishReason.ValueType]:
+        stopping = row.request.stopping
+        token_id = self.script(row.token_ids)
+        ends = (*(() if stopping.ignore_eos else self.eos_token_ids), *stopping.stop_token_ids)
+        if token_id in ends and row.num_made < stopping.min_new_tokens:
+            token_id = letters(row.token_ids)
+        row.token_ids.append(token_id)
+        row.decodes = True
+        token = pb.SampledToken(id=token_id, logprob=_logprob(token_id))
+        for rank in range(row.request.logprobs.num_top_tokens):
+            other = (token_id + rank) % self.vocab_size
+            token.top_tokens.add(id=other, logprob=_logprob(token_id) - rank)
+        if row.num_made >= stopping.max_new_tokens:
+            return token, pb.FINISH_REASON_LENGTH
+        if token_id in self.eos_token_ids and not stopping.ignore_eos:
+            return token, pb.FINISH_REASON_EOS
+        if token_id in stopping.stop_token_ids:
+            return token, pb.FINISH_REASON_STOP_TOKEN
+        return token, pb.FINISH_REASON_NONE
+
+    def _touch_kv(self, row: _Row, start: int, stop: int) -> None:
+        """Checks what the chunk attends to and writes what it computes."""
+        name = f"request {row.request.id}"
+        if stop > len(row.token_ids):
+            raise Violation(f"{name}: computes up to {stop} of {len(row.token_ids)} tokens")
+        if len(row.block_ids) * self.block_size < stop:
+            raise Violation(f"{name}: {len(row.block_ids)} blocks for {stop} tokens")
+        if len(set(row.block_ids)) < len(row.block_ids):
+            raise Violation(f"{name}: a block stands twice in {row.block_ids}")
+        if any(block_id >= self.num_blocks for block_id in row.block_ids):
+            raise Violation(f"{name}: a block beyond {self.num_blocks} in {row.block_ids}")
+        for position in range(stop):
+            block_id = row.block_ids[position // self.block_size]
+            slot = block_id * self.block_size + position % self.block_size
+            if position >= start:
+                self._kv[slot] = row.digest(position)
+            elif self._kv.get(slot) != row.digest(position):
+                raise Violation(f"{name}: block {block_id} lost position {position}")
+
+
+def _logprob(token_id: int) -> float:
+    return -(1 + token_id % 8) / 8
+
+
+@asynccontextmanager
+async def serving(*ranks: FakeShard) -> AsyncIterator[str]:
+    """All ranks listening on the loopback; gives the address of rank 0."""
+    urls = [await rank.start() for rank in ranks]
+    for rank in ranks:
+        rank.urls = urls
+    try:
+        yield urls[0]
+    finally:
+        await asyncio.gather(*(rank.stop() for rank in ranks))

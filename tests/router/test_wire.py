@@ -1,0 +1,194 @@
+"""The router's half of the wire: field by field out, and only well-formed answers in."""
+
+from types import MappingProxyType
+
+import pytest
+
+from proto import generate_pb2 as pb
+from router import wire
+from router.batch import Batch, Generation, Growth, NewRequest, SampledToken, TopToken
+from router.errors import ShardFailed
+from router.events import FinishReason
+from router.request import (
+    Constraint,
+    ConstraintKind,
+    GenerateRequest,
+    LogprobParams,
+    SamplingParams,
+    StopParams,
+)
+
+PLAIN = GenerateRequest((5, 6, 7), "abc", SamplingParams(), StopParams(max_new_tokens=4))
+# What a shard of a later version might say.
+UNKNOWN = pb.FinishReason.ValueType(17)
+
+
+def batch_of(request: GenerateRequest, growth: tuple[Growth, ...] = ()) -> Batch:
+    new = NewRequest(9, request, (*request.prompt_ids, 8), 2, 2, (3, 1))
+    return Batch(1, (new,), growth, (4,), (), 3, 1)
+
+
+def answer(*generations: pb.Generation) -> pb.StepResponse:
+    return pb.StepResponse(epoch=1, generations=generations)
+
+
+def token(token_id: int = 5, logprob: float = -0.5) -> pb.SampledToken:
+    return pb.SampledToken(id=token_id, logprob=logprob)
+
+
+def test_a_plain_request_switches_every_processor_off() -> None:
+    sent = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, None).batch.requests[0]
+    assert (sent.id, list(sent.token_ids), sent.prompt_len) == (9, [5, 6, 7, 8], 3)
+    assert (sent.cached_len, sent.chunk_len, list(sent.block_ids)) == (2, 2, [3, 1])
+    sampling = sent.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (0, 1, 1, 0)
+    assert (sampling.temperature, sampling.repetition_penalty) == (1, 1)
+    assert not sent.HasField("constraint")
+
+
+def test_every_parameter_arrives_in_its_field() -> None:
+    sampling = SamplingParams(
+        do_sample=True,
+        temperature=0.5,
+        top_k=7,
+        top_p=0.25,
+        typical_p=0.75,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias=MappingProxyType({3: -100.0}),
+        seed=2**64 - 1,
+    )
+    stop = StopParams(40, min_new_tokens=2, ignore_eos=True, stop_token_ids=(1, 2))
+    logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True)
+    constraint = Constraint(ConstraintKind.REGEX, "a+")
+    request = GenerateRequest((5, 6), "ab", sampling, stop, logprobs, constraint)
+    sent = wire.prefill_to_pb(batch_of(request), 3, 1, None).batch.requests[0]
+    assert sent.sampling == pb.SamplingParameters(
+        do_sample=True,
+        temperature=0.5,
+        top_k=7,
+        top_p=0.25,
+        typical_p=0.75,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={3: -100.0},
+        seed=2**64 - 1,
+    )
+    assert sent.stopping == pb.StoppingParameters(
+        max_new_tokens=40, min_new_tokens=2, ignore_eos=True, stop_token_ids=[1, 2]
+    )
+    assert sent.logprobs == pb.LogprobParameters(num_top_tokens=3, raw=True, prompt=True)
+    assert sent.constraint == pb.Constraint(kind=pb.CONSTRAINT_KIND_REGEX, text="a+")
+
+
+def test_every_constraint_language_has_its_number() -> None:
+    for kind in ConstraintKind:
+        request = GenerateRequest(
+            (1,), "", SamplingParams(), StopParams(1), constraint=Constraint(kind, "x")
+        )
+        sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
+        assert pb.ConstraintKind.Name(sent.kind) == f"CONSTRAINT_KIND_{kind.name}"
+
+
+def test_absence_stays_absent() -> None:
+    first = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, None)
+    assert not first.HasField("cached_batch_id")
+    joined = wire.prefill_to_pb(batch_of(PLAIN, (Growth(4), Growth(5, (6,), 0))), 3, 2, 1)
+    assert joined.cached_batch_id == 1
+    assert [growth.HasField("chunk_len") for growth in joined.growth] == [False, True]
+    assert (list(joined.growth[1].block_ids), joined.growth[1].chunk_len) == ([6], 0)
+    assert not wire.clear_to_pb(1).HasField("batch_id")
+    assert not wire.warmup_to_pb(1, 2, 3, None).HasField("max_total_len")
+
+
+def test_a_step_comes_back_in_plain_numbers() -> None:
+    message = answer(pb.Generation(request_id=9, tokens=[token()]))
+    message.batch.id = 1
+    message.batch.request_ids.extend([9, 4])
+    message.forward_ns, message.sample_ns, message.total_ns = 2_000_000, 500_000, 3_000_000
+    read = wire.step_from_pb(message, step_id=7)
+    assert read.batch_id == 1
+    assert read.result.step_id == 7
+    assert read.result.generations == (Generation(9, (SampledToken(5, -0.5),)),)
+    assert read.result.remaining_ids == (9, 4)
+    assert read.result.total_s == pytest.approx(0.003)
+
+
+def test_a_step_that_ends_everything_leaves_no_batch() -> None:
+    read = wire.step_from_pb(
+        answer(
+            pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_LENGTH)
+        ),
+        1,
+    )
+    assert (read.batch_id, read.result.remaining_ids) == (None, ())
+    assert read.result.generations[0].finish_reason is FinishReason.LENGTH
+
+
+def test_top_tokens_and_prompt_scores_are_kept_in_order() -> None:
+    top = [pb.TopToken(id=5, logprob=-0.5), pb.TopToken(id=6, logprob=-1.0)]
+    message = pb.Generation(
+        request_id=9,
+        tokens=[pb.SampledToken(id=5, logprob=-0.5, top_tokens=top)],
+        prompt_logprobs=[-0.25, -0.75],
+        prompt_top_tokens=[pb.TopTokens(tokens=top), pb.TopTokens()],
+    )
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    read = (TopToken(5, -0.5), TopToken(6, -1.0))
+    assert made.tokens[0].top_tokens == read
+    assert made.prompt_logprobs == (-0.25, -0.75)
+    assert made.prompt_top_tokens == (read, ())
+
+
+def test_a_failed_row_brings_its_reason_and_no_token() -> None:
+    message = pb.Generation(
+        request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_ERROR, error="NaN logits"
+    )
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, error="NaN logits")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (pb.Generation(request_id=9, finish_reason=UNKNOWN), "unknown finish reason 17"),
+        (pb.Generation(request_id=9, error="x"), "one demands the other"),
+        (
+            pb.Generation(request_id=9, finish_reason=pb.FINISH_REASON_ERROR),
+            "one demands the other",
+        ),
+        (pb.Generation(request_id=9, tokens=[token(logprob=float("nan"))]), "not a number"),
+        (pb.Generation(request_id=9, prompt_logprobs=[float("nan")]), "no number"),
+    ],
+)
+def test_a_malformed_generation_is_refused(message: pb.Generation, words: str) -> None:
+    with pytest.raises(ShardFailed, match=words):
+        wire.step_from_pb(answer(message), 1)
+
+
+def test_an_unknown_enum_value_survives_the_encoding_and_is_refused() -> None:
+    message = answer(pb.Generation(request_id=9, finish_reason=UNKNOWN))
+    again = pb.StepResponse.FromString(message.SerializeToString())
+    with pytest.raises(ShardFailed, match="unknown finish reason 17"):
+        wire.step_from_pb(again, 1)
+
+
+def test_a_pool_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(ShardFailed, match="no sequence fits"):
+        wire.limits_from_pb(pb.WarmupResponse(num_blocks=0, block_size=16, max_total_len=10))
+    with pytest.raises(ShardFailed, match="vocab_size 0"):
+        wire.info_from_pb(pb.InfoResponse(block_size=16, world_size=1))
+    with pytest.raises(ShardFailed, match="one address for each rank"):
+        wire.urls_from_pb(pb.ServiceDiscoveryResponse())
+
+
+def test_a_model_without_a_window_has_none() -> None:
+    message = pb.InfoResponse(vocab_size=9, block_size=4, world_size=1, eos_token_ids=[1, 2])
+    assert wire.info_from_pb(message).window_len is None
+    message.window_len = 512
+    assert wire.info_from_pb(message).window_len == 512
+    assert wire.info_from_pb(message).eos_token_ids == (1, 2)
