@@ -1,0 +1,137 @@
+"""A chat's messages to a prompt, by the model's own template.
+
+It knows templates and messages; no tokens, no HTTP.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+
+from router.errors import TemplateFailed
+from router.template_environment import CompiledTemplate, TemplateLimit
+
+_DEFAULT = "default"
+_WITH_TOOLS = "tool_use"
+
+
+class ChatTemplate:
+    """The templates of one model, by name: "default", and "tool_use" for chats with tools.
+
+    A template that cannot be compiled says so when it is used: the model can still serve
+    prompts. `now` is what `strftime_now` of a template shows.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        bos_token: str | None,
+        eos_token: str | None,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+        time_limit_s: float = 2.0,
+    ) -> None:
+        self._special = {
+            name: token
+            for name, token in (("bos_token", bos_token), ("eos_token", eos_token))
+            if token is not None
+        }
+        self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
+        for name, source in templates.items():
+            try:
+                self._templates[name] = CompiledTemplate(source, time_limit_s, now)
+            except (TemplateError, RecursionError) as error:
+                self._templates[name] = TemplateFailed(
+                    f"the model's chat template {name!r} is broken: {error}", "messages"
+                )
+
+    @property
+    def reads_tools(self) -> bool:
+        """True if the template shows tools by itself when there are some."""
+        return "tools" in self._choose(with_tools=True).variables
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt for `messages`.
+
+        Fields of a message that are None count as absent. `continue_final_message` ends the
+        prompt right behind the last message's text, so that the model goes on with it.
+        `variables` are more names that the template may read. Raises TemplateFailed.
+        """
+        template = self._choose(with_tools=tools is not None)
+        shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        marker = ""
+        if continue_final_message:
+            add_generation_prompt = False
+            # Random, so that no message can hold it. The space tells whether the template
+            # trims: it is the first thing to go.
+            marker = f"{secrets.token_hex(16)} "
+            shown[-1:] = [_marked(shown, marker)]
+        context = {
+            "documents": None,
+            **self._special,
+            **variables,
+            "messages": shown,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text = template.render(context)
+        except TemplateLimit as error:
+            raise TemplateFailed(f"the chat template was stopped: {error}", "messages") from error
+        except TemplateError as error:
+            raise TemplateFailed(
+                f"the chat template refused the messages: {error}", "messages"
+            ) from error
+        except Exception as error:  # a template is a program: it may raise anything
+            raise TemplateFailed(f"the chat template failed: {error!r}", "messages") from error
+        return _cut(text, marker) if continue_final_message else text
+
+    def _choose(self, *, with_tools: bool) -> CompiledTemplate:
+        name = _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else _DEFAULT
+        template = self._templates.get(name)
+        if template is None:
+            others = ", ".join(sorted(self._templates))
+            has = f"has only {others}" if others else "has none"
+            raise TemplateFailed(
+                f"chats need a chat template named {name!r}, and the model {has}; send a prompt "
+                "instead, or start the server with --tokenizer-config-path",
+                "messages",
+            )
+        if isinstance(template, TemplateFailed):
+            raise TemplateFailed(str(template), template.field)
+        return template
+
+
+def _marked(messages: Sequence[Mapping[str, Any]], marker: str) -> dict[str, Any]:
+    """The last message with `marker` behind its text."""
+    message = dict(messages[-1]) if messages else {}
+    content = message.get("content")
+    if isinstance(content, str):
+        return message | {"content": content + marker}
+    parts = list(content) if isinstance(content, list) else []
+    for index in reversed(range(len(parts))):
+        if isinstance(parts[index], Mapping) and isinstance(parts[index].get("text"), str):
+            parts[index] = {**parts[index], "text": parts[index]["text"] + marker}
+            return message | {"content": parts}
+    raise TemplateFailed("`messages`: the last message has no text to continue", "messages")
+
+
+def _cut(text: str, marker: str) -> str:
+    """`text` up to `marker`; without the space before it if the template trims messages."""
+    end = text.rfind(marker.rstrip())
+    if end < 0:
+        raise TemplateFailed(
+            "`messages`: the last message cannot be continued, the chat template leaves it out",
+            "messages",
+        )
+    return text[:end] if text.startswith(marker, end) else text[:end].rstrip()

@@ -1,0 +1,152 @@
+"""Token ids to text, one token at a time, never splitting a character.
+
+For every sequence of ids: the pushed texts and the flushed one together are what
+`Tokenizer.decode` makes of all the ids at once. It knows no requests, no stop strings.
+"""
+
+import os.path
+from collections.abc import Sequence
+from typing import Protocol
+
+from router.pieces import Pieces
+from router.tokenizer import Tokenizer
+
+# A character has at most four bytes, so no more tokens than this can be waiting for its end.
+_MAX_WAITING = 4
+# How many tokens a decoder is shown at most when they add nothing to the text.
+_MAX_WINDOW = 16
+
+
+class _Incremental(Protocol):
+    def push(self, token_id: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+class Detokenizer:
+    """One sequence's text.
+
+    With `prompt_ids` the text goes on behind the prompt's: a leading space that a decoder drops
+    at the beginning of a text stays. Without, it begins a text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        prompt_ids: Sequence[int] = (),
+    ) -> None:
+        self._text: _Incremental
+        if tokenizer.pieces is not None:
+            self._text = _TableText(tokenizer.pieces, skip_special_tokens, prompt_ids)
+        else:
+            self._text = _WindowText(tokenizer, skip_special_tokens, prompt_ids)
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` adds; "" while a character is incomplete."""
+        return self._text.push(token_id)
+
+    def flush(self) -> str:
+        """What was waiting for the rest of a character: U+FFFD, for it will not come."""
+        return self._text.flush()
+
+
+class _TableText:
+    """Looks each token's piece up; joins bytes to characters."""
+
+    def __init__(
+        self, pieces: Pieces, skip_special_tokens: bool, prompt_ids: Sequence[int]
+    ) -> None:
+        self._pieces = pieces
+        self._table = pieces.shown if skip_special_tokens else pieces.all
+        self._table_len = len(self._table)
+        self._pending = b""
+        self._num_left = pieces.num_stripped
+        # False while the next piece may not simply be handed out.
+        self._plain = False
+        self._begun = pieces.first is None and pieces.num_stripped == 0
+        for token_id in prompt_ids:
+            if self._begun:
+                break
+            self.push(token_id)
+        self._pending = b""
+        self._plain = self._begun
+
+    def push(self, token_id: int) -> str:
+        piece = self._table[token_id] if token_id < self._table_len else None
+        if self._plain and isinstance(piece, str):
+            return piece
+        return "" if piece is None else self._push_slowly(token_id, piece)
+
+    def flush(self) -> str:
+        text, self._pending = self._pieces.decode_bytes(self._pending, final=True)
+        return self._begin(text)
+
+    def _push_slowly(self, token_id: int, piece: str | bytes) -> str:
+        if isinstance(piece, bytes):
+            text, self._pending = self._pieces.decode_bytes(self._pending + piece, final=False)
+        else:
+            # Text cannot complete a character: what was pending stays broken.
+            broken, self._pending = self._pieces.decode_bytes(self._pending, final=True)
+            text = broken + piece
+        if not self._begun and self._pieces.first is not None:
+            text, self._begun = self._pieces.first(token_id), True
+        text = self._begin(text)
+        self._plain = self._begun and not self._pending
+        return text
+
+    def _begin(self, text: str) -> str:
+        if self._begun:
+            return text
+        text, self._num_left = self._pieces.strip(text, self._num_left)
+        self._begun = self._num_left == 0
+        return text
+
+
+class _WindowText:
+    """Asks the library for the text of a short window, for decoders that look at neighbours.
+
+    ids:   | forgotten ... | shown, for context | waiting for their character |
+                           ^ window[0]          ^ window[num_shown]
+
+    A decoder that takes back what a text already had, once it grows longer, cannot be streamed
+    exactly; what such a text adds is still shown.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        context_ids = prompt_ids[-_MAX_WINDOW:]
+        self._window = [token_id for token_id in context_ids if self._counts(token_id)]
+        self._num_shown = len(self._window)
+        self._shown = self._decode()
+
+    def push(self, token_id: int) -> str:
+        if not self._counts(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._decode()
+        if text.endswith("\ufffd") and len(self._window) - self._num_shown < _MAX_WAITING:
+            return ""
+        return self._show(text)
+
+    def flush(self) -> str:
+        return self._show(self._decode())
+
+    def _show(self, text: str) -> str:
+        added = text[len(os.path.commonprefix((text, self._shown))) :]
+        if added or len(self._window) >= _MAX_WINDOW:
+            del self._window[: self._num_shown]
+        self._num_shown = len(self._window)
+        self._shown = self._decode()
+        return added
+
+    def _counts(self, token_id: int) -> bool:
+        """False for what adds nothing and tells a decoder nothing about its neighbours."""
+        if self._skips and self._tokenizer.is_special(token_id):
+            return False
+        return token_id < self._tokenizer.vocab_size
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special_tokens=self._skips)

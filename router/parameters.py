@@ -1,0 +1,255 @@
+"""What a client may ask for, and the rule for each parameter.
+
+`RawParams` is what either API was told; the functions here turn it into the frozen words of
+`request.py`, or raise InvalidRequest with the parameter's name, the rule and the value given.
+They know no HTTP, no prompt and no tokenizer; lengths that depend on the prompt are for
+`validation.py`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from router.errors import InvalidRequest
+from router.request import LogprobParams, SamplingParams, StopParams
+from router.tokenizer import check_unicode
+
+_MAX_SEED = (1 << 64) - 1
+_MAX_BIAS = 100.0
+# Shards compute in float32. Beyond these values a temperature or penalty, or a share of the
+# distribution, acts as if it were the bound, but can overflow on the way.
+_SMALLEST = 1e-6
+_LARGEST = 1e6
+_WARPERS = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of this server. Lengths of prompts and outputs are in tokens.
+
+    `vocab_size` is the model's. `max_stop_string_len` is in characters.
+    """
+
+    max_input_len: int
+    max_total_len: int
+    vocab_size: int
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+    max_client_batch_size: int = 4
+    max_stop_string_len: int = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawParams:
+    """Parameters as a client gave them; None: not given.
+
+    `names` spells our words as the client's API does ("max_new_tokens" -> "max_tokens",
+    "inputs" -> "prompt"), for messages.
+    """
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    do_sample: bool | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    truncate: int | None = None
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    decoder_input_details: bool = False
+    raw_logprobs: bool = False
+    keep_stop_string: bool = True
+    skip_special_tokens: bool = True
+    grammar: object = None
+    watermark: bool = False
+    deadline_s: float | None = None
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def is_sampling(self) -> bool:
+        """True if asked for, or if any parameter is given that means nothing otherwise."""
+        return bool(self.do_sample) or any(getattr(self, word) is not None for word in _WARPERS)
+
+    def name(self, word: str) -> str:
+        """`word` as the client spells it."""
+        return self.names.get(word, word)
+
+    def refuse(self, word: str, rule: str, given: object) -> InvalidRequest:
+        """The error for a parameter that breaks its rule."""
+        return InvalidRequest(
+            f"`{self.name(word)}` must be {rule}. Given: {given}", self.name(word)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A rule for one number; the bounds themselves belong to it unless `open`."""
+
+    word: str
+    low: float
+    high: float = math.inf
+    is_open: bool = False
+
+    def check(self, raw: RawParams) -> None:
+        value = getattr(raw, self.word)
+        if value is None:
+            return
+        inside = self.low < value < self.high if self.is_open else self.low <= value <= self.high
+        # NaN is never inside; an infinite value is never meant.
+        if not inside or value in (math.inf, -math.inf):
+            raise raw.refuse(self.word, self._rule(), value)
+
+    def _rule(self) -> str:
+        if self.high == math.inf:
+            return f"finite and {'greater than' if self.is_open else 'at least'} {self.low:g}"
+        if self.is_open:
+            return f"greater than {self.low:g} and less than {self.high:g}"
+        return f"between {self.low:g} and {self.high:g}"
+
+
+# In TGI's order, ours beside their kin.
+_NUMBERS = (
+    _Range("temperature", 0, is_open=True),
+    _Range("repetition_penalty", 0, is_open=True),
+    _Range("frequency_penalty", -2, 2),
+    _Range("presence_penalty", -2, 2),
+    _Range("top_p", 0, 1, is_open=True),
+    _Range("typical_p", 0, 1, is_open=True),
+    _Range("min_p", 0, 1),
+    _Range("top_k", 1),
+    _Range("max_new_tokens", 1),
+    _Range("min_new_tokens", 0),
+)
+
+
+def check_parameters(raw: RawParams, limits: Limits) -> None:
+    """Raise InvalidRequest for the first rule that `raw` breaks whatever its prompt is.
+
+    The order is TGI's: best_of, the numbers, stops, the seed, top_n_tokens.
+    """
+    _check_best_of(raw, limits)
+    for number in _NUMBERS:
+        number.check(raw)
+    _check_stops(raw, limits)
+    _check_logit_bias(raw, limits)
+    if raw.seed is not None:
+        if (raw.best_of or 1) > 1:
+            raise raw.refuse("seed", f"absent when `{raw.name('best_of')}` > 1", raw.seed)
+        if not 0 <= raw.seed <= _MAX_SEED:
+            raise raw.refuse("seed", f"between 0 and {_MAX_SEED}", raw.seed)
+    if raw.top_n_tokens is not None and not 0 <= raw.top_n_tokens <= limits.max_top_n_tokens:
+        rule = f"between 0 and {limits.max_top_n_tokens}"
+        raise raw.refuse("top_n_tokens", rule, raw.top_n_tokens)
+
+
+def check_unserved(raw: RawParams) -> None:
+    """Raise InvalidRequest for what the API has words for and this server does not do."""
+    if raw.grammar is not None:
+        name = raw.name("grammar")
+        raise InvalidRequest(
+            f"`{name}` is not served yet: outputs cannot be constrained so far; leave it out", name
+        )
+    if raw.watermark:
+        name = raw.name("watermark")
+        raise InvalidRequest(f"`{name}` is not served yet; leave it out or false", name)
+    if raw.deadline_s is not None and not math.isfinite(raw.deadline_s):
+        raise raw.refuse("deadline_s", "finite", raw.deadline_s)
+
+
+def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]) -> SamplingParams:
+    """How to draw, from checked parameters. `draw_seed` is asked if a seed is needed."""
+    bias = {token_id: float(value) for token_id, value in (raw.logit_bias or {}).items()}
+    seed = raw.seed
+    if seed is None:
+        seed = draw_seed() if raw.is_sampling else 0
+    return SamplingParams(
+        do_sample=raw.is_sampling,
+        temperature=_computable(raw.temperature) or 1.0,
+        top_k=None if raw.top_k is None else min(raw.top_k, limits.vocab_size),
+        top_p=_computable(raw.top_p),
+        typical_p=_computable(raw.typical_p),
+        min_p=None if raw.min_p is None else float(raw.min_p),
+        repetition_penalty=_computable(raw.repetition_penalty) or 1.0,
+        presence_penalty=float(raw.presence_penalty or 0.0),
+        frequency_penalty=float(raw.frequency_penalty or 0.0),
+        logit_bias=MappingProxyType(bias),
+        seed=seed,
+    )
+
+
+def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
+    """When to stop, from checked parameters and the room that the prompt leaves."""
+    return StopParams(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=raw.min_new_tokens or 0,
+        ignore_eos=raw.ignore_eos,
+        stop_token_ids=tuple(dict.fromkeys(raw.stop_token_ids or ())),
+        stop_strings=tuple(dict.fromkeys(raw.stop or ())),
+        keep_stop_string=raw.keep_stop_string,
+    )
+
+
+def logprob_params(raw: RawParams) -> LogprobParams:
+    """What to report, from checked parameters."""
+    return LogprobParams(
+        num_top_tokens=raw.top_n_tokens or 0,
+        raw=raw.raw_logprobs,
+        prompt=raw.decoder_input_details,
+    )
+
+
+def _computable(value: float | None) -> float | None:
+    return None if value is None else float(min(max(value, _SMALLEST), _LARGEST))
+
+
+def _check_best_of(raw: RawParams, limits: Limits) -> None:
+    if raw.best_of is None:
+        return
+    if not 1 <= raw.best_of <= limits.max_best_of:
+        raise raw.refuse("best_of", f"between 1 and {limits.max_best_of}", raw.best_of)
+    if raw.best_of > 1 and not raw.is_sampling:
+        warpers = ", ".join(f"`{raw.name(word)}`" for word in _WARPERS)
+        rule = f"1 without sampling (`{raw.name('do_sample')}`, or any of {warpers})"
+        raise raw.refuse("best_of", rule, raw.best_of)
+
+
+def _check_stops(raw: RawParams, limits: Limits) -> None:
+    name, stops = raw.name("stop"), raw.stop or ()
+    if len(stops) > limits.max_stop_sequences:
+        raise InvalidRequest(
+            f"`{name}` must have at most {limits.max_stop_sequences} strings. Given: {len(stops)}",
+            name,
+        )
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= limits.max_stop_string_len:
+            rule = f"strings of 1 to {limits.max_stop_string_len} characters"
+            raise raw.refuse("stop", rule, f"{len(stop)} characters in string {index}")
+        check_unicode(stop, name)
+    for token_id in raw.stop_token_ids or ():
+        _check_token_id(raw, limits, "stop_token_ids", token_id)
+
+
+def _check_logit_bias(raw: RawParams, limits: Limits) -> None:
+    for token_id, value in (raw.logit_bias or {}).items():
+        _check_token_id(raw, limits, "logit_bias", token_id)
+        if not -_MAX_BIAS <= value <= _MAX_BIAS:
+            rule = f"between {-_MAX_BIAS:g} and {_MAX_BIAS:g} for each token"
+            raise raw.refuse("logit_bias", rule, f"{value} for token {token_id}")
+
+
+def _check_token_id(raw: RawParams, limits: Limits, word: str, token_id: int) -> None:
+    if not 0 <= token_id < limits.vocab_size:
+        rule = f"of token ids between 0 and {limits.vocab_size - 1}"
+        raise raw.refuse(word, rule, token_id)

@@ -1,0 +1,201 @@
+"""Text to token ids and back.
+
+A thin owner of the `tokenizers` library: it reads tokenizer.json as it is, keeps long texts off
+the event loop, and knows each token's own text. It knows no requests and no models; no torch.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeVar
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Backend
+
+from router.errors import InvalidRequest, StartupFailed
+from router.pieces import Pieces, build_pieces
+from router.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+# Up to here encoding takes less time than handing it to a thread and back (bench: 0.3 ms).
+_IN_PLACE_LEN = 1000
+# Token ids index tables; no vocabulary comes near this.
+_MAX_VOCAB_SIZE = 1 << 24
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A token and the part of the input that it stands for.
+
+    `start` and `stop` are byte offsets into the input's UTF-8; `text` is what lies between them
+    (all of a character when the token is only a part of it, "" for an added special token).
+    """
+
+    token_id: int
+    text: str
+    start: int
+    stop: int
+
+
+def check_unicode(text: str, field: str) -> None:
+    """Raise InvalidRequest when `text` holds half of a surrogate pair, which no encoding has."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"`{field}` must be valid Unicode. Given: a lone surrogate "
+            f"U+{ord(text[error.start]):04X} at character {error.start}",
+            field,
+        ) from error
+
+
+class Tokenizer:
+    """The model's tokenizer. Safe to share between tasks; `close` ends its threads.
+
+    `vocab_size` is one more than the highest token id. `pieces` is the table of token texts, None
+    if the decoder does not take tokens one by one.
+    """
+
+    def __init__(self, backend: Backend, files: TokenizerFiles, num_workers: int = 2) -> None:
+        tokens = _tokens_by_id(backend, files.tokenizer_path)
+        self._backend = backend
+        self._special_ids = frozenset(
+            i for i, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer")
+        self.pieces: Pieces | None = build_pieces(backend, tokens, self._special_ids)
+        self.vocab_size: int = len(tokens)
+        self.bos_token: str | None = files.bos_token
+        self.eos_token: str | None = files.eos_token
+        self.model_max_len: int | None = files.model_max_len
+        self.chat_templates: Mapping[str, str] = files.chat_templates
+
+    @classmethod
+    def load(
+        cls, folder: Path, config_path: Path | None = None, num_workers: int = 2
+    ) -> "Tokenizer":
+        """Read the tokenizer in `folder`; see `read_tokenizer_files` for `config_path`.
+
+        Raises StartupFailed, which names the file at fault and what to do about it.
+        """
+        files = read_tokenizer_files(folder, config_path)
+        try:
+            backend = Backend.from_file(str(files.tokenizer_path))
+        except Exception as error:  # the library raises bare Exception
+            raise StartupFailed(
+                f"{files.tokenizer_path} is not a tokenizer that the tokenizers library reads "
+                f"({error}); download it again, or save it anew with a current transformers"
+            ) from error
+        # Both would change prompts: what fits is for validation to say, and batches are flat.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.add_tokens(list(files.added_tokens))
+        return cls(backend, files, num_workers)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of `text`. Raises InvalidRequest when it is not valid Unicode."""
+        return self._encode(text, add_special_tokens).ids
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """`encode`, in a worker thread when the text is long."""
+        if len(text) <= _IN_PLACE_LEN:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        return await self._in_worker(
+            lambda: self.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def spans(self, text: str) -> list[TokenSpan]:
+        """The tokens of `text`, special ones added, with the bytes each stands for."""
+        if len(text) <= _IN_PLACE_LEN:
+            return self._spans(text)
+        return await self._in_worker(lambda: self._spans(text))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`, as the library decodes it.
+
+        Ids without a token add nothing. One difference: where byte-fallback tokens in a row are
+        not valid UTF-8, the library gives up all of their characters; here the whole ones stay
+        and each byte left over is U+FFFD, so that a text does not change once it is shown.
+        """
+        if skip_special_tokens:
+            # Not left to the library, which shows special tokens that are marked "normalized".
+            token_ids = [i for i in token_ids if i not in self._special_ids]
+        text = self._backend.decode(token_ids, skip_special_tokens=False)
+        if "\ufffd" in text and self.pieces is not None and self.pieces.marks_bytes:
+            return self.pieces.join(token_ids)
+        return text
+
+    async def decode_async(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """`decode`, in a worker thread when there are many tokens."""
+        if len(token_ids) <= _IN_PLACE_LEN:
+            return self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return await self._in_worker(
+            lambda: self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """A token by itself, as it reads behind other text; "" for an id without a token.
+
+        Bytes that are not characters on their own are U+FFFD.
+        """
+        if self.pieces is None:
+            return self._backend.decode([token_id], skip_special_tokens=False)
+        piece = self.pieces.all[token_id] if token_id < self.vocab_size else None
+        if isinstance(piece, bytes):
+            return self.pieces.decode_bytes(piece, final=True)[0]
+        return piece or ""
+
+    def is_special(self, token_id: int) -> bool:
+        """True for tokens that `skip_special_tokens` leaves out."""
+        return token_id in self._special_ids
+
+    def close(self) -> None:
+        """End the worker threads once they are done with what they are at."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library raises bare Exception
+            check_unicode(text, "inputs")
+            raise InvalidRequest(f"`inputs` cannot be encoded: {error}", "inputs") from error
+
+    def _spans(self, text: str) -> list[TokenSpan]:
+        encoding = self._encode(text, True)
+        # The library counts characters, the API counts bytes.
+        byte_offsets: Sequence[int] = range(len(text) + 1)
+        if not text.isascii():
+            byte_offsets = list(accumulate((len(char.encode()) for char in text), initial=0))
+        return [
+            TokenSpan(token_id, text[start:stop], byte_offsets[start], byte_offsets[stop])
+            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+        ]
+
+    async def _in_worker(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+
+def _tokens_by_id(backend: Backend, path: Path) -> list[str | None]:
+    ids = backend.get_vocab(with_added_tokens=True)
+    if not ids:
+        raise StartupFailed(f"{path} has an empty vocabulary; download it again")
+    vocab_size = max(ids.values()) + 1
+    if vocab_size > _MAX_VOCAB_SIZE:
+        raise StartupFailed(
+            f"{path} has token id {vocab_size - 1}; at most {_MAX_VOCAB_SIZE - 1} can be right"
+        )
+    tokens: list[str | None] = [None] * vocab_size
+    for token, token_id in ids.items():
+        tokens[token_id] = token
+    for token_id in backend.get_added_tokens_decoder():
+        # Not its content: the library decodes an added token as its normalizer left it.
+        tokens[token_id] = backend.id_to_token(token_id)
+    return tokens

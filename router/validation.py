@@ -1,0 +1,117 @@
+"""Raw parameters and a prompt to a GenerateRequest, or the reason why not.
+
+The rules and their order are TGI's, with one difference: a prompt and `max_new_tokens` that do
+not fit together are refused, where TGI looks at the first 1024 new tokens alone. It knows no
+HTTP; names are spelt as the caller says.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from router.errors import InvalidRequest
+from router.parameters import (
+    Limits,
+    RawParams,
+    check_parameters,
+    check_unserved,
+    logprob_params,
+    sampling_params,
+    stop_params,
+)
+from router.request import GenerateRequest
+from router.tokenizer import Tokenizer, check_unicode
+
+__all__ = ["Limits", "RawParams", "Validation"]
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(64)
+
+
+class Validation:
+    """The one maker of GenerateRequests. `draw_seed` gives a u64 to who samples without one."""
+
+    def __init__(
+        self, limits: Limits, tokenizer: Tokenizer, draw_seed: Callable[[], int] = _draw_seed
+    ) -> None:
+        self.limits = limits
+        self._tokenizer = tokenizer
+        self._draw_seed = draw_seed
+
+    async def validate(
+        self, text: str, raw: RawParams, *, add_special_tokens: bool = True, trace_id: str = ""
+    ) -> GenerateRequest:
+        """The request for a prompt of text. Raises InvalidRequest."""
+        self._check(raw, is_empty=not text)
+        check_unicode(text, raw.name("inputs"))
+        token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+        return self._request(token_ids, text, raw, trace_id)
+
+    async def validate_ids(
+        self, token_ids: Sequence[int], raw: RawParams, *, trace_id: str = ""
+    ) -> GenerateRequest:
+        """The request for a prompt of token ids. Raises InvalidRequest."""
+        self._check(raw, is_empty=not token_ids)
+        self._check_ids(token_ids, raw)
+        text = await self._tokenizer.decode_async(
+            token_ids, skip_special_tokens=raw.skip_special_tokens
+        )
+        return self._request(token_ids, text, raw, trace_id)
+
+    def _check(self, raw: RawParams, *, is_empty: bool) -> None:
+        """Everything that can be said before the prompt is tokenized, which is what costs."""
+        check_parameters(raw, self.limits)
+        if is_empty:
+            raise raw.refuse("inputs", "a prompt of at least 1 token", "an empty one")
+        if raw.truncate is not None and not 1 <= raw.truncate <= self.limits.max_input_len:
+            raise raw.refuse("truncate", f"between 1 and {self.limits.max_input_len}", raw.truncate)
+        check_unserved(raw)
+
+    def _check_ids(self, token_ids: Sequence[int], raw: RawParams) -> None:
+        last_id = self.limits.vocab_size - 1
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id <= last_id:
+                rule = f"made of token ids between 0 and {last_id}, the model's vocabulary"
+                raise raw.refuse("inputs", rule, token_id)
+
+    def _request(
+        self, token_ids: Sequence[int], text: str, raw: RawParams, trace_id: str
+    ) -> GenerateRequest:
+        if not token_ids:
+            raise raw.refuse("inputs", "a prompt of at least 1 token", "text without any")
+        self._check_ids(token_ids, raw)
+        # The end of a prompt is what the answer follows from.
+        prompt_ids = tuple(token_ids if raw.truncate is None else token_ids[-raw.truncate :])
+        max_new_tokens = self._room(len(prompt_ids), raw)
+        return GenerateRequest(
+            prompt_ids=prompt_ids,
+            prompt_text=text,
+            sampling=sampling_params(raw, self.limits, self._draw_seed),
+            stop=stop_params(raw, max_new_tokens),
+            logprobs=logprob_params(raw),
+            skip_special_tokens=raw.skip_special_tokens,
+            deadline_s=raw.deadline_s,
+            trace_id=trace_id,
+        )
+
+    def _room(self, prompt_len: int, raw: RawParams) -> int:
+        """max_new_tokens: as given, or all that the prompt leaves. Raises InvalidRequest."""
+        limits, inputs, new = self.limits, raw.name("inputs"), raw.name("max_new_tokens")
+        max_new_tokens = raw.max_new_tokens
+        if max_new_tokens is not None and prompt_len + max_new_tokens > limits.max_total_len:
+            raise InvalidRequest(
+                f"`{inputs}` tokens + `{new}` must be at most {limits.max_total_len}. "
+                f"Given: {prompt_len} `{inputs}` tokens and {max_new_tokens} `{new}`",
+                new,
+            )
+        max_input_len = min(limits.max_input_len, limits.max_total_len - 1)
+        if prompt_len > max_input_len:
+            raise InvalidRequest(
+                f"`{inputs}` must have at most {max_input_len} tokens. Given: {prompt_len}", inputs
+            )
+        if max_new_tokens is None:
+            max_new_tokens = limits.max_total_len - prompt_len
+        if raw.min_new_tokens is not None and raw.min_new_tokens > max_new_tokens:
+            rule = f"at most `{new}`, which is {max_new_tokens}"
+            raise raw.refuse("min_new_tokens", rule, raw.min_new_tokens)
+        return max_new_tokens
