@@ -1,0 +1,175 @@
+"""Which tokens of which entries the next step computes.
+
+It knows entries, blocks and budgets, but not what became of earlier steps.
+
+A step's token budget goes to decodes first, then to prompts being computed, then to admissions;
+within each, the oldest first. Blocks are taken as sequences grow. When there are none left, the
+youngest running entry is preempted: it gives its blocks back, waits again, and is computed anew,
+output included, helped by what the prefix cache still holds. When blocks are on their way back
+anyhow, nobody is preempted: the one in need sits the step out.
+"""
+
+from dataclasses import dataclass, field
+
+from router.allocator import Allocator, BlockAllocation, Shortage
+from router.batch import Growth, NewRequest
+from router.entry import Entry, EntryState, Row
+from router.running import RunningBatch
+from router.waiting import WaitingQueue
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step in the making, and what making it counted.
+
+    `is_short_of_blocks`: somebody went without or was preempted, so nobody is admitted.
+    """
+
+    num_tokens_left: int
+    rows: dict[int, Row] = field(default_factory=dict)
+    running_ids: tuple[int, ...] = ()
+    new: list[NewRequest] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
+    num_decode_tokens: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    is_short_of_blocks: bool = False
+
+    def schedule(self, entry: Entry, num_tokens: int) -> None:
+        """The entry takes part in the step."""
+        self.rows[entry.request_id] = entry.schedule_tokens(num_tokens)
+        self.num_tokens_left -= num_tokens
+
+
+class Planner:
+    """The scheduler's hand: makes the next step and moves entries accordingly.
+
+    A step has `max_step_tokens` tokens at most, for at most `max_batch_size` requests.
+    """
+
+    def __init__(
+        self,
+        max_step_tokens: int,
+        max_batch_size: int,
+        allocator: Allocator,
+        waiting: WaitingQueue,
+        running: RunningBatch,
+    ) -> None:
+        self._max_step_tokens = max_step_tokens
+        self._max_batch_size = max_batch_size
+        self._allocator = allocator
+        self._waiting = waiting
+        self._running = running
+
+    def plan(self, now_s: float) -> StepPlan:
+        """The next step; one without rows computes nothing."""
+        plan = StepPlan(self._max_step_tokens)
+        self._plan_decodes(plan)
+        self._plan_chunks(plan)
+        plan.running_ids = tuple([entry.request_id for entry in self._running])
+        if self._waiting and not plan.is_short_of_blocks:
+            self._plan_admissions(plan, now_s)
+        self._running.retire_spent([row.entry for row in plan.rows.values()])
+        return plan
+
+    def _plan_decodes(self, plan: StepPlan) -> None:
+        """One token for everyone who decodes, the oldest first: they get the blocks."""
+        for entry in tuple(self._running):
+            # Also passes over those that an older one preempted a moment ago.
+            if entry.state is not EntryState.DECODING:
+                continue
+            allocation = entry.allocation
+            assert allocation is not None, f"request {entry.request_id} has no blocks"
+            if plan.num_tokens_left == 0:
+                plan.growth.append(Growth(entry.request_id, chunk_len=0))
+                continue
+            if entry.scheduled_len == allocation.capacity:
+                block_ids = self._grow(entry, allocation, plan)
+                if block_ids is None:
+                    continue
+                plan.growth.append(Growth(entry.request_id, block_ids))
+            plan.schedule(entry, 1)
+            plan.num_decode_tokens += 1
+
+    def _grow(
+        self, entry: Entry, allocation: BlockAllocation, plan: StepPlan
+    ) -> tuple[int, ...] | None:
+        """A further block, taken from the youngest if need be; None: it sits the step out."""
+        while True:
+            block_ids = self._allocator.extend(allocation, entry.scheduled_len + 1)
+            if block_ids is not None:
+                return block_ids
+            plan.is_short_of_blocks = True
+            if self._running.is_retiring:
+                plan.growth.append(Growth(entry.request_id, chunk_len=0))
+                return None
+            victim = self._running.youngest
+            victim.preempt()
+            self._running.drop(victim)
+            self._waiting.add(victim)
+            plan.num_preemptions += 1
+            if victim is entry:
+                return None
+
+    def _plan_chunks(self, plan: StepPlan) -> None:
+        """What decodes left of the budget, for prompts being computed, the oldest first."""
+        for entry in self._running:
+            if plan.num_tokens_left == 0:
+                return
+            if entry.state is EntryState.PREFILLING:
+                chunk_len = min(plan.num_tokens_left, entry.prefill_len - entry.scheduled_len)
+                plan.schedule(entry, chunk_len)
+                plan.growth.append(Growth(entry.request_id, chunk_len=chunk_len))
+
+    def _plan_admissions(self, plan: StepPlan, now_s: float) -> None:
+        """What is left after that, for those that wait."""
+        # Everyone who runs can go on for a block at least before somebody is preempted.
+        num_spare = self._running.num_growing
+        for entry in self._waiting.offers():
+            if plan.num_tokens_left == 0 or len(self._running) >= self._max_batch_size:
+                return
+            # Preempted a moment ago: its tokens are in flight, or the shard still has its row.
+            if not self._running.has_left(entry.request_id):
+                return
+            allocation = self._allocate(entry, num_spare)
+            if allocation is None:
+                self._waiting.refuse(entry)
+                continue
+            self._waiting.admit(entry)
+            self._admit(entry, allocation, plan, now_s)
+            num_spare += entry.may_grow
+
+    def _allocate(self, entry: Entry, num_spare: int) -> BlockAllocation | None:
+        if self._running and self._allocator.num_gains < entry.retry_at_gains:
+            return None
+        # The shard computes every position whose log-probability it is to report.
+        read_cache = not entry.request.logprobs.prompt
+        allocation = self._allocator.allocate(
+            entry.token_ids(), read_cache=read_cache, num_spare=num_spare
+        )
+        if isinstance(allocation, Shortage):
+            num_missing = allocation.num_blocks - num_spare
+            entry.retry_at_gains = self._allocator.num_gains + num_missing
+            return None
+        return allocation
+
+    def _admit(
+        self, entry: Entry, allocation: BlockAllocation, plan: StepPlan, now_s: float
+    ) -> None:
+        if entry.admit(allocation, now_s):
+            plan.num_prompt_tokens += entry.prompt_len
+            plan.num_cached_tokens += entry.cached_len
+        self._running.add(entry)
+        chunk_len = min(plan.num_tokens_left, entry.prefill_len - entry.scheduled_len)
+        plan.schedule(entry, chunk_len)
+        plan.new.append(
+            NewRequest(
+                request_id=entry.request_id,
+                request=entry.request,
+                token_ids=entry.token_ids(),
+                cached_len=allocation.cached_len,
+                chunk_len=chunk_len,
+                block_ids=tuple(allocation.block_ids),
+            )
+        )

@@ -1,0 +1,84 @@
+"""Who waits for admission, in order of arrival, and who may go first.
+
+It knows no blocks and no budget: whether an entry fits is the scheduler's to say.
+
+Entries are offered oldest first. One that does not fit yet may be passed by younger ones, but by
+`max_passes` of them at most in its life: after that nobody behind it is offered. A preempted
+entry returns to its place by arrival, which is before everything that came after it.
+
+Why nobody starves. Let E wait. Those older than E are finitely many and none is added. Of the
+younger, at most `max_passes` pass E; once they have, only E and those before it are offered, so
+running entries are no longer replaced by younger ones. Steps then compute at least one token for
+good each: a decode's token outlives a preemption, and the oldest running entry is never preempted
+for another one. (Run ahead, a step may go by while blocks are on their way back.) So at the latest
+after as many such steps as the running entries have tokens left to compute, nothing runs, every
+block is available, and the oldest waiting entry, which was measured against the whole pool when it
+came, is admitted. That repeats for each one older than E, and then for E.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+
+from router.entry import Entry
+
+# How many are looked at in one step: a bound on a step's cost, not on anybody's turn, since the
+# oldest are looked at first.
+_MAX_OFFERS = 64
+
+
+def _order(entry: Entry) -> int:
+    return entry.order
+
+
+class WaitingQueue:
+    """Entries in state WAITING. Only the `Scheduler` changes it."""
+
+    def __init__(self, max_passes: int) -> None:
+        self._max_passes = max_passes
+        self._entries: list[Entry] = []
+        self._refused: list[Entry] = []
+        self._is_barred = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def add(self, entry: Entry) -> None:
+        """Takes its place by arrival."""
+        insort(self._entries, entry, key=_order)
+
+    def remove(self, entry: Entry) -> None:
+        """Raises ValueError if it does not wait."""
+        self._entries.remove(entry)
+
+    def offers(self) -> Iterator[Entry]:
+        """Entries that may be admitted in this step, one by one.
+
+        For each, before asking for the next, the caller calls `admit` or `refuse`, or stops.
+        """
+        self._refused = []
+        self._is_barred = False
+        for entry in self._entries[:_MAX_OFFERS]:
+            if self._is_barred:
+                return
+            yield entry
+
+    def admit(self, entry: Entry) -> None:
+        """The offered entry leaves the queue, past those refused before it."""
+        for older in self._refused:
+            older.num_passed += 1
+            self._is_barred |= older.num_passed >= self._max_passes
+        self.remove(entry)
+
+    def refuse(self, entry: Entry) -> None:
+        """The offered entry does not fit yet."""
+        self._refused.append(entry)
+        self._is_barred |= entry.num_passed >= self._max_passes
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when the order or a count of passes is wrong."""
+        orders = [entry.order for entry in self._entries]
+        assert orders == sorted(set(orders)), "the queue is out of order"
+        assert all(entry.num_passed <= self._max_passes for entry in self._entries)
