@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,14 +40,10 @@ _SYSTEMS = (
     "You are a small language model that helps people.",
 )
 
+Encoder = Callable[[Sequence[str]], list[list[int]]]
+"""Texts to token ids; special tokens in a text become themselves."""
 Draw = Callable[[Random], Document]
 Row = tuple[NDArray[np.int64], NDArray[np.float32]]
-
-
-class Encoder(Protocol):
-    """Text to token ids; special tokens in the text become themselves."""
-
-    def __call__(self, texts: Sequence[str]) -> list[list[int]]: ...
 
 
 @dataclass(frozen=True, slots=True)

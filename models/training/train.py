@@ -171,8 +171,11 @@ class Trainer:
     def run(self) -> None:
         """Trains to the plan's end, from the checkpoint if there is one."""
         saved_at = told_at = time.monotonic()
+        parent = os.getppid()
         told_step = self._step
         while self._step < self._plan.num_steps:
+            if os.getppid() != parent:
+                raise RuntimeError("the process that started this worker is gone")
             began = time.monotonic()
             loss = self._turn()
             now = time.monotonic()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from itertools import pairwise
 from random import Random
@@ -35,7 +35,7 @@ DRAWS: dict[str, Draw] = {
     "facts": facts.draw,
     "unknown": chat.draw_unknown,
 }
-NUM_DRAWN = 400
+NUM_DRAWN = 200
 
 
 def drawn(draw: Draw, split: Split, count: int = NUM_DRAWN) -> list[Example]:
@@ -43,7 +43,7 @@ def drawn(draw: Draw, split: Split, count: int = NUM_DRAWN) -> list[Example]:
     return [draw(rng, split) for _ in range(count)]
 
 
-def byte_encoder(texts: list[str] | tuple[str, ...]) -> list[list[int]]:
+def byte_encoder(texts: Sequence[str]) -> list[list[int]]:
     return [list(text.encode()) for text in texts]
 
 
@@ -63,7 +63,7 @@ def test_every_document_ends_with_the_end_mark_that_is_learnt(kind: corpus.Kind)
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_no_test_question_is_ever_a_training_question(name: str) -> None:
-    asked = {example.question for example in drawn(DRAWS[name], "train", 3000)}
+    asked = {example.question for example in drawn(DRAWS[name], "train", 1500)}
 
     tested = {example.question for example in drawn(DRAWS[name], "test")}
 
@@ -84,7 +84,7 @@ def test_the_name_pools_of_the_splits_are_disjoint_and_large() -> None:
     pools = {
         split: {
             name
-            for _ in range(4000)
+            for _ in range(3000)
             for someone in [names.draw_someone(rng, split)]
             for name in (someone.first, someone.surname, names.draw_town(rng, split))
         }
@@ -100,9 +100,9 @@ def test_no_name_of_the_test_pool_occurs_in_the_training_corpus() -> None:
     rng = Random(5)
     text = " ".join(text_of(kind.draw(rng)) for kind in corpus.KINDS for _ in range(150))
     words = set(re.findall(r"[A-Z][a-z]+", text)) - {word.strip() for word in chat.known_words()}
-    people = [names.draw_someone(rng, "test") for _ in range(3000)]
+    people = [names.draw_someone(rng, "test") for _ in range(1500)]
     pool = {p.first for p in people} | {p.surname for p in people}
-    pool |= {names.draw_town(rng, "test") for _ in range(2000)}
+    pool |= {names.draw_town(rng, "test") for _ in range(1000)}
 
     assert not words & pool
 
