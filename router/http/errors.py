@@ -1,0 +1,169 @@
+"""Errors as a client reads them: the one place where domain words meet HTTP status codes.
+
+Two dialects. TGI's routes answer `{"error", "error_type"}`; everything under `/v1` answers OpenAI's
+`{"error": {"message", "type", "param", "code"}}`. It does not know who raised what, or where.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import orjson
+from starlette.responses import Response
+
+from router.errors import (
+    Draining,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    RouterError,
+    ServerStopped,
+    TemplateFailed,
+)
+
+RETRY_AFTER_S = 1
+
+
+class Dialect(Enum):
+    """Whose error shape a route speaks."""
+
+    TGI = "tgi"
+    OPENAI = "openai"
+
+    @classmethod
+    def of_path(cls, path: str) -> "Dialect":
+        """The dialect of a path, which also holds for routes that do not exist."""
+        return cls.OPENAI if path == "/v1" or path.startswith("/v1/") else cls.TGI
+
+
+class HttpError(Exception):
+    """A request refused before it has a meaning: its body, its route, its method.
+
+    `error_type` is the word on TGI's routes, `code` OpenAI's; `field` the parameter at fault.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        error_type: str,
+        message: str,
+        *,
+        field: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error_type = error_type
+        self.field = field
+        self.headers = headers or {}
+
+
+def model_not_found(name: str) -> HttpError:
+    """OpenAI's answer to a model's name that is not served."""
+    return HttpError(
+        404, "model_not_found", f"The model `{name[:200]}` does not exist", field="model"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How one class of error goes out; `text` is TGI's sentence, with the error's own in `{}`."""
+
+    error_type: str
+    text: str
+    tgi_status: int
+    openai_status: int
+    openai_type: str
+    code: str | None = None
+    may_retry: bool = False
+
+
+_KINDS: Mapping[type[RouterError], _Kind] = {
+    TemplateFailed: _Kind(
+        "template_error", "Template error: {}", 422, 400, "invalid_request_error"
+    ),
+    InvalidRequest: _Kind(
+        "validation", "Input validation error: {}", 422, 400, "invalid_request_error"
+    ),
+    Overloaded: _Kind(
+        "overloaded",
+        "Model is overloaded",
+        429,
+        429,
+        "rate_limit_error",
+        code="overloaded",
+        may_retry=True,
+    ),
+    Draining: _Kind(
+        "draining", "{}", 503, 503, "service_unavailable_error", code="draining", may_retry=True
+    ),
+    ServerStopped: _Kind(
+        "incomplete_generation",
+        "Incomplete generation: {}",
+        503,
+        503,
+        "service_unavailable_error",
+        code="incomplete_generation",
+        may_retry=True,
+    ),
+    GenerationFailed: _Kind(
+        "generation",
+        "Request failed during generation: {}",
+        424,
+        500,
+        "server_error",
+        code="generation",
+    ),
+    RouterError: _Kind("internal_error", "{}", 500, 500, "server_error", code="internal_error"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error in one dialect: what to answer."""
+
+    status: int
+    error_type: str
+    body: bytes
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, error: RouterError | HttpError, dialect: Dialect) -> "Problem":
+        """Translates an error; the table is looked up along the error's class order."""
+        if isinstance(error, HttpError):
+            return cls(
+                error.status, error.error_type, _edge_body(error, dialect), dict(error.headers)
+            )
+        kind = next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
+        headers = {"retry-after": str(RETRY_AFTER_S)} if kind.may_retry else {}
+        if dialect is Dialect.TGI:
+            body = _tgi_body(kind.text.format(error), kind.error_type)
+            return cls(kind.tgi_status, kind.error_type, body, headers)
+        field = error.field if isinstance(error, InvalidRequest) else None
+        body = _openai_body(str(error), kind.openai_type, field, kind.code)
+        return cls(kind.openai_status, kind.error_type, body, headers)
+
+    def response(self) -> Response:
+        """The whole answer, when nothing was sent yet."""
+        return Response(self.body, self.status, headers=self.headers, media_type="application/json")
+
+    def frame(self) -> bytes:
+        """The answer inside a running event stream, whose status is already 200."""
+        return b"data: " + self.body + b"\n\n"
+
+
+def _edge_body(error: HttpError, dialect: Dialect) -> bytes:
+    if dialect is Dialect.TGI:
+        return _tgi_body(str(error), error.error_type)
+    openai_type = "invalid_request_error" if error.status < 500 else "server_error"
+    return _openai_body(str(error), openai_type, error.field, error.error_type)
+
+
+def _tgi_body(message: str, error_type: str) -> bytes:
+    return orjson.dumps({"error": message, "error_type": error_type})
+
+
+def _openai_body(message: str, error_type: str, param: str | None, code: str | None) -> bytes:
+    return orjson.dumps(
+        {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+    )

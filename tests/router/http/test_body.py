@@ -1,0 +1,141 @@
+"""Bodies: what is read, and what each malformed one is told."""
+
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from router.errors import InvalidRequest
+from router.http.body import MAX_DEPTH, Schema, parse
+from router.http.errors import HttpError
+
+
+class Inner(Schema):
+    weight: float | None = None
+    count: int | None = None
+    words: list[str] | None = Field(None, fail_fast=True)
+    anything: Any = None
+
+
+class Body(Schema):
+    name: str
+    inner: Inner | None = None
+    flag: bool | None = None
+
+
+def nested(depth: int) -> bytes:
+    return b'{"name":"a","inner":{"anything":' + b"[" * depth + b"]" * depth + b"}}"
+
+
+def test_a_body_is_read_with_its_types_and_without_what_is_unknown() -> None:
+    body = parse(b'{"name": "a", "inner": {"weight": 1, "zeal": 2}, "other": []}', Body)
+
+    assert body == Body(name="a", inner=Inner(weight=1.0))
+
+
+def test_null_stands_for_absence() -> None:
+    assert parse(b'{"name": "a", "inner": null, "flag": null}', Body) == Body(name="a")
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b"", "line 1 column 1"),
+        (b'{"name": "a"', "line 1 column 13"),
+        (b'{"name": "a"}x', "line 1 column 14"),
+        (b'{"name": "a",\n "flag": NaN}', "line 2 column 10"),
+        (b'{"name": "a", "inner": {"weight": Infinity}}', "line 1 column 35"),
+        (b'{"name": "a", "inner": {"weight": 1e999}}', "line 1 column 35"),
+        (b'{"name": "\xff\xfe"}', "byte 10 is not valid UTF-8"),
+        (b'{"name": "\\ud800"}', "no low surrogate"),
+        (b"\xef\xbb\xbf{}", "line 1 column 1"),
+        (b"[" * 100_000, "line 1 column"),
+    ],
+)
+def test_what_is_no_json_is_a_400_that_says_where(body: bytes, place: str) -> None:
+    with pytest.raises(HttpError, match=place) as refusal:
+        parse(body, Body)
+
+    assert (refusal.value.status, refusal.value.error_type) == (400, "validation")
+
+
+def test_nesting_is_bounded_and_the_field_is_named() -> None:
+    assert parse(nested(MAX_DEPTH - 2), Body).inner is not None
+
+    for depth in (MAX_DEPTH - 1, 1000):
+        with pytest.raises(
+            HttpError, match="`inner` is nested more than 64 levels deep"
+        ) as refusal:
+            parse(nested(depth), Body)
+        assert refusal.value.status == 400
+
+
+def test_a_wide_body_is_not_a_deep_one() -> None:
+    wide = b'{"name":"a","inner":{"anything":[' + b",".join([b"[]"] * 1000) + b"]}}"
+
+    assert parse(wide, Body).inner == Inner(anything=[[]] * 1000)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "field"),
+    [
+        (b"[]", "the body must be a JSON object. Given: a list of 0", None),
+        (b'"a"', 'the body must be a JSON object. Given: "a"', None),
+        (b"null", "the body must be a JSON object. Given: null", None),
+        (b"{}", "`name` is required", "name"),
+        (b'{"name": 1}', "`name` must be a valid string. Given: 1", "name"),
+        (b'{"name": null}', "`name` must be a valid string. Given: null", "name"),
+        (b'{"name": "a", "flag": 1}', "`flag` must be a valid boolean. Given: 1", "flag"),
+        (b'{"name": "a", "flag": "true"}', '`flag` must be a valid boolean. Given: "true"', "flag"),
+        (b'{"name": "a", "inner": 3}', "`inner` must be an object. Given: 3", "inner"),
+        (
+            b'{"name": "a", "inner": [1, 2]}',
+            "`inner` must be an object. Given: a list of 2",
+            "inner",
+        ),
+        (
+            b'{"name": "a", "inner": {"weight": "x"}}',
+            '`inner.weight` must be a valid number. Given: "x"',
+            "inner.weight",
+        ),
+        (
+            b'{"name": "a", "inner": {"weight": true}}',
+            "`inner.weight` must be a valid number. Given: true",
+            "inner.weight",
+        ),
+        (
+            b'{"name": "a", "inner": {"count": 1.0}}',
+            "`inner.count` must be a valid integer. Given: 1.0",
+            "inner.count",
+        ),
+        (
+            b'{"name": "a", "inner": {"count": 18446744073709551616}}',
+            "`inner.count` must be a valid integer. Given: 1.8446744073709552e+19",
+            "inner.count",
+        ),
+        (
+            b'{"name": "a", "inner": {"words": ["a", {}, 3]}}',
+            "`inner.words[1]` must be a valid string. Given: an object",
+            "inner.words[1]",
+        ),
+    ],
+)
+def test_wrong_types_name_the_field_the_rule_and_the_value(
+    body: bytes, message: str, field: str | None
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(body, Body)
+
+    assert (str(refusal.value), refusal.value.field) == (message, field)
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(b'{"name": "a", "inner": "' + b"long" * 500_000 + b'"}', Body)
+
+    assert len(str(refusal.value)) < 120
+
+
+def test_a_list_with_many_faults_is_left_at_the_first() -> None:
+    with pytest.raises(InvalidRequest, match=r"`inner.words\[0\]`"):
+        parse(b'{"name": "a", "inner": {"words": [' + b"1," * 500_000 + b"1]}}", Body)
