@@ -18,7 +18,7 @@ and the reason. After one the ranks may disagree, so that the next call must be 
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -195,13 +195,15 @@ class Shards:
             if set(wire.kept_from_pb(answer)) != set(batch.running_ids):
                 raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than it was told")
 
-    async def step(self, batch: Batch) -> StepResult:
-        """Computes the batch's tokens. Raises ShardFailed.
+    def step(self, batch: Batch) -> Awaitable[StepResult]:
+        """Computes the batch's tokens. Raises ShardFailed, when awaited.
 
-        A batch without work only drops, and is answered without a call.
+        The calls are on their way when this returns, so that there is time for other work before
+        the answer is awaited; it must be. A batch without work only drops, and is answered
+        without a call.
         """
         if not batch.has_work:
-            return StepResult(batch.step_id, (), batch.running_ids)
+            return _answered(StepResult(batch.step_id, (), batch.running_ids))
         cached_id = self._running_id
         if batch.is_prefill:
             self._num_batches += 1
@@ -215,12 +217,19 @@ class Shards:
             method = "Decode"
             request = wire.decode_to_pb(batch, self._epoch, cached_id)
             expected_id = cached_id
-        answers = await self._call_state(method, request, self._timeouts.step_s)
-        return self._agreed(method, answers, batch.step_id, expected_id)
+        calls = self._begin(method, request, self._timeouts.step_s)
+        return self._finish_step(method, calls, batch.step_id, expected_id)
 
     async def close(self) -> None:
         """Hangs up."""
         await _close(self._ranks)
+
+    async def _finish_step(
+        self, method: str, calls: Sequence[Any], step_id: int, expected_id: int
+    ) -> StepResult:
+        answers = await self._finish(method, calls)
+        self._check_epoch(method, answers)
+        return self._agreed(method, answers, step_id, expected_id)
 
     def _agreed(
         self, method: str, messages: Sequence[Any], step_id: int, expected_id: int
@@ -244,49 +253,65 @@ class Shards:
         self._running_id = first.batch_id
         return first.result
 
-    async def _call_state(self, method: str, request: Any, timeout_s: float) -> list[Any]:
+    async def _call_state(self, method: str, request: Any, timeout_s: float) -> Sequence[Any]:
         """A call that touches state: its answers must be of this epoch."""
         answers = await self._call_all(method, request, timeout_s)
-        for rank, answer in zip(self._ranks, answers, strict=True):
-            try:
-                wire.check_epoch(answer, self._epoch)
-            except ShardFailed as error:
-                raise ShardFailed(f"{rank.name}, {method}: {error}") from None
+        self._check_epoch(method, answers)
         return answers
 
     async def _call_all(
         self, method: str, request: Any, timeout_s: float, *, waits: bool = False
-    ) -> list[Any]:
+    ) -> Sequence[Any]:
+        return await self._finish(method, self._begin(method, request, timeout_s, waits))
+
+    def _begin(
+        self, method: str, request: Any, timeout_s: float, waits: bool = False
+    ) -> Sequence[Any]:
+        return [
+            rank.call(method)(request, timeout=timeout_s, wait_for_ready=waits)
+            for rank in self._ranks
+        ]
+
+    async def _finish(self, method: str, calls: Sequence[Any]) -> Sequence[Any]:
         """Every rank's answer.
 
         Waits for all, since they are in lockstep; but once one has failed, the others, which may
         be waiting for it, get no more than `lockstep_s`.
         """
-        asked = [
-            asyncio.ensure_future(_ask(rank, method, request, timeout_s, waits))
-            for rank in self._ranks[1:]
-        ]
-        first = _ask(self._ranks[0], method, request, timeout_s, waits)
-        if not asked:
+        first = _answer_of(self._ranks[0], method, calls[0])
+        if len(calls) == 1:
             return [await first]
-        asked.insert(0, asyncio.ensure_future(first))
+        asked = [asyncio.ensure_future(first)]
+        for rank, call in zip(self._ranks[1:], calls[1:], strict=True):
+            asked.append(asyncio.ensure_future(_answer_of(rank, method, call)))
         try:
             _, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
             if pending:
                 await asyncio.wait(pending, timeout=self._timeouts.lockstep_s)
         finally:
-            for call in asked:
-                call.cancel()
+            for answer in asked:
+                answer.cancel()
         answers = await asyncio.gather(*asked, return_exceptions=True)
         failures = [str(answer) for answer in answers if isinstance(answer, ShardFailed)]
         if failures:
             raise ShardFailed("; ".join(failures))
         return answers
 
+    def _check_epoch(self, method: str, answers: Sequence[Any]) -> None:
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            try:
+                wire.check_epoch(answer, self._epoch)
+            except ShardFailed as error:
+                raise ShardFailed(f"{rank.name}, {method}: {error}") from None
 
-async def _ask(rank: _Rank, method: str, request: Any, timeout_s: float, waits: bool) -> Any:
+
+async def _answered(result: StepResult) -> StepResult:
+    return result
+
+
+async def _answer_of(rank: _Rank, method: str, call: Any) -> Any:
     try:
-        return await rank.call(method)(request, timeout=timeout_s, wait_for_ready=waits)
+        return await call
     except grpc.aio.AioRpcError as error:
         raise ShardFailed(f"{rank.name}, {method}: {_told(error)}") from error
 

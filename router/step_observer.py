@@ -1,0 +1,100 @@
+"""What the batcher tells the metrics: which instrument each moment of a step and a stream feeds.
+
+It decides nothing and keeps nothing; the batcher could run without it. The method of a step is
+TGI's word: "prefill" when a prompt begins in it, else "decode".
+"""
+
+from router.batch import Batch, StepResult
+from router.events import Failed, Finished
+from router.metrics import Metrics
+from router.scheduler import SchedulerStats
+from router.stream import Stream
+
+
+class StepObserver:
+    """Writes the batcher's half of `Metrics`. `block_size` in tokens."""
+
+    def __init__(self, metrics: Metrics, block_size: int) -> None:
+        self._metrics = metrics
+        self._block_size = block_size
+        # Asked once for each token.
+        self.gap = metrics.inter_token_latency.observe
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused at the door."""
+        self._metrics.rejected.inc(reason)
+
+    def scheduled(self, batch: Batch, schedule_s: float) -> None:
+        """The scheduler made a step."""
+        self._metrics.step_phase.observe(schedule_s, "schedule")
+        if batch.new:
+            self._metrics.batch_next_size.observe(len(batch.new))
+            if batch.running_ids:
+                self._metrics.batch_concat.inc("chunking")
+
+    def began(self, batch: Batch) -> None:
+        """A step goes to the shards."""
+        if batch.has_work:
+            self._metrics.batch_inference_count.inc(_method(batch))
+
+    def dropped(self, batch: Batch, drop_s: float) -> None:
+        """The shards forgot what the step drops."""
+        self._metrics.batch_filter_duration.observe(drop_s, _method(batch))
+
+    def failed(self, batch: Batch) -> None:
+        """The shards did not answer it."""
+        self._metrics.batch_inference_failure.inc(_method(batch))
+
+    def finished(self, batch: Batch, result: StepResult, step_s: float, apply_s: float) -> None:
+        """A step was answered after `step_s` and applied in `apply_s`."""
+        if not batch.has_work:
+            return
+        metrics, method = self._metrics, _method(batch)
+        metrics.batch_inference_success.inc(method)
+        metrics.batch_inference_duration.observe(step_s, method)
+        metrics.batch_forward_duration.observe(result.forward_s, method)
+        metrics.batch_decode_duration.observe(result.sample_s, method)
+        phase = metrics.step_phase.observe
+        phase(result.forward_s, "forward")
+        phase(result.sample_s, "sample")
+        phase(max(0.0, step_s - result.forward_s - result.sample_s), "rpc")
+        phase(apply_s, "apply")
+
+    def generated(self, num_tokens: int) -> None:
+        """A step's tokens went to their streams."""
+        self._metrics.output_tokens.inc(amount=num_tokens)
+
+    def books(self, stats: SchedulerStats) -> None:
+        """The scheduler's numbers after a step."""
+        metrics = self._metrics
+        metrics.queue_size.set(stats.num_waiting)
+        metrics.batch_current_size.set(stats.num_running)
+        metrics.batch_current_max_tokens.set(stats.num_blocks_used * self._block_size)
+        metrics.batch_max_total_tokens.set(stats.num_blocks_total * self._block_size)
+        metrics.kv_blocks_total.set(stats.num_blocks_total)
+        metrics.kv_blocks_used.set(stats.num_blocks_used)
+        metrics.kv_blocks_cached.set(stats.num_blocks_cached)
+        metrics.preemptions.set_total(stats.num_preemptions)
+        metrics.prompt_tokens.set_total(stats.num_prompt_tokens)
+        metrics.prefix_hit_tokens.set_total(stats.num_cached_tokens)
+
+    def ended(self, stream: Stream) -> None:
+        """A stream has its end."""
+        metrics, end = self._metrics, stream.end
+        if isinstance(end, Failed):
+            metrics.sequence_ends.inc(type(end.error).__name__)
+        if not isinstance(end, Finished) or end.timings is None:
+            return
+        timings = end.timings
+        metrics.sequence_ends.inc(end.reason.value)
+        metrics.queue_duration.observe(timings.queue_s)
+        metrics.skipped_tokens.observe(end.num_cached_tokens)
+        metrics.generated_tokens.observe(end.num_generated_tokens)
+        if end.num_generated_tokens:
+            metrics.time_to_first_token.observe(timings.time_to_first_token_s)
+            metrics.inference_duration.observe(timings.inference_s)
+            metrics.mean_time_per_token.observe(timings.inference_s / end.num_generated_tokens)
+
+
+def _method(batch: Batch) -> str:
+    return "prefill" if batch.is_prefill else "decode"

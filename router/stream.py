@@ -1,0 +1,215 @@
+"""One accepted request on its way back to its client: tokens in, text and events out.
+
+    batcher --Generation--> Stream --events, in bursts--> one reader
+
+It turns tokens into text, finds stop strings, takes the times, and keeps the events until the
+reader comes. Exactly one Finished or Failed is its last event, whoever tries to end it and how
+often. It knows no scheduler and no HTTP; the batcher is its only mutator.
+
+A burst is everything that is there when the reader looks: one wake-up for it, however many tokens a
+step or a slow reader has gathered.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from router.batch import Generation, SampledToken, TopToken
+from router.detokenizer import Detokenizer
+from router.errors import RouterError, ShardFailed
+from router.events import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptScored,
+    Timings,
+    TokenGenerated,
+    TokenLogprob,
+)
+from router.request import GenerateRequest
+from router.stopping import StopMatcher
+from router.tokenizer import Tokenizer
+
+_ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
+
+
+class Stream:
+    """The events of one request.
+
+    Times are the caller's, in monotonic seconds; those of things yet to happen are None.
+    `first_scheduled_s` and `cached_len` (prompt tokens found in the prefix cache) are the
+    batcher's to set.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_events",
+        "_keeps_stop_token",
+        "_matcher",
+        "_prompt_logprobs",
+        "_prompt_top_tokens",
+        "_texts",
+        "_tokenizer",
+        "_waiter",
+        "cached_len",
+        "end",
+        "first_scheduled_s",
+        "first_token_s",
+        "last_token_s",
+        "num_generated",
+        "request",
+        "request_id",
+        "submitted_s",
+    )
+
+    def __init__(
+        self, request_id: int, request: GenerateRequest, tokenizer: Tokenizer, now_s: float
+    ) -> None:
+        stop = request.stop
+        self.request_id = request_id
+        self.request = request
+        self.submitted_s = now_s
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.cached_len = 0
+        self.num_generated = 0
+        self.end: Finished | Failed | None = None
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, request.skip_special_tokens, request.prompt_ids)
+        self._matcher = (
+            StopMatcher(stop.stop_strings, stop.keep_stop_string) if stop.stop_strings else None
+        )
+        self._keeps_stop_token = stop.keep_stop_string
+        self._prompt_logprobs: list[float] = []
+        self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
+        self._texts: list[str] = []
+        self._events: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> Sequence[Event]:
+        """What happened since the last call; waits while that is nothing. Empty after the end."""
+        if not self._events:
+            if self.end is not None:
+                return ()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
+
+    def wake(self) -> None:
+        """Lets a waiting reader have what is there."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def add(self, generation: Generation, now_s: float) -> None:
+        """What a step brought; sets `end` when the shard, or the text, ends the sequence.
+
+        Raises ShardFailed when a prompt was not scored in full.
+        """
+        if generation.prompt_logprobs:
+            self._prompt_logprobs += generation.prompt_logprobs
+            self._prompt_top_tokens += generation.prompt_top_tokens
+        reason = generation.finish_reason
+        for token in generation.tokens:
+            if self.num_generated == 0:
+                self._begin(now_s)
+            ends = generation.finish_reason in _ENDS_BY_TOKEN and token is generation.tokens[-1]
+            self._add_token(token, ends)
+            if self._matcher is not None and self._matcher.matched is not None:
+                reason = FinishReason.STOP_STRING
+                break
+        if generation.tokens:
+            self.last_token_s = now_s
+        if reason is not None:
+            stop_id = generation.tokens[-1].token_id if reason is FinishReason.STOP_TOKEN else None
+            self.finish(reason, now_s, stop_id)
+
+    def finish(self, reason: FinishReason, now_s: float, stop_token_id: int | None = None) -> None:
+        """The good end, unless it has ended."""
+        if self.end is not None:
+            return
+        tail, matched = "", self._matcher.matched if self._matcher is not None else None
+        if matched is None:
+            tail = self._detokenizer.flush()
+            if self._matcher is not None:
+                tail = self._matcher.push(tail) + self._matcher.flush()
+                matched = self._matcher.matched
+        sampling = self.request.sampling
+        self.end = Finished(
+            reason=FinishReason.STOP_STRING if matched is not None else reason,
+            text="".join(self._texts) + tail,
+            tail=tail,
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_cached_tokens=self.cached_len,
+            num_generated_tokens=self.num_generated,
+            seed=sampling.seed if sampling.do_sample else None,
+            stop_string=matched,
+            stop_token_id=stop_token_id if matched is None else None,
+            timings=self._timings(now_s),
+        )
+        self._events.append(self.end)
+
+    def fail(self, error: RouterError) -> None:
+        """The bad end, unless it has ended."""
+        if self.end is None:
+            self.end = Failed(error)
+            self._events.append(self.end)
+
+    def _begin(self, now_s: float) -> None:
+        self.first_token_s = now_s
+        if self.request.logprobs.prompt:
+            self._events.append(self._scored_prompt())
+
+    def _add_token(self, token: SampledToken, ends: bool) -> None:
+        token_id = token.token_id
+        self.num_generated += 1
+        special = self._tokenizer.is_special(token_id)
+        if ends and not self._keeps_stop_token:
+            own, shown = self._tokenizer.token_text(token_id), ""
+        else:
+            own = shown = self._detokenizer.push(token_id)
+            if special:
+                own = self._tokenizer.token_text(token_id)
+            if self._matcher is not None:
+                shown = self._matcher.push(shown)
+        if shown:
+            self._texts.append(shown)
+        top_tokens = self._reported(token.top_tokens) if token.top_tokens else ()
+        self._events.append(
+            TokenGenerated(TokenLogprob(token_id, own, token.logprob, special), shown, top_tokens)
+        )
+
+    def _scored_prompt(self) -> PromptScored:
+        prompt_ids, logprobs = self.request.prompt_ids, self._prompt_logprobs
+        if len(logprobs) != len(prompt_ids) - 1:
+            raise ShardFailed(
+                f"the shard scored {len(logprobs)} of {len(prompt_ids) - 1} prompt tokens"
+            )
+        tokens = [
+            self._report(token_id, logprob)
+            for token_id, logprob in zip(prompt_ids, (None, *logprobs), strict=True)
+        ]
+        top_tokens = [self._reported(top) for top in self._prompt_top_tokens]
+        return PromptScored(tuple(tokens), ((), *top_tokens) if top_tokens else ())
+
+    def _reported(self, top_tokens: Sequence[TopToken]) -> tuple[TokenLogprob, ...]:
+        return tuple([self._report(top.token_id, top.logprob) for top in top_tokens])
+
+    def _report(self, token_id: int, logprob: float | None) -> TokenLogprob:
+        text = self._tokenizer.token_text(token_id)
+        return TokenLogprob(token_id, text, logprob, self._tokenizer.is_special(token_id))
+
+    def _timings(self, now_s: float) -> Timings:
+        begun_s = now_s if self.first_scheduled_s is None else self.first_scheduled_s
+        first_s = now_s if self.first_token_s is None else self.first_token_s
+        return Timings(
+            queue_s=begun_s - self.submitted_s,
+            time_to_first_token_s=first_s - self.submitted_s,
+            inference_s=now_s - begun_s,
+            total_s=now_s - self.submitted_s,
+        )
