@@ -218,9 +218,6 @@ class Batcher:
                 self._observer.gap(now_s - stream.last_token_s)
             try:
                 stream.add(generation, now_s)
-            except ShardFailed as error:
-                self._fail(stream, error)
-                continue
             except Exception as error:
                 _logger.exception("request %d failed by a bug", stream.request_id)
                 self._fail(stream, _internal(error))

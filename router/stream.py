@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from router.batch import Generation, SampledToken, TopToken
 from router.detokenizer import Detokenizer
-from router.errors import RouterError, ShardFailed
+from router.errors import RouterError
 from router.events import (
     Event,
     Failed,
@@ -101,16 +101,13 @@ class Stream:
         return events
 
     def wake(self) -> None:
-        """Lets a waiting reader have what is there."""
+        """Lets a waiting reader have what is there, if there is anything."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        if waiter is not None and self._events and not waiter.done():
             waiter.set_result(None)
 
     def add(self, generation: Generation, now_s: float) -> None:
-        """What a step brought; sets `end` when the shard, or the text, ends the sequence.
-
-        Raises ShardFailed when a prompt was not scored in full.
-        """
+        """What a step brought; sets `end` when the shard, or the text, ends the sequence."""
         if generation.prompt_logprobs:
             self._prompt_logprobs += generation.prompt_logprobs
             self._prompt_top_tokens += generation.prompt_top_tokens
@@ -186,10 +183,6 @@ class Stream:
 
     def _scored_prompt(self) -> PromptScored:
         prompt_ids, logprobs = self.request.prompt_ids, self._prompt_logprobs
-        if len(logprobs) != len(prompt_ids) - 1:
-            raise ShardFailed(
-                f"the shard scored {len(logprobs)} of {len(prompt_ids) - 1} prompt tokens"
-            )
         tokens = [
             self._report(token_id, logprob)
             for token_id, logprob in zip(prompt_ids, (None, *logprobs), strict=True)

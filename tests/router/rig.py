@@ -1,0 +1,154 @@
+"""A whole router below HTTP, wired to fake shards over real gRPC, for tests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+
+from prometheus_client import CollectorRegistry
+
+from router.allocator import Allocator
+from router.batcher import Batcher, BatcherLimits
+from router.events import Event, Failed, Finished, TokenGenerated
+from router.infer import Infer
+from router.metrics import Metrics
+from router.request import (
+    GenerateRequest,
+    LogprobParams,
+    SamplingParams,
+    StopParams,
+)
+from router.scheduler import Scheduler, SchedulerLimits
+from router.shards import Shards, ShardTimeouts
+from router.step_observer import StepObserver
+from router.stream import Stream
+from router.tokenizer import Tokenizer
+from tests.fakes import FakeShard, byte_ids, save_byte_tokenizer, serving
+
+PLAIN = SamplingParams()
+NO_LOGPROBS = LogprobParams()
+RESTLESS = BatcherLimits(retry_s=0.05, tick_s=0.02)
+QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=0.5, control_s=0.5, lockstep_s=0.2)
+PROMPT = "Once upon"
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """One for all tests; its threads start when first needed, which is never here."""
+    with TemporaryDirectory() as folder:
+        return Tokenizer.load(save_byte_tokenizer(Path(folder)))
+
+
+@dataclass
+class Rig:
+    """What a test may look at."""
+
+    batcher: Batcher
+    infer: Infer
+    scheduler: Scheduler
+    shards: Shards
+    metrics: Metrics
+    running: "asyncio.Future[None]"
+
+
+def asking(
+    prompt: str = PROMPT,
+    max_new_tokens: int = 6,
+    *,
+    stop: tuple[str, ...] = (),
+    keep_stop_string: bool = True,
+    stop_token_ids: tuple[int, ...] = (),
+    ignore_eos: bool = False,
+    deadline_s: float | None = None,
+    logprobs: LogprobParams = NO_LOGPROBS,
+    sampling: SamplingParams = PLAIN,
+    skip_special_tokens: bool = True,
+) -> GenerateRequest:
+    """A request as validation would make it."""
+    return GenerateRequest(
+        tuple(byte_ids(prompt)),
+        prompt,
+        sampling,
+        StopParams(
+            max_new_tokens,
+            ignore_eos=ignore_eos,
+            stop_strings=stop,
+            stop_token_ids=stop_token_ids,
+            keep_stop_string=keep_stop_string,
+        ),
+        logprobs,
+        skip_special_tokens=skip_special_tokens,
+        deadline_s=deadline_s,
+    )
+
+
+@asynccontextmanager
+async def routing(
+    *ranks: FakeShard,
+    max_step_tokens: int = 64,
+    max_batch_size: int = 8,
+    timeouts: ShardTimeouts = QUICK,
+    limits: BatcherLimits = RESTLESS,
+    clock: Callable[[], float] = monotonic,
+    prefix_caching: bool = True,
+) -> AsyncIterator[Rig]:
+    """A router that runs; in the end all blocks must be back and none may have been misused."""
+    async with serving(*ranks) as address:
+        shards = await Shards.connect(address, timeouts, first_epoch=1)
+        pool = await shards.warmup(max_step_tokens, max_batch_size, None)
+        allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
+        scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
+        metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
+        observer = StepObserver(metrics, pool.block_size)
+        batcher = Batcher(scheduler, shards, byte_tokenizer(), observer, limits, clock)
+        running = asyncio.ensure_future(batcher.run())
+        rig = Rig(batcher, Infer(batcher), scheduler, shards, metrics, running)
+        try:
+            yield rig
+        finally:
+            await batcher.drain(0.0)
+            await asyncio.wait_for(rig.running, 5.0)
+            await shards.close()
+    assert [rank.violations for rank in ranks] == [[] for _ in ranks]
+
+
+async def settled(rig: Rig) -> None:
+    """Until nothing waits, runs or is to be dropped."""
+    deadline_s = monotonic() + 5.0
+    while rig.scheduler.has_work or rig.batcher.num_streams:
+        assert monotonic() < deadline_s, "the router did not come to rest"
+        await asyncio.sleep(0.002)
+
+
+async def events_of(stream: Stream) -> list[Event]:
+    """All events, to the end; the end must come once and last."""
+    events: list[Event] = []
+    while burst := await asyncio.wait_for(stream.take(), 5.0):
+        events += burst
+    ends = [event for event in events if isinstance(event, Finished | Failed)]
+    assert len(ends) == 1
+    assert events[-1] is ends[0]
+    return events
+
+
+def end_of(events: Sequence[Event]) -> Finished:
+    """The good end."""
+    end = events[-1]
+    assert isinstance(end, Finished), end
+    return end
+
+
+def error_of(events: Sequence[Event]) -> Exception:
+    """The error of the bad end."""
+    end = events[-1]
+    assert isinstance(end, Failed), end
+    return end.error
+
+
+def texts_of(events: Sequence[Event]) -> list[str]:
+    """What each token let the client see."""
+    return [event.text for event in events if isinstance(event, TokenGenerated)]
