@@ -49,7 +49,7 @@ class ChatTemplate:
 
     @property
     def reads_tools(self) -> bool:
-        """True if the template shows tools by itself when there are some."""
+        """True if the template shows tools by itself when there are some. Raises TemplateFailed."""
         return "tools" in self._choose(with_tools=True).variables
 
     def render(

@@ -19,8 +19,9 @@ from router.errors import InvalidRequest, StartupFailed
 from router.pieces import Pieces, build_pieces
 from router.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
-# Up to here encoding takes less time than handing it to a thread and back (bench: 0.3 ms).
-_IN_PLACE_LEN = 1000
+# Characters or tokens that are dealt with in place. Measured on one 2 GHz core: 4000 characters
+# take 0.7 ms to encode, and going to a thread and back 0.3 ms.
+_IN_PLACE_LEN = 4000
 # Token ids index tables; no vocabulary comes near this.
 _MAX_VOCAB_SIZE = 1 << 24
 
@@ -100,7 +101,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`. Raises InvalidRequest when it is not valid Unicode."""
-        return self._encode(text, add_special_tokens).ids
+        encode = self._backend.encode_batch_fast
+        return self._encode(encode, text, add_special_tokens).ids
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """`encode`, in a worker thread when the text is long."""
@@ -126,7 +128,10 @@ class Tokenizer:
         if skip_special_tokens:
             # Not left to the library, which shows special tokens that are marked "normalized".
             token_ids = [i for i in token_ids if i not in self._special_ids]
-        text = self._backend.decode(token_ids, skip_special_tokens=False)
+        if len(token_ids) <= _IN_PLACE_LEN:
+            text = self._backend.decode(token_ids, skip_special_tokens=False)
+        else:  # only batches give up the interpreter's lock
+            text = self._backend.decode_batch([token_ids], skip_special_tokens=False)[0]
         if "\ufffd" in text and self.pieces is not None and self.pieces.marks_bytes:
             return self.pieces.join(token_ids)
         return text
@@ -161,15 +166,18 @@ class Tokenizer:
         """End the worker threads once they are done with what they are at."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+    def _encode(
+        self, encode: Callable[..., list[Encoding]], text: str, add_special_tokens: bool
+    ) -> Encoding:
+        # `encode` is a batch call, with one text: others keep the interpreter's lock.
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return encode([text], add_special_tokens=add_special_tokens)[0]
         except Exception as error:  # the library raises bare Exception
             check_unicode(text, "inputs")
             raise InvalidRequest(f"`inputs` cannot be encoded: {error}", "inputs") from error
 
     def _spans(self, text: str) -> list[TokenSpan]:
-        encoding = self._encode(text, True)
+        encoding = self._encode(self._backend.encode_batch, text, True)
         # The library counts characters, the API counts bytes.
         byte_offsets: Sequence[int] = range(len(text) + 1)
         if not text.isascii():

@@ -1,0 +1,417 @@
+"""Text to ids as transformers does it, and every broken folder named."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+from router.errors import InvalidRequest, StartupFailed
+from router.tokenizer import Tokenizer, TokenSpan
+from tests.router import small_tokenizers
+
+TEXTS = (
+    *small_tokenizers.CORPUS,
+    "",
+    " ",
+    "  two  spaces ",
+    "a<|end|>b</s> c",
+    "the <note> and a b spaced",
+    "\x00\u0301\U0010ffff",
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        kind: small_tokenizers.save(build(), tmp_path_factory.mktemp(kind))
+        for kind, build in small_tokenizers.KINDS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folders: dict[str, Path]) -> Iterator[Tokenizer]:
+    tokenizer = Tokenizer.load(folders["byte_level"])
+    yield tokenizer
+    tokenizer.close()
+
+
+def load(folder: Path, backend: Backend | None = None, **config: Any) -> Tokenizer:
+    return Tokenizer.load(
+        small_tokenizers.save(backend or small_tokenizers.byte_level(), folder, **config)
+    )
+
+
+# --- encoding and decoding
+
+
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+@pytest.mark.parametrize("kind", small_tokenizers.KINDS)
+def test_ids_and_texts_are_those_of_transformers(
+    folders: dict[str, Path], kind: str, add_special_tokens: bool
+) -> None:
+    ours = Tokenizer.load(folders[kind])
+    theirs = AutoTokenizer.from_pretrained(folders[kind])
+    for text in TEXTS:
+        token_ids = ours.encode(text, add_special_tokens=add_special_tokens)
+        assert token_ids == theirs.encode(text, add_special_tokens=add_special_tokens)
+        for skip in (True, False):
+            assert ours.decode(token_ids, skip_special_tokens=skip) == theirs.decode(
+                token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            )
+
+
+def test_tokens_that_only_the_config_names_are_added_as_transformers_adds_them(
+    tmp_path: Path,
+) -> None:
+    config: dict[str, Any] = {
+        "pad_token": "<pad>",
+        "additional_special_tokens": ["<|user|>", "fox"],
+        "added_tokens_decoder": {
+            "700": {"content": "<late>", "special": False},
+            "699": {"content": "<early>", "special": True},
+        },
+    }
+    ours = load(tmp_path, **config)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    text = "the fox<pad> <|user|><early><late></s>"
+    assert ours.encode(text) == theirs.encode(text)
+    assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), True) == "the  <late>"
+    assert ours.vocab_size == len(theirs)
+
+
+@given(text=st.text(max_size=40))
+@settings(deadline=None)
+def test_byte_level_text_survives_encoding(tokenizer: Tokenizer, text: str) -> None:
+    plain = text.translate(dict.fromkeys(map(ord, "éâĠ")))  # odd added tokens begin with these
+    assert tokenizer.decode(tokenizer.encode(plain), skip_special_tokens=False) == "<s>" + plain
+
+
+def test_special_tokens_are_added_on_demand(tokenizer: Tokenizer) -> None:
+    with_special = tokenizer.encode("the fox")
+    without = tokenizer.encode("the fox", add_special_tokens=False)
+    assert with_special[1:] == without
+    assert tokenizer.is_special(with_special[0])
+    assert not tokenizer.is_special(without[0])
+
+
+def test_special_tokens_that_are_normalized_are_left_out_all_the_same(tmp_path: Path) -> None:
+    backend = small_tokenizers.byte_fallback()
+    backend.add_special_tokens([AddedToken("<odd>", normalized=True)])
+    tokenizer = load(tmp_path, backend)
+    token_id = backend.get_vocab()["<odd>"]
+    assert tokenizer.decode([token_id, *tokenizer.encode("the")]) == "the"
+
+
+def test_ids_without_a_token_add_nothing(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("fox")
+    assert tokenizer.decode([*token_ids, 10_000, 4_000_000_000]) == "fox"
+    assert tokenizer.token_text(10_000) == ""
+
+
+def test_settings_that_would_change_a_prompt_are_switched_off(tmp_path: Path) -> None:
+    backend = small_tokenizers.byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    tokenizer = load(tmp_path, backend)
+    assert tokenizer.decode(tokenizer.encode("a" * 30, add_special_tokens=False)) == "a" * 30
+    assert len(tokenizer.encode("a")) == 2
+
+
+@pytest.mark.parametrize("text", ["a\ud800", "\udfff", "🙂\udc80b" * 3000])
+async def test_a_lone_surrogate_is_refused_by_every_way_in(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"`inputs` must be valid Unicode.*U\+D") as refused:
+        tokenizer.encode(text)
+    assert refused.value.field == "inputs"
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        await tokenizer.encode_async(text)
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        await tokenizer.spans(text)
+
+
+def test_a_word_that_the_vocabulary_cannot_express_is_refused(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"yes": 0}, unk_token="<unk>"))
+    tokenizer = load(tmp_path, backend, bos_token=None, eos_token=None)
+    assert tokenizer.encode("yes") == [0]
+    with pytest.raises(InvalidRequest, match=r"`inputs` cannot be encoded: .*UNK"):
+        tokenizer.encode("no")
+
+
+@pytest.mark.parametrize("length", [10, 4001, 60_000])
+async def test_a_worker_encodes_and_decodes_as_the_loop_does(
+    tokenizer: Tokenizer, length: int
+) -> None:
+    text = ("The quick brown 日本語 fox. " * length)[:length]
+    token_ids = tokenizer.encode(text)
+    assert await tokenizer.encode_async(text) == token_ids
+    assert await tokenizer.decode_async(token_ids) == text
+
+
+async def test_a_long_text_does_not_hold_up_the_loop(tokenizer: Tokenizer) -> None:
+    text = "The quick brown fox's lazy dog. " * 30_000
+    begin_s = time.perf_counter()
+    encoding = asyncio.ensure_future(tokenizer.encode_async(text))
+    longest_s, last_s = 0.0, begin_s
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        longest_s = max(longest_s, time.perf_counter() - last_s)
+        last_s = time.perf_counter()
+    # One call on the loop would be one pause as long as the whole.
+    assert longest_s < (last_s - begin_s) / 2
+
+
+# --- spans
+
+
+@given(text=st.text(max_size=30))
+@settings(deadline=None)
+def test_spans_are_bytes_of_the_input(tokenizer: Tokenizer, text: str) -> None:
+    spans = asyncio.run(tokenizer.spans(text))
+    assert [span.token_id for span in spans] == tokenizer.encode(text)
+    for span in spans:
+        assert text.encode()[span.start : span.stop].decode() == span.text
+
+
+async def test_spans_of_a_word_an_accent_and_an_emoji(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, small_tokenizers.byte_fallback_unstripped())
+    spans = await tokenizer.spans("the é🙂")
+    first_byte = tokenizer.encode("\x00")[-1]
+    emoji = [TokenSpan(first_byte + byte, "🙂", 6, 10) for byte in "🙂".encode()]
+    assert [(span.text, span.start, span.stop) for span in spans[:6]] == [
+        ("", 0, 0), ("t", 0, 1), ("he", 1, 3), (" ", 3, 4), ("é", 4, 6), ("🙂", 6, 10),
+    ]  # fmt: skip
+    assert spans[5:] == emoji
+
+
+# --- tokens by themselves
+
+
+def test_a_token_by_itself_reads_as_it_does_behind_others(folders: dict[str, Path]) -> None:
+    tokenizer = Tokenizer.load(folders["byte_fallback"])
+    token_ids = tokenizer.encode("the \x07")
+    assert [tokenizer.token_text(token_id) for token_id in token_ids] == [
+        "<s>",
+        " the",
+        " ",
+        "\x07",
+    ]
+    half = tokenizer.encode("\xff")[-1]
+    assert tokenizer.token_text(half) == "\ufffd"
+    windowed = Tokenizer.load(folders["suffixed"])
+    assert windowed.token_text(windowed.encode("x")[-1]) == "x"
+
+
+# --- what a folder says
+
+
+def test_the_config_names_tokens_lengths_and_template(tmp_path: Path) -> None:
+    tokenizer = load(
+        tmp_path,
+        eos_token={"content": "<|end|>", "lstrip": False},
+        model_max_length=2048,
+        chat_template="{{ messages }}",
+    )
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "<|end|>")
+    assert tokenizer.model_max_len == 2048
+    assert tokenizer.chat_templates == {"default": "{{ messages }}"}
+
+
+def test_no_limit_in_transformers_words_is_no_limit(tmp_path: Path) -> None:
+    assert load(tmp_path, model_max_length=int(1e30)).model_max_len is None
+
+
+def test_tokenizer_json_alone_is_enough(tmp_path: Path) -> None:
+    small_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.chat_templates) == (None, None, {})
+    assert tokenizer.decode(tokenizer.encode("fox")) == "fox"
+
+
+def test_special_tokens_map_fills_what_the_config_leaves_open(tmp_path: Path) -> None:
+    small_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "fox"}}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.eos_token == "fox"
+    assert tokenizer.decode(tokenizer.encode("a fox!")) == "a !"
+
+
+CONFIG_TEMPLATE = {"chat_template": "config"}
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "named", "expected"),
+    [
+        pytest.param({}, CONFIG_TEMPLATE, None, {"default": "config"}, id="config"),
+        pytest.param(
+            {},
+            {
+                "chat_template": [
+                    {"name": "default", "template": "d"},
+                    {"name": "rag", "template": "r"},
+                ]
+            },
+            None,
+            {"default": "d", "rag": "r"},
+            id="named templates in the config",
+        ),
+        pytest.param(
+            {"chat_template.json": '{"chat_template": "json"}'},
+            CONFIG_TEMPLATE,
+            None,
+            {"default": "json"},
+            id="chat_template.json goes before the config",
+        ),
+        pytest.param(
+            {"chat_template.jinja": "jinja", "chat_template.json": '{"chat_template": "json"}'},
+            CONFIG_TEMPLATE,
+            None,
+            {"default": "jinja"},
+            id="chat_template.jinja goes before both",
+        ),
+        pytest.param(
+            {"chat_template.jinja": "jinja", "additional_chat_templates/tool_use.jinja": "tools"},
+            {},
+            None,
+            {"default": "jinja", "tool_use": "tools"},
+            id="additional templates",
+        ),
+        pytest.param(
+            {"chat_template.jinja": "jinja", "mine.json": '{"chat_template": "mine"}'},
+            CONFIG_TEMPLATE,
+            "mine.json",
+            {"default": "mine"},
+            id="a config named on purpose goes before all",
+        ),
+        pytest.param(
+            {"chat_template.jinja": "jinja", "mine.json": "{}"},
+            CONFIG_TEMPLATE,
+            "mine.json",
+            {"default": "jinja"},
+            id="a config named on purpose without a template",
+        ),
+        pytest.param(
+            {"chat_template.jinja": "jinja", "mine.jinja": "mine"},
+            CONFIG_TEMPLATE,
+            "mine.jinja",
+            {"default": "mine"},
+            id="a template named on purpose",
+        ),
+    ],
+)
+def test_the_chat_template_comes_from(
+    tmp_path: Path,
+    files: dict[str, str],
+    config: dict[str, Any],
+    named: str | None,
+    expected: dict[str, str],
+) -> None:
+    small_tokenizers.save(small_tokenizers.byte_level(), tmp_path, **config)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    tokenizer = Tokenizer.load(tmp_path, tmp_path / named if named else None)
+    assert tokenizer.chat_templates == expected
+
+
+# --- broken folders
+
+
+def with_model(**changes: Any) -> str:
+    content = json.loads(small_tokenizers.undecoded().to_str())
+    content["model"] |= changes
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, ["tokenizer.json is missing", "download"], id="nothing there"),
+        pytest.param(
+            {"tokenizer.model": "x"},
+            ["has only tokenizer.model", "save_pretrained"],
+            id="sentencepiece alone",
+        ),
+        pytest.param({"tokenizer.json": "{"}, ["tokenizer.json", "download"], id="cut off"),
+        pytest.param(
+            {"tokenizer.json": '{"model": {"type": "?"}}'}, ["tokenizer.json"], id="alien"
+        ),
+        pytest.param(
+            {"tokenizer.json": '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'},
+            ["tokenizer.json", "empty vocabulary"],
+            id="empty",
+        ),
+        pytest.param(
+            {"tokenizer.json": with_model(vocab={"<unk>": 0, "<s>": 4_000_000_000})},
+            ["tokenizer.json", "token id 4000000000"],
+            id="an id beyond reason",
+        ),
+        pytest.param(
+            {"tokenizer.json": with_model(), "tokenizer_config.json": "{,}"},
+            ["tokenizer_config.json", "not valid JSON"],
+            id="config is no JSON",
+        ),
+        pytest.param(
+            {"tokenizer.json": with_model(), "tokenizer_config.json": "[" * 100_000},
+            ["tokenizer_config.json", "not valid JSON"],
+            id="config without bottom",
+        ),
+        pytest.param(
+            {"tokenizer.json": with_model(), "tokenizer_config.json": "[]"},
+            ["tokenizer_config.json", "JSON object", "list"],
+            id="config is no object",
+        ),
+        pytest.param(
+            {"tokenizer.json": with_model(), "tokenizer_config.json": '{"eos_token": 2}'},
+            ["tokenizer_config.json", "`eos_token`", "2"],
+            id="token is no string",
+        ),
+        pytest.param(
+            {
+                "tokenizer.json": with_model(),
+                "tokenizer_config.json": '{"added_tokens_decoder": {"1": {"special": 1}}}',
+            },
+            ["tokenizer_config.json", "`added_tokens_decoder`"],
+            id="added token without content",
+        ),
+        pytest.param(
+            {"tokenizer.json": with_model(), "tokenizer_config.json": '{"chat_template": 7}'},
+            ["tokenizer_config.json", "`chat_template`"],
+            id="template is no string",
+        ),
+    ],
+)
+def test_a_broken_folder_is_refused_with_the_file_and_the_reason(
+    tmp_path: Path, files: dict[str, str], expected: list[str]
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(StartupFailed) as refused:
+        Tokenizer.load(tmp_path)
+    for part in [str(tmp_path), *expected]:
+        assert part in str(refused.value)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupFailed, match="nowhere does not exist"):
+        Tokenizer.load(tmp_path / "nowhere")
+
+
+def test_a_config_that_is_not_there_is_named(tmp_path: Path) -> None:
+    small_tokenizers.save(small_tokenizers.byte_level(), tmp_path)
+    with pytest.raises(StartupFailed, match=r"mine\.json.*is missing"):
+        Tokenizer.load(tmp_path, tmp_path / "mine.json")
+
+
+def test_a_template_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+    small_tokenizers.save(small_tokenizers.byte_level(), tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(StartupFailed, match=r"chat_template\.jinja cannot be read"):
+        Tokenizer.load(tmp_path)
