@@ -387,11 +387,11 @@ numbers = st.one_of(
 )
 integers = st.one_of(st.integers(-2, 40), st.integers(480, 520), st.integers())
 WHOLE = "best_of top_k max_new_tokens min_new_tokens truncate seed top_n_tokens".split()
-REAL = "temperature repetition_penalty frequency_penalty presence_penalty top_p typical_p min_p".split()
+REAL = "temperature repetition_penalty frequency_penalty presence_penalty top_p typical_p".split()
 raw_params = st.builds(
     RawParams,
     **{word: st.none() | integers for word in WHOLE},
-    **{word: st.none() | numbers for word in REAL},
+    **{word: st.none() | numbers for word in [*REAL, "min_p"]},
     do_sample=st.none() | st.booleans(),
     stop=st.none() | st.lists(st.text(st.characters(), max_size=3), max_size=5).map(tuple),
     logit_bias=st.none() | st.dictionaries(integers, numbers, max_size=3),
