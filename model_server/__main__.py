@@ -104,14 +104,24 @@ def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo]:
     device = _device(settings.device, settings.rank)
     folder = find_checkpoint(settings.model_id, settings.revision)
     world = World.connect(
-        settings.rank, settings.world_size, settings.master_addr, settings.master_port, device
+        rank=settings.rank,
+        world_size=settings.world_size,
+        master_addr=settings.master_addr,
+        master_port=settings.master_port,
+        device=device,
     )
     _log.info("loading %s on %s", settings.model_id, device)
     model = PagedModel.load(_model_settings(settings, folder, device), world)
     sampler = (
         Sampler(model.vocab_size, device, model.eos_token_ids, 64) if world.rank == 0 else None
     )
-    runner = Runner(model, sampler, world)
+    runner = Runner(
+        model,
+        sampler,
+        world,
+        num_blocks=settings.kv_blocks,
+        memory_fraction=settings.cuda_memory_fraction,
+    )
     _log.info(
         "loaded %s in %.1f s: %s, %s attention",
         *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),

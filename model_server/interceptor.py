@@ -33,8 +33,9 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (ShardError, grpc.StatusCode.INTERNAL),
 )
 
-MethodHandler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler | None]]
+# Generic for the type checker alone, hence in quotes.
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -45,7 +46,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> MethodHandler | None:
+    ) -> MethodHandler:
         handler = await continuation(handler_call_details)
         if handler is None or handler.unary_unary is None:
             return handler
