@@ -20,6 +20,13 @@ from typing import Any, NoReturn
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
+_NO_KEYS = (
+    "keys are not checked yet, and a server that only seems to check them is worse than none; put "
+    "a proxy that does in front"
+)
+_NO_CORS = (
+    "browsers of other origins are not served yet; put a proxy that adds the headers in front"
+)
 _NGROK = (
     "Tandem opens no tunnel. Run one beside it (ngrok http 3000, cloudflared tunnel, ssh -R) and "
     "point it at --port"
@@ -87,10 +94,6 @@ def _switch(text: str) -> bool:
     raise BadConfig("must be true or false")
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
@@ -98,12 +101,17 @@ def _file(text: str) -> Path:
     return path
 
 
-def _refused(text: str) -> NoReturn:
-    raise BadConfig(_NGROK)
+def _refused(reason: str) -> Parse:
+    def parse(text: str) -> NoReturn:
+        raise BadConfig(reason)
+
+    return parse
 
 
-def _refused_if_true(text: str) -> bool:
-    return _switch(text) and _refused(text)
+def _no_tunnel(text: str) -> bool:
+    if _switch(text):
+        raise BadConfig(_NGROK)
+    return False
 
 
 def _knob(
@@ -118,8 +126,8 @@ def _knob(
 ) -> Any:
     """A knob, declared as a field of RouterConfig.
 
-    With `env` its variable is the flag's name in capitals. `kind` is "value", "switch" (a flag
-    without a value) or "list" (repeatable). `aliases` are older names.
+    With `env` its variable is the flag's name in capitals. `kind` is "value" or "switch", a
+    flag without a value. `aliases` are older names.
     """
     knob = {
         "help": help,
@@ -192,17 +200,6 @@ class RouterConfig:
     payload_limit: int = _knob(
         2_000_000, "bytes of a request's body, at most", _whole(1), group=_HTTP
     )
-    api_key: str | None = _knob(
-        None, "demand `Authorization: Bearer <key>` on the routes that generate", group=_HTTP
-    )
-    cors_allow_origin: tuple[str, ...] = _knob(
-        (),
-        "origin that browsers may call from; repeatable, in the environment separated by commas; "
-        "absent: any",
-        _words,
-        group=_HTTP,
-        kind="list",
-    )
     compute_type: str = _knob(
         "gpu+optimized", "value of the x-compute-type response header", group=_HTTP
     )
@@ -225,9 +222,6 @@ class RouterConfig:
     max_top_n_tokens: int = _knob(5, "largest top_n_tokens", _whole(0), group=_LIMITS)
     max_client_batch_size: int = _knob(
         4, "most prompts of one /v1/completions call", _whole(1), group=_LIMITS
-    )
-    disable_grammar_support: bool = _knob(
-        False, "refuse requests with a grammar", group=_LIMITS, kind="switch"
     )
 
     max_concurrent_requests: int = _knob(
@@ -279,6 +273,9 @@ class RouterConfig:
     max_batch_total_tokens: int | None = _knob(
         None, "the KV cache is sized by the shards (their --kv-blocks)", _whole(1), group=_INERT
     )
+    disable_grammar_support: bool = _knob(
+        False, "no grammar is served yet", group=_INERT, kind="switch"
+    )
     messages_api_enabled: bool = _knob(
         False, "/v1/chat/completions is always on", group=_INERT, kind="switch"
     )
@@ -295,10 +292,12 @@ class RouterConfig:
         "off", "Tandem sends nothing home", _one_of("on", "off", "no-stack"), group=_INERT
     )
 
-    ngrok: bool = _knob(False, _NGROK, _refused_if_true, group=_REFUSED, kind="switch")
+    api_key: None = _knob(None, _NO_KEYS, _refused(_NO_KEYS), group=_REFUSED)
+    cors_allow_origin: None = _knob(None, _NO_CORS, _refused(_NO_CORS), group=_REFUSED)
+    ngrok: bool = _knob(False, _NGROK, _no_tunnel, group=_REFUSED, kind="switch")
     # The variables of these two may well be set for ngrok's own client.
-    ngrok_authtoken: None = _knob(None, "see --ngrok", _refused, group=_REFUSED, env=False)
-    ngrok_edge: None = _knob(None, "see --ngrok", _refused, group=_REFUSED, env=False)
+    ngrok_authtoken: None = _knob(None, "see --ngrok", _refused(_NGROK), group=_REFUSED, env=False)
+    ngrok_edge: None = _knob(None, "see --ngrok", _refused(_NGROK), group=_REFUSED, env=False)
 
     def __post_init__(self) -> None:
         total, prompt = self.max_total_tokens, self.max_input_tokens
@@ -348,8 +347,7 @@ def _sources(
     found = []
     for spelling in (name, *knob["aliases"]):
         if told[spelling] is not None:
-            value = told[spelling]
-            found.append((_flag(spelling), ",".join(value) if knob["kind"] == "list" else value))
+            found.append((_flag(spelling), told[spelling]))
     for spelling in (name, *knob["aliases"]):
         variable = spelling.upper()
         if knob["env"] and environ.get(variable):
@@ -384,8 +382,7 @@ def _parser() -> argparse.ArgumentParser:
         if meta["kind"] == "switch":
             options |= {"action": "store_const", "const": "true"}
         else:
-            options |= {"metavar": "VALUE", "action": "append" if meta["kind"] == "list" else None}
-            options = {key: value for key, value in options.items() if value is not None}
+            options |= {"metavar": "VALUE"}
         group.add_argument(_flag(knob.name), **options)
         for alias in meta["aliases"]:
             options |= {"dest": alias, "help": f"older name of {_flag(knob.name)}"}

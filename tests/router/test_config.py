@@ -42,13 +42,6 @@ def test_switches_need_no_value_and_read_words_from_the_environment() -> None:
     assert not read_config(["--prefix-caching", "false"], {}).prefix_caching
 
 
-def test_origins_repeat_on_the_command_line_and_split_at_commas_elsewhere() -> None:
-    flags = ["--cors-allow-origin", "https://a", "--cors-allow-origin", "https://b"]
-    assert read_config(flags, {}).cors_allow_origin == ("https://a", "https://b")
-    environ = {"CORS_ALLOW_ORIGIN": "https://a, https://b"}
-    assert read_config([], environ).cors_allow_origin == ("https://a", "https://b")
-
-
 def test_running_sequences_default_to_what_a_step_can_carry() -> None:
     assert read_config([], {}).batch_size == 128
     assert read_config(["--max-batch-prefill-tokens", "16"], {}).batch_size == 16
@@ -87,6 +80,9 @@ def test_knobs_without_effect_are_taken_by_name() -> None:
             {},
             ["--max-batch-size 9", "--max-batch-prefill-tokens 8"],
         ),
+        (["--api-key", "k"], {}, ["--api-key", "keys are not checked yet"]),
+        ([], {"API_KEY": "k"}, ["API_KEY", "a proxy"]),
+        (["--cors-allow-origin", "*"], {}, ["--cors-allow-origin", "a proxy"]),
         (["--ngrok"], {}, ["--ngrok", "opens no tunnel", "--port"]),
         (["--ngrok-authtoken", "t"], {}, ["--ngrok-authtoken", "opens no tunnel"]),
         ([], {"NGROK": "true"}, ["NGROK", "opens no tunnel"]),

@@ -1,0 +1,317 @@
+"""Wires the router by hand and runs it until it is told to stop.
+
+    python -m router --master-shard-uds-path PATH|HOST:PORT --tokenizer-name FOLDER
+
+    socket, tokenizer -> shards: discovery, info, warm-up -> books -> batcher -> HTTP
+
+The first SIGTERM or SIGINT drains: nothing new is taken, what runs may finish within
+--graceful-termination-timeout, what is left gets an error as its last event. The second one stops
+at once.
+
+Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a bad flag.
+"""
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from router.allocator import Allocator
+from router.batcher import Batcher, BatcherLimits
+from router.chat_template import ChatTemplate
+from router.config import BadConfig, RouterConfig, read_config
+from router.errors import ShardFailed, StartupFailed
+from router.http.app import Services, create_app
+from router.http.server_info import ServerInfo
+from router.hub import find_tokenizer
+from router.infer import Infer
+from router.listening import HttpServer, bind
+from router.logs import start_logging
+from router.metrics import Metrics
+from router.scheduler import Scheduler, SchedulerLimits
+from router.shards import Shards, ShardTimeouts
+from router.step_observer import StepObserver
+from router.tokenizer import Tokenizer
+from router.validation import Limits, Validation
+from router.wire import PoolLimits, ShardInfo
+
+_logger = logging.getLogger("router")
+T = TypeVar("T")
+
+# After the drain: the step under way, and answers that slow readers have not taken yet.
+_LAST_STEP_S = 5.0
+_LAST_BYTES_S = 5.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the router; answers the exit code."""
+    try:
+        config = read_config(argv)
+    except BadConfig as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    start_logging(config.log_level, json_output=config.json_output)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(config))
+    except (StartupFailed, ShardFailed) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+
+
+class _Signals:
+    """The first and the second time that somebody asks to stop."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._note)
+
+    def _note(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Router:
+    """Everything that lives as long as the router does."""
+
+    tokenizer: Tokenizer
+    shards: Shards
+    batcher: Batcher
+    http: HttpServer
+
+    async def close(self) -> None:
+        self.tokenizer.close()
+        await self.shards.close()
+
+
+async def _run(config: RouterConfig) -> int:
+    signals = _Signals()
+    router = await _unless(signals.first, _start(config))
+    if router is None:
+        return 0
+    # What was loaded stays; looking through it again and again only costs time.
+    gc.collect()
+    gc.freeze()
+    stepping = asyncio.create_task(router.batcher.run())
+    try:
+        await router.http.start()
+        _logger.info("ready at %s", router.http.address)
+        await _first_of(signals.first.wait(), stepping)
+        if not stepping.done():
+            await _drain(config, router, signals, stepping)
+        await _stop(router, signals, stepping)
+        return _exit_code(signals, stepping)
+    finally:
+        stepping.cancel()
+        await asyncio.gather(stepping, return_exceptions=True)
+        await router.close()
+
+
+async def _drain(
+    config: RouterConfig, router: _Router, signals: _Signals, stepping: asyncio.Task[None]
+) -> None:
+    timeout_s = config.graceful_termination_timeout
+    _logger.info("draining: %d requests, at most %g s", router.batcher.num_streams, timeout_s)
+    draining = asyncio.create_task(router.batcher.drain(timeout_s))
+    await _first_of(signals.second.wait(), draining, stepping)
+    draining.cancel()
+    await asyncio.gather(draining, return_exceptions=True)
+
+
+async def _stop(router: _Router, signals: _Signals, stepping: asyncio.Task[None]) -> None:
+    """Ends the batcher, which ends every stream, and then the server that writes them."""
+    if signals.second.is_set():
+        stepping.cancel()
+    await asyncio.wait({stepping}, timeout=_LAST_STEP_S)
+    closing = asyncio.create_task(router.http.stop())
+    if not signals.second.is_set():
+        await _first_of(signals.second.wait(), closing)
+    if signals.second.is_set():
+        router.http.stop_at_once()
+    await closing
+    _logger.info("stopped")
+
+
+def _exit_code(signals: _Signals, stepping: asyncio.Task[None]) -> int:
+    if stepping.done() and not stepping.cancelled() and stepping.exception() is not None:
+        _logger.critical("the router cannot go on", exc_info=stepping.exception())
+        return 1
+    return 1 if signals.second.is_set() else 0
+
+
+async def _start(config: RouterConfig) -> _Router:
+    """Raises StartupFailed or ShardFailed."""
+    _warn_of_what_has_no_effect(config)
+    bound = bind(config.hostname, config.port)
+    tokenizer = _load_tokenizer(config, config.tokenizer_name) if config.tokenizer_name else None
+    timeouts = ShardTimeouts(
+        connect_s=config.shard_connect_timeout,
+        warmup_s=config.shard_warmup_timeout,
+        step_s=config.shard_step_timeout,
+    )
+    shards = await Shards.connect(config.master_shard_uds_path, timeouts, time.time_ns())
+    try:
+        return await _warm_up(config, bound, tokenizer, shards)
+    except BaseException:
+        await shards.close()
+        raise
+
+
+async def _warm_up(
+    config: RouterConfig, bound: socket.socket, tokenizer: Tokenizer | None, shards: Shards
+) -> _Router:
+    info = await shards.info()
+    if tokenizer is None:
+        tokenizer = _load_tokenizer(config, info.model_id)
+    pool = await shards.warmup(
+        config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
+    )
+    limits = _limits(config, info, pool)
+    _logger.info(
+        "%s (%s, %s on %s, attention %s): %d KV blocks of %d tokens, prompts up to %d tokens, "
+        "prompt and answer up to %d",
+        info.model_id,
+        info.model_type,
+        info.dtype,
+        info.device_type,
+        info.attention_backend,
+        pool.num_blocks,
+        pool.block_size,
+        limits.max_input_len,
+        limits.max_total_len,
+    )
+    return _wire(config, bound, tokenizer, shards, info, pool, limits)
+
+
+def _wire(
+    config: RouterConfig,
+    bound: socket.socket,
+    tokenizer: Tokenizer,
+    shards: Shards,
+    info: ShardInfo,
+    pool: PoolLimits,
+    limits: Limits,
+) -> _Router:
+    allocator = Allocator(pool.num_blocks, pool.block_size, config.prefix_caching)
+    scheduler = Scheduler(
+        SchedulerLimits(config.max_batch_prefill_tokens, config.batch_size), allocator
+    )
+    metrics = Metrics(
+        CollectorRegistry(),
+        max_input_len=limits.max_input_len,
+        max_total_len=limits.max_total_len,
+    )
+    batcher = Batcher(
+        scheduler,
+        shards,
+        tokenizer,
+        StepObserver(metrics, pool.block_size),
+        BatcherLimits(max_concurrent_requests=config.max_concurrent_requests),
+    )
+    services = Services(
+        infer=Infer(batcher),
+        validation=Validation(limits, tokenizer),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(
+            tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token
+        ),
+        metrics=metrics,
+        info=_server_info(config, shards, info, pool, limits),
+    )
+    app = create_app(services, max_body_len=config.payload_limit)
+    return _Router(tokenizer, shards, batcher, HttpServer(app, bound, _LAST_BYTES_S))
+
+
+def _load_tokenizer(config: RouterConfig, name: str) -> Tokenizer:
+    folder = find_tokenizer(name, config.revision)
+    return Tokenizer.load(folder, config.tokenizer_config_path, config.validation_workers)
+
+
+def _limits(config: RouterConfig, info: ShardInfo, pool: PoolLimits) -> Limits:
+    """Raises StartupFailed when the flags ask for more than model and pool can hold."""
+    max_total_len = config.max_total_tokens or pool.max_total_len
+    if max_total_len > pool.max_total_len:
+        raise StartupFailed(
+            f"--max-total-tokens {max_total_len}: the model and its KV cache "
+            f"({pool.num_blocks} blocks of {pool.block_size}) hold {pool.max_total_len} at most"
+        )
+    max_input_len = config.max_input_tokens or max_total_len - 1
+    if max_input_len >= max_total_len:
+        raise StartupFailed(
+            f"--max-input-tokens {max_input_len}: must be below the longest prompt and answer "
+            f"together, {max_total_len}"
+        )
+    return Limits(
+        max_input_len=max_input_len,
+        max_total_len=max_total_len,
+        vocab_size=info.vocab_size,
+        max_best_of=config.max_best_of,
+        max_stop_sequences=config.max_stop_sequences,
+        max_top_n_tokens=config.max_top_n_tokens,
+        max_client_batch_size=config.max_client_batch_size,
+    )
+
+
+def _server_info(
+    config: RouterConfig, shards: Shards, info: ShardInfo, pool: PoolLimits, limits: Limits
+) -> ServerInfo:
+    model_id = config.tokenizer_name or info.model_id
+    served_name = config.served_model_name or model_id
+    return ServerInfo(
+        model_id=served_name,
+        model_names=tuple(dict.fromkeys((served_name, model_id, info.model_id))),
+        limits=limits,
+        version=version("tandem"),
+        created_s=int(time.time()),
+        max_concurrent_requests=config.max_concurrent_requests,
+        validation_workers=config.validation_workers,
+        compute_type=config.compute_type,
+        model_dtype=info.dtype,
+        model_device_type=info.device_type,
+        attention=info.attention_backend,
+        num_shards=shards.num_ranks,
+        block_size=pool.block_size,
+        num_blocks=pool.num_blocks,
+        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+        max_batch_size=config.batch_size,
+    )
+
+
+def _warn_of_what_has_no_effect(config: RouterConfig) -> None:
+    if config.otlp_endpoint is not None:
+        _logger.warning("--otlp-endpoint: traces are not exported yet")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None, and `work` cancelled, when `stop` is set before."""
+    working = asyncio.create_task(work)
+    await _first_of(stop.wait(), working)
+    if not working.done():
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        return None
+    return working.result()
+
+
+async def _first_of(waiting: Coroutine[Any, Any, object], *tasks: asyncio.Task[Any]) -> None:
+    """Returns when one of them is done; `waiting` is then given up, the tasks go on."""
+    waiter = asyncio.create_task(waiting)
+    await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
