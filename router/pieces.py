@@ -77,7 +77,9 @@ def build_pieces(
     `tokens` are the token strings by id, None where an id has no token.
     """
     steps = _steps(backend)
-    kinds = [step["type"] for step in steps if step["type"] != "Fuse"]
+    kinds = [step["type"] for step in steps]
+    if kinds[1:] == ["Fuse"]:  # joining is what happens at the end in any case
+        kinds.pop()
     if kinds == ["ByteLevel"]:
         return _table(_byte_level(tokens), special_ids)
     if not steps or kinds in (["Metaspace"], ["WordPiece"]):
@@ -119,7 +121,7 @@ def _byte_level(tokens: Sequence[str | None]) -> Iterable[Piece]:
     alphabet = set(ByteLevel.alphabet())
     moved = [byte for byte in range(256) if chr(byte) not in alphabet]
     to_byte = {256 + index: byte for index, byte in enumerate(moved)}
-    to_byte |= dict.fromkeys(moved, 65535)
+    to_byte |= dict.fromkeys(moved, 0xFFFF)
     for token in tokens:
         if token is None:
             yield None

@@ -128,6 +128,8 @@ class Tokenizer:
         if skip_special_tokens:
             # Not left to the library, which shows special tokens that are marked "normalized".
             token_ids = [i for i in token_ids if i not in self._special_ids]
+        if not token_ids:  # some of the library's decoders panic at nothing
+            return ""
         if len(token_ids) <= _IN_PLACE_LEN:
             text = self._backend.decode(token_ids, skip_special_tokens=False)
         else:  # only batches give up the interpreter's lock

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
+from tokenizers.decoders import Decoder
 
 from router.detokenizer import Detokenizer
 from router.tokenizer import Tokenizer
@@ -183,6 +185,60 @@ def test_a_leading_space_falls_off_at_the_beginning_of_a_text_alone(
 def test_tables_are_made_wherever_tokens_stand_alone(loaded: dict[str, Tokenizer]) -> None:
     windowed = {kind for kind, tokenizer in loaded.items() if tokenizer.pieces is None}
     assert windowed == {"suffixed", "windowed_bytes"}
+
+
+BYTES, SPACES = decoders.ByteLevel(), decoders.Replace("▁", " ")
+JOINED, FALLBACK = decoders.Fuse(), decoders.ByteFallback()
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "has_table"),
+    [
+        pytest.param("byte_level", [BYTES, JOINED], True, id="joined bytes"),
+        pytest.param("byte_level", [JOINED, BYTES], False, id="bytes of the joined text"),
+        pytest.param("byte_level", [], True, id="nothing to do"),
+        pytest.param("byte_fallback", [SPACES, FALLBACK], True, id="never joined"),
+        pytest.param("byte_fallback", [SPACES], True, id="byte tokens left as they are"),
+        pytest.param("byte_fallback", [FALLBACK, SPACES], False, id="replaced late"),
+        pytest.param(
+            "byte_fallback",
+            [SPACES, FALLBACK, decoders.Strip(" ", 1, 0)],
+            False,
+            id="each stripped",
+        ),
+        pytest.param(
+            "byte_fallback",
+            [SPACES, FALLBACK, JOINED, decoders.Strip(" ", 3, 0)],
+            True,
+            id="several stripped",
+        ),
+        pytest.param(
+            "byte_fallback",
+            [SPACES, FALLBACK, JOINED, decoders.Strip(" ", 0, 1)],
+            False,
+            id="the end stripped",
+        ),
+        pytest.param(
+            "byte_fallback",
+            [decoders.Replace(Regex("[▁_]"), " "), FALLBACK, JOINED],
+            False,
+            id="a pattern replaced",
+        ),
+    ],
+)
+@given(text=plain_text)
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_decoders_that_look_alike_are_told_apart(
+    tmp_path: Path, kind: str, steps: list[Decoder], has_table: bool, text: str
+) -> None:
+    backend = small_tokenizers.KINDS[kind]()
+    backend.decoder = decoders.Sequence(steps)
+    tokenizer = Tokenizer.load(small_tokenizers.save(backend, tmp_path))
+    token_ids = tokenizer.encode("  " + text, add_special_tokens=False)
+    assert (tokenizer.pieces is not None) is has_table
+    assert "".join(pieces_of(Detokenizer(tokenizer), token_ids)) == backend.decode(token_ids)
 
 
 def test_special_tokens_show_their_content_when_not_skipped(loaded: dict[str, Tokenizer]) -> None:
