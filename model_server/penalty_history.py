@@ -1,0 +1,98 @@
+"""The tokens that penalised sequences have used, kept on the device. Others are not remembered.
+
+    tokens[slot]:  | prompt | output | filled up with the first token: a repeat changes nothing |
+    counts[slot]:  how often each token of the vocabulary is in the output
+
+It knows slots, not requests, and no penalty. The sampler is its only mutator.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from model_server.errors import InvalidStep
+
+_MIN_SLOTS = 4
+_MIN_LEN = 256
+
+Ints = npt.NDArray[np.int64]
+
+
+class PenaltyHistory:
+    """Tables that grow by doubling: slots as requests come, length as sequences grow."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._tokens = torch.zeros((0, _MIN_LEN), dtype=torch.int64, device=device)
+        self._counts = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
+        self._free: list[int] = []
+
+    def open(self, token_ids: Sequence[int], prompt_len: int) -> int:
+        """A slot that holds these tokens, of which those from prompt_len on are output.
+
+        Tokens that the model embeds but cannot produce are replaced by the first that it can.
+        Raises InvalidStep if there is none.
+        """
+        tokens = np.asarray(token_ids, dtype=np.int64)
+        known = tokens[tokens < self._vocab_size]
+        if len(known) == 0:
+            raise InvalidStep(
+                f"a penalty needs a token below vocab_size {self._vocab_size} to begin with"
+            )
+        if not self._free:
+            self._add_slots()
+        self._reserve_len(len(tokens))
+        slot = self._free.pop()
+        used = torch.from_numpy(np.where(tokens < self._vocab_size, tokens, known[0]))
+        self._tokens[slot].fill_(int(known[0]))
+        self._tokens[slot, : len(tokens)] = used.to(self._tokens.device)
+        output = tokens[prompt_len:]
+        counts = np.bincount(output[output < self._vocab_size], minlength=self._vocab_size)
+        self._counts[slot] = torch.from_numpy(counts).to(self._counts)
+        return slot
+
+    def close(self, slot: int) -> None:
+        """The slot may be given to another sequence."""
+        self._free.append(slot)
+
+    def append(self, slots: Ints, positions: Ints, token_ids: Ints) -> None:
+        """One output token for each of the slots, at its index in the sequence."""
+        self._reserve_len(int(positions.max()) + 1)
+        device = self._tokens.device
+        at_slot, at_position, tokens = (
+            torch.from_numpy(column).to(device, non_blocking=True)
+            for column in (slots, positions, token_ids)
+        )
+        self._tokens[at_slot, at_position] = tokens
+        self._counts[at_slot, tokens] += 1.0
+
+    def tokens(self, slots: Tensor, used_len: int) -> Tensor:
+        """[num_slots, used_len]; used_len: of the longest of these sequences."""
+        return self._tokens[slots, :used_len]
+
+    def counts(self, slots: Tensor, tokens: Tensor) -> Tensor:
+        """How often each of `tokens` [num_slots, len] is in the output, as float32."""
+        return self._counts[slots.unsqueeze(-1), tokens]
+
+    def _add_slots(self) -> None:
+        num_slots = self._tokens.shape[0]
+        num_new = max(num_slots, _MIN_SLOTS)
+        self._tokens = torch.cat((self._tokens, self._tokens.new_zeros(num_new, self.max_len)))
+        counts = self._counts.new_zeros(num_new, self._counts.shape[1])
+        self._counts = torch.cat((self._counts, counts))
+        self._free.extend(range(num_slots, num_slots + num_new))
+
+    def _reserve_len(self, used_len: int) -> None:
+        if used_len <= self.max_len:
+            return
+        more = max(used_len, 2 * self.max_len) - self.max_len
+        first = self._tokens[:, :1].expand(-1, more)
+        self._tokens = torch.cat((self._tokens, first), dim=1)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens that a slot can hold before the table grows."""
+        return self._tokens.shape[1]

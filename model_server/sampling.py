@@ -1,0 +1,227 @@
+"""The sampler: from a step's logits to one token for each row, with its log-probability.
+
+    logits -> scores ................ -> groups ........ -> candidates -> draw -> log-probabilities
+              bitmask, bias, penalties;  greedy, plain,     of filtered
+              only rows that need them   filtered           rows
+
+It knows requests by id, parameters and logits, neither model nor batch nor text. Nothing that a
+row gets depends on the rows beside it: the draw is a function of (seed, position), sums are exact
+or run in a fixed order, and a search that was too narrow for a row is repeated for that row alone.
+A step's results leave the device in one transfer (two when a search was too narrow).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_server.choosing import choose
+from model_server.errors import InvalidStep
+from model_server.logits_processors import add_bias, apply_bitmask, penalise
+from model_server.logprobs import padded_width, score_tokens
+from model_server.penalty_history import PenaltyHistory
+from model_server.request import LogprobParams, SamplingParams, StopParams, TopToken
+from model_server.sampling_outcome import Outcome, gather_outcome
+from model_server.sampling_plan import Penalties, Plan, Planner
+from model_server.sampling_rows import SamplingRows
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What a step's rows drew, in the order in which they were asked for.
+
+    errors: row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
+    and it has no top tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_tokens: tuple[tuple[TopToken, ...], ...]
+    errors: Mapping[int, str]
+
+
+class Sampler:
+    """Owns the sampling state of a shard's requests; its caller alone changes it.
+
+    vocab_size:    width of the logits
+    eos_token_ids: tokens that end a sequence of this model
+    max_rows:      requests expected at once; more are taken, at the cost of a reallocation
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: tuple[int, ...],
+        max_rows: int,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._width = padded_width(vocab_size)
+        self._rows = SamplingRows(vocab_size, eos_token_ids, max_rows)
+        self._history = PenaltyHistory(vocab_size, device)
+        self._planner = Planner(self._rows, device, self._width)
+        self._plan: Plan | None = None
+        self._plan_key: tuple[object, ...] = ()
+        self._scratch = self._new_scratch(max_rows)
+
+    score_prompt = staticmethod(score_tokens)
+
+    def add(
+        self,
+        request_id: int,
+        sampling: SamplingParams,
+        stop: StopParams,
+        logprobs: LogprobParams,
+        token_ids: Sequence[int],
+        prompt_len: int,
+    ) -> None:
+        """Takes a request in. token_ids: its prompt and, after a preemption, its output so far.
+
+        Raises InvalidStep for parameters out of range and for an id that is held already.
+        """
+        row = self._rows.add(request_id, sampling, stop, logprobs, len(token_ids), prompt_len)
+        if not self._rows.table["is_penalised"][row]:
+            return
+        try:
+            self._rows.table["slot"][row] = self._history.open(token_ids, prompt_len)
+        except InvalidStep:
+            self._rows.remove(request_id)
+            raise
+
+    def remove(self, request_id: int) -> None:
+        """Forgets a request. Raises InvalidStep for an unknown id."""
+        row = self._rows.remove(request_id)
+        if self._rows.table["is_penalised"][row]:
+            self._history.close(int(self._rows.table["slot"][row]))
+
+    def sample(
+        self, request_ids: Sequence[int], logits: Tensor, bitmask: Tensor | None = None
+    ) -> SampledRows:
+        """Draws one token for each request and appends it to the request's history.
+
+        logits:  [num_rows, vocab_size] of any float dtype, row i for request_ids[i]; not changed
+        bitmask: [num_rows, ceil(vocab_size / 32)] int32, see `apply_bitmask`
+
+        Raises InvalidStep for an unknown id and for shapes that contradict each other.
+        """
+        self._check_shapes(len(request_ids), logits, bitmask)
+        if len(request_ids) == 0:
+            return SampledRows((), (), (), {})
+        plan = self._plan_for(request_ids, masked=bitmask is not None)
+        outcome = self._run(plan, logits, bitmask)
+        short = np.flatnonzero(outcome.short)
+        if len(short) > 0:
+            again = self._planner.plan(plan.rows[short], masked=bitmask is not None, complete=True)
+            rows = torch.from_numpy(short).to(self._device)
+            mask = None if bitmask is None else bitmask[rows]
+            outcome.overwrite(short, self._run(again, logits[rows], mask))
+        self._append(plan, outcome)
+        return self._answer(outcome, logits, bitmask)
+
+    def _plan_for(self, request_ids: Sequence[int], *, masked: bool) -> Plan:
+        key = (self._rows.version, masked, tuple(request_ids))
+        if self._plan is not None and key == self._plan_key and self._holds(self._plan):
+            return self._plan
+        rows = self._rows.rows_of(request_ids)
+        self._plan, self._plan_key = self._planner.plan(rows, masked=masked), key
+        return self._plan
+
+    def _holds(self, plan: Plan) -> bool:
+        """No row has reached its least length since the plan was made."""
+        if plan.bias is None:
+            return True
+        return bool((self._rows.may_not_end(plan.rows) == plan.may_not_end).all())
+
+    def _run(self, plan: Plan, logits: Tensor, bitmask: Tensor | None) -> Outcome:
+        scores = self._scores(plan, logits, bitmask)
+        draws = torch.from_numpy(self._rows.uniforms(plan.rows)).to(self._device)
+        choices = [choose(group, scores, draws) for group in plan.groups]
+        num_top_tokens = self._rows.table["num_top_tokens"][plan.rows].tolist()
+        return gather_outcome(plan, num_top_tokens, choices, logits)
+
+    def _scores(self, plan: Plan, logits: Tensor, bitmask: Tensor | None) -> Tensor:
+        """The logits after everything that comes before the filters, [num_rows, width] float32."""
+        is_edited = plan.bias is not None or plan.penalties is not None or bitmask is not None
+        fits = logits.dtype == torch.float32 and logits.shape[-1] == self._width
+        if fits and not is_edited and logits.is_contiguous():
+            return logits
+        num_rows = len(logits)
+        if num_rows > len(self._scratch):
+            self._scratch = self._new_scratch(num_rows)
+        scores = self._scratch[:num_rows]
+        scores[:, : self._vocab_size].copy_(logits)
+        if bitmask is not None:
+            apply_bitmask(scores, bitmask)
+        if plan.bias is not None:
+            add_bias(scores, plan.bias.rows, plan.bias.token_ids, plan.bias.values)
+        if plan.penalties is not None:
+            self._penalise(scores, plan.penalties)
+        return scores
+
+    def _penalise(self, scores: Tensor, penalties: Penalties) -> None:
+        used_len = int(self._rows.table["position"][penalties.rows_on_host].max())
+        tokens = self._history.tokens(penalties.slots, used_len)
+        counts = None
+        if penalties.presence is not None:
+            counts = self._history.counts(penalties.slots, tokens)
+        penalise(
+            scores,
+            penalties.rows,
+            tokens,
+            penalties.repetition,
+            counts,
+            penalties.presence,
+            penalties.frequency,
+        )
+
+    def _append(self, plan: Plan, outcome: Outcome) -> None:
+        drawn = ~outcome.failed
+        if plan.penalties is not None:
+            places = plan.penalties.places[drawn[plan.penalties.places]]
+            entries = self._rows.table[plan.rows[places]]
+            if len(places) > 0:
+                self._history.append(entries["slot"], entries["position"], outcome.tokens[places])
+        self._rows.table["position"][plan.rows[drawn]] += 1
+
+    def _answer(self, outcome: Outcome, logits: Tensor, bitmask: Tensor | None) -> SampledRows:
+        failed = np.flatnonzero(outcome.failed).tolist()
+        for row in failed:
+            outcome.tokens[row] = 0
+            outcome.logprobs[row] = np.nan
+            outcome.tops.pop(row, None)
+        num_rows = len(outcome.tokens)
+        return SampledRows(
+            token_ids=tuple(outcome.tokens.tolist()),
+            logprobs=tuple(outcome.logprobs.tolist()),
+            top_tokens=tuple(outcome.tops.get(row, ()) for row in range(num_rows)),
+            errors={row: _reason(logits[row], bitmask is not None) for row in failed},
+        )
+
+    def _check_shapes(self, num_rows: int, logits: Tensor, bitmask: Tensor | None) -> None:
+        expected = (num_rows, self._vocab_size)
+        if logits.shape != expected:
+            raise InvalidStep(f"logits have the shape {tuple(logits.shape)}, not {expected}")
+        words = (num_rows, -(-self._vocab_size // 32))
+        if bitmask is not None and (bitmask.shape != words or bitmask.dtype != torch.int32):
+            shape = tuple(bitmask.shape)
+            raise InvalidStep(f"the bitmask is {shape} {bitmask.dtype}, not {words} torch.int32")
+
+    def _new_scratch(self, num_rows: int) -> Tensor:
+        """Room for scores; what lies beyond the vocabulary is -inf and stays so."""
+        return torch.full((num_rows, self._width), -torch.inf, device=self._device)
+
+
+def _reason(logits: Tensor, is_masked: bool) -> str:
+    """Why no token could be drawn from a row. Only asked when it has happened."""
+    if logits.isnan().any():
+        return "the model's logits hold NaN"
+    if logits.isposinf().any():
+        return "the model's logits hold +inf"
+    if logits.isneginf().all():
+        return "the model's logits are all -inf"
+    if is_masked:
+        return "no token may be chosen: the mask, bias and least length leave none"
+    return "no token may be chosen: bias, penalties and least length leave no finite score"

@@ -1,0 +1,255 @@
+"""What one step must do for its rows, as tensors on the device: made once, used while it holds.
+
+A decode step's rows are mostly those of the step before, so a plan outlives its step. It depends on
+parameters alone and knows no scores; it goes stale when the rows change, when a row reaches its
+least length, and when masks come or go.
+
+    rows of the step:   0 1 2 3 4 5
+    groups:             greedy: 0 3    plain: 1    filtered, 64 candidates: 2 4 5
+    merged:             0 3 1 2 4 5  -> order -> 0 1 2 3 4 5
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from model_server.filters import Filters
+from model_server.sampling_rows import Rows, SamplingRows
+
+Mask = npt.NDArray[np.bool_]
+
+# Candidates searched for a row. NARROW holds a top-k of up to _MAX_NARROW_TOP_K with some equal
+# scores at its end; WIDE holds the .95 of nearly every step of a trained model. A vocabulary not
+# much larger is searched as a whole, and so is a row whose top-k would not fit.
+NARROW = 64
+WIDE = 1024
+_MAX_NARROW_TOP_K = 48
+_MAX_WIDE_TOP_K = 896
+
+
+class Kind(Enum):
+    """How a group's tokens are chosen."""
+
+    GREEDY = auto()
+    PLAIN = auto()  # drawn from all tokens
+    PREFIX = auto()  # drawn after top-k, top-p or min-p, and typical decoding if asked for
+    TYPICAL = auto()  # drawn after typical decoding alone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Top:
+    """Rows that want alternatives to their token, and how many the most demanding one wants."""
+
+    places: Rows  # in the step
+    rows: Tensor  # [num_top_rows] in the tensor that they are taken from
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Rows of one step that are treated alike."""
+
+    kind: Kind
+    places: Rows  # in the step
+    rows: Tensor | None  # the same, on the device; None: all rows of the step
+    temperature: Tensor  # [n, 1] float32
+    filters: Filters
+    num_candidates: int
+    top: Top | None  # of warped log-probabilities; its rows count within the group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bias:
+    """Sparse additions to scores; each [num_places]."""
+
+    rows: Tensor
+    token_ids: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Penalties:
+    """Rows with a penalty; the tensors are [n] but for `rows_on_host`, rows of the table."""
+
+    rows_on_host: Rows
+    places: Rows
+    rows: Tensor
+    slots: Tensor
+    repetition: Tensor
+    presence: Tensor | None
+    frequency: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawRows:
+    """Rows whose reported log-probabilities are the model's own and differ from the warped ones."""
+
+    places: Rows
+    rows: Tensor
+    top: Top | None  # its rows count within these
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A step's work."""
+
+    rows: Rows  # of the table
+    may_not_end: Mask
+    bias: Bias | None
+    penalties: Penalties | None
+    groups: tuple[Group, ...]
+    order: Tensor | None  # [num_rows]: row i of the step is element order[i] of the merged groups
+    raw: RawRows | None
+
+
+class Planner:
+    """Makes plans from the table's rows. It keeps none."""
+
+    def __init__(self, rows: SamplingRows, device: torch.device, width: int) -> None:
+        self._rows = rows
+        self._device = device
+        self._width = width
+
+    def plan(self, rows: Rows, *, masked: bool, complete: bool = False) -> Plan:
+        """The work for these rows of the table.
+
+        masked: a bitmask changes the scores. complete: candidates are the whole vocabulary.
+        """
+        table = self._rows.table[rows]
+        may_not_end = self._rows.may_not_end(rows)
+        biased = table["has_bias"] | may_not_end
+        changed = biased | table["is_penalised"] | masked | self._is_warped(table)
+        raw = table["raw"] & changed
+        groups = tuple(self._groups(table, ~raw, complete))
+        merged = np.concatenate([group.places for group in groups])
+        in_order = bool((merged == np.arange(len(rows))).all())
+        return Plan(
+            rows=rows,
+            may_not_end=may_not_end,
+            bias=self._bias(rows, np.flatnonzero(biased)),
+            penalties=self._penalties(rows, table),
+            groups=groups,
+            order=None if in_order else self._to_device(np.argsort(merged)),
+            raw=self._raw(table, np.flatnonzero(raw)),
+        )
+
+    def _groups(self, table: npt.NDArray[np.void], warped: Mask, complete: bool) -> Iterator[Group]:
+        has_prefix = (table["top_k"] > 0) | (table["top_p"] < 1.0) | (table["min_p"] > 0.0)
+        is_typical = table["typical_p"] < 1.0
+        sampled = table["do_sample"]
+        num_candidates = self._num_candidates(table, complete)
+        for kind, members in (
+            (Kind.GREEDY, ~sampled),
+            (Kind.PLAIN, sampled & ~has_prefix & ~is_typical),
+        ):
+            if members.any():
+                yield self._group(kind, table, np.flatnonzero(members), warped, self._width)
+        for kind, members in (
+            (Kind.PREFIX, sampled & has_prefix),
+            (Kind.TYPICAL, sampled & is_typical & ~has_prefix),
+        ):
+            for count in np.unique(num_candidates[members]):
+                places = np.flatnonzero(members & (num_candidates == count))
+                yield self._group(kind, table, places, warped, int(count))
+
+    def _num_candidates(self, table: npt.NDArray[np.void], complete: bool) -> Rows:
+        top_k = table["top_k"]
+        is_narrow = (top_k > 0) & (top_k <= _MAX_NARROW_TOP_K)
+        count = np.where(is_narrow, NARROW, np.where(top_k <= _MAX_WIDE_TOP_K, WIDE, self._width))
+        return np.where((count * 2 > self._width) | complete, self._width, count)
+
+    def _group(
+        self,
+        kind: Kind,
+        table: npt.NDArray[np.void],
+        places: Rows,
+        warped: Mask,
+        num_candidates: int,
+    ) -> Group:
+        members = table[places]
+        filters = Filters()
+        if kind in (Kind.PREFIX, Kind.TYPICAL):
+            has_top_p, has_top_k = members["top_p"] < 1.0, members["top_k"] > 0
+            filters = Filters(
+                top_k=self._column(members, "top_k", has_top_k),
+                top_p=self._column(members, "top_p", has_top_p),
+                top_p_of_all=bool((has_top_p & ~has_top_k).any()),
+                min_p=self._column(members, "min_p", members["min_p"] > 0.0),
+                typical_p=self._column(members, "typical_p", members["typical_p"] < 1.0),
+            )
+        return Group(
+            kind=kind,
+            places=places,
+            rows=None if len(places) == len(table) else self._to_device(places),
+            temperature=self._to_device(members["temperature"]).unsqueeze(-1),
+            filters=filters,
+            num_candidates=num_candidates,
+            top=self._top(places, members, warped[places]),
+        )
+
+    def _top(self, places: Rows, members: npt.NDArray[np.void], wanted: Mask) -> Top | None:
+        within = np.flatnonzero((members["num_top_tokens"] > 0) & wanted)
+        if len(within) == 0:
+            return None
+        count = int(members["num_top_tokens"][within].max())
+        return Top(places[within], self._to_device(within), count)
+
+    def _raw(self, table: npt.NDArray[np.void], places: Rows) -> RawRows | None:
+        if len(places) == 0:
+            return None
+        members = table[places]
+        top = self._top(places, members, np.ones(len(places), dtype=np.bool_))
+        return RawRows(places, self._to_device(places), top)
+
+    def _bias(self, rows: Rows, places: Rows) -> Bias | None:
+        additions = [
+            (place, token_id, value)
+            for place in places.tolist()
+            for token_id, value in self._rows.additions(int(rows[place])).items()
+        ]
+        if not additions:
+            return None
+        at, token_ids, values = zip(*additions, strict=True)
+        return Bias(
+            self._to_device(np.array(at)),
+            self._to_device(np.array(token_ids)),
+            self._to_device(np.array(values, dtype=np.float32)),
+        )
+
+    def _penalties(self, rows: Rows, table: npt.NDArray[np.void]) -> Penalties | None:
+        places = np.flatnonzero(table["is_penalised"])
+        if len(places) == 0:
+            return None
+        members = table[places]
+        counted = (members["presence"] != 0.0) | (members["frequency"] != 0.0)
+        return Penalties(
+            rows_on_host=rows[places],
+            places=places,
+            rows=self._to_device(places),
+            slots=self._to_device(members["slot"]),
+            repetition=self._to_device(members["repetition"]),
+            presence=self._column(members, "presence", counted),
+            frequency=self._column(members, "frequency", counted),
+        )
+
+    @staticmethod
+    def _is_warped(table: npt.NDArray[np.void]) -> Mask:
+        filtered = (
+            (table["top_k"] > 0)
+            | (table["top_p"] < 1.0)
+            | (table["min_p"] > 0.0)
+            | (table["typical_p"] < 1.0)
+        )
+        is_warped: Mask = table["do_sample"] & (filtered | (table["temperature"] != 1.0))
+        return is_warped
+
+    def _column(self, table: npt.NDArray[np.void], name: str, has: Mask) -> Tensor | None:
+        return self._to_device(table[name]) if has.any() else None
+
+    def _to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

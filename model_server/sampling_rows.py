@@ -1,0 +1,194 @@
+"""What the sampler remembers of each request: a row of a table, on the host.
+
+It knows parameters and positions, no tensor and no score. Everything that decides which work a
+step needs lies here, so that no step has to ask the device. Rows are reused; the table doubles when
+it is full. The sampler is its only mutator.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from model_server.errors import InvalidStep
+from model_server.philox import uniforms
+from model_server.request import LogprobParams, SamplingParams, StopParams
+
+# Draws are computed for so many positions of a row at once: Philox costs the same for 1 and for 64.
+_WINDOW_LEN = 64
+
+_MAX_FLOAT = float(np.finfo(np.float32).max)
+
+ROW = np.dtype(
+    [
+        ("do_sample", np.bool_),
+        ("temperature", np.float32),
+        ("top_k", np.int64),  # 0: off
+        ("top_p", np.float64),  # 1: off
+        ("typical_p", np.float64),  # 1: off
+        ("min_p", np.float32),  # 0: off
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("has_bias", np.bool_),
+        ("seed", np.uint64),
+        ("position", np.int64),  # of the next token in the sequence
+        ("min_len", np.int64),  # until then the sequence may not end
+        ("num_top_tokens", np.int64),
+        ("raw", np.bool_),
+        ("is_penalised", np.bool_),
+        ("slot", np.int64),  # in the penalty history, if it is penalised
+        ("window", np.int64),  # number of the row's window of draws
+    ]
+)
+
+Rows = npt.NDArray[np.int64]
+
+
+class SamplingRows:
+    """The table, and which request owns which row."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], max_rows: int) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self.table = np.zeros(max(max_rows, 1), dtype=ROW)
+        self._draws = np.zeros((len(self.table), _WINDOW_LEN))
+        self._free = list(range(len(self.table) - 1, -1, -1))
+        self._row_of: dict[int, int] = {}
+        self._bias: dict[int, Mapping[int, float]] = {}
+        self._end_token_ids: dict[int, tuple[int, ...]] = {}
+        # Grows with every change of ownership, so that plans made before it are not used again.
+        self.version = 0
+
+    def add(
+        self,
+        request_id: int,
+        sampling: SamplingParams,
+        stop: StopParams,
+        logprobs: LogprobParams,
+        num_tokens: int,
+        prompt_len: int,
+    ) -> int:
+        """The new row. Raises InvalidStep for parameters out of range or an id held already."""
+        if request_id in self._row_of:
+            raise InvalidStep(f"request {request_id} is being sampled already")
+        _check(request_id, sampling, self._vocab_size)
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        self.table[row] = np.zeros((), dtype=ROW)
+        entry = self.table[row : row + 1]
+        self._write_sampling(entry, sampling)
+        entry["position"] = num_tokens
+        entry["min_len"] = prompt_len + stop.min_new_tokens
+        entry["num_top_tokens"] = min(logprobs.num_top_tokens, self._vocab_size)
+        entry["raw"] = logprobs.raw
+        entry["window"] = np.iinfo(np.int64).max
+        self._bias[row] = dict(sampling.logit_bias)
+        eos_token_ids = () if stop.ignore_eos else self._eos_token_ids
+        endings = dict.fromkeys((*eos_token_ids, *stop.stop_token_ids))
+        self._end_token_ids[row] = tuple(i for i in endings if 0 <= i < self._vocab_size)
+        self._row_of[request_id] = row
+        self.version += 1
+        return row
+
+    def remove(self, request_id: int) -> int:
+        """The row that is free now. Raises InvalidStep for an unknown id."""
+        row = self._row_of.pop(request_id, None)
+        if row is None:
+            raise InvalidStep(f"request {request_id} is not being sampled")
+        del self._bias[row], self._end_token_ids[row]
+        self._free.append(row)
+        self.version += 1
+        return row
+
+    def rows_of(self, request_ids: Sequence[int]) -> Rows:
+        """Raises InvalidStep for an unknown id."""
+        try:
+            return np.array([self._row_of[i] for i in request_ids], dtype=np.int64)
+        except KeyError as missing:
+            raise InvalidStep(f"request {missing.args[0]} is not being sampled") from None
+
+    def additions(self, row: int) -> dict[int, float]:
+        """What to add to this row's scores: its bias, and -inf while it may not end."""
+        additions = dict(self._bias[row])
+        if self.table["position"][row] < self.table["min_len"][row]:
+            additions |= dict.fromkeys(self._end_token_ids[row], -math.inf)
+        return additions
+
+    def may_not_end(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of the rows are below their least length."""
+        return self.table["position"][rows] < self.table["min_len"][rows]
+
+    def uniforms(self, rows: Rows) -> npt.NDArray[np.float64]:
+        """The draw of each row's next token, in [0, 1)."""
+        window, place = np.divmod(self.table["position"][rows], _WINDOW_LEN)
+        stale = rows[self.table["window"][rows] != window]
+        if len(stale) > 0:
+            self._refill(stale)
+        return self._draws[rows, place]
+
+    def _refill(self, rows: Rows) -> None:
+        windows = self.table["position"][rows] // _WINDOW_LEN
+        positions = windows[:, None] * _WINDOW_LEN + np.arange(_WINDOW_LEN)
+        seeds = self.table["seed"][rows, None]
+        self._draws[rows] = uniforms(seeds, positions.astype(np.uint64))
+        self.table["window"][rows] = windows
+
+    def _grow(self) -> None:
+        num_rows = len(self.table)
+        self.table = np.concatenate((self.table, np.zeros_like(self.table)))
+        self._draws = np.concatenate((self._draws, np.zeros_like(self._draws)))
+        self._free.extend(range(2 * num_rows - 1, num_rows - 1, -1))
+
+    def _write_sampling(self, entry: npt.NDArray[np.void], sampling: SamplingParams) -> None:
+        top_k = sampling.top_k or 0
+        entry["do_sample"] = sampling.do_sample
+        # Scores up to 1e8 stay finite; colder than that, only the best token is left anyway.
+        entry["temperature"] = max(sampling.temperature, 1e-30)
+        entry["top_k"] = top_k if top_k < self._vocab_size else 0
+        entry["top_p"] = 1.0 if sampling.top_p is None else sampling.top_p
+        entry["typical_p"] = 1.0 if sampling.typical_p is None else sampling.typical_p
+        entry["min_p"] = sampling.min_p or 0.0
+        entry["repetition"] = sampling.repetition_penalty
+        entry["presence"] = sampling.presence_penalty
+        entry["frequency"] = sampling.frequency_penalty
+        entry["is_penalised"] = (
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+        )
+        entry["has_bias"] = len(sampling.logit_bias) > 0
+        entry["seed"] = sampling.seed
+
+
+def _check(request_id: int, sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises InvalidStep that names the parameter, its value and the rule."""
+    bias = sampling.logit_bias
+    factors = {
+        "temperature": sampling.temperature,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
+    terms = {
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    rules: list[tuple[str, object, str, bool]] = [
+        *((name, v, "above 0 and finite", 0.0 < v <= _MAX_FLOAT) for name, v in factors.items()),
+        *((name, v, "finite", abs(v) <= _MAX_FLOAT) for name, v in terms.items()),
+        ("top_k", sampling.top_k, "at least 0", (sampling.top_k or 0) >= 0),
+        ("top_p", sampling.top_p, "in (0, 1]", _is_share(sampling.top_p)),
+        ("typical_p", sampling.typical_p, "in (0, 1]", _is_share(sampling.typical_p)),
+        ("min_p", sampling.min_p, "in [0, 1]", 0.0 <= (sampling.min_p or 0.0) <= 1.0),
+        *(("logit_bias", i, f"for tokens 0..{vocab_size - 1}", 0 <= i < vocab_size) for i in bias),
+        *(("logit_bias", v, "finite", abs(v) <= _MAX_FLOAT) for v in bias.values()),
+        ("seed", sampling.seed, "an unsigned 64-bit number", 0 <= sampling.seed < 2**64),
+    ]
+    for name, value, rule, holds in rules:
+        if not holds:
+            raise InvalidStep(f"request {request_id}: {name} {value} must be {rule}")
+
+
+def _is_share(value: float | None) -> bool:
+    return value is None or 0.0 < value <= 1.0
