@@ -169,9 +169,7 @@ def check_class(facts: ModelFacts) -> None:
     """The static rule. Raises ArchitectureUnfit with the reason."""
     others = sorted(set(facts.layer_types) - _PAGEABLE)
     reason = None
-    if facts.is_encoder_decoder:
-        reason = "it is an encoder and a decoder, not a causal language model"
-    elif others:
+    if others:
         reason = f"its layers of type {', '.join(others)} do not store plain keys and values"
     elif not facts.routes_attention:
         reason = "transformers does not route its attention through a replaceable function"

@@ -12,6 +12,7 @@ known here; the gate decides that.
 
 import inspect
 import logging
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -43,6 +44,7 @@ Attend: TypeAlias = Callable[
 
 _PAGED = "tandem_paged"
 _EAGER = "eager"
+_REMOTE_CODE_HINT = " (--trust-remote-code runs the code that the checkpoint brings)"
 _log = logging.getLogger(__name__)
 _attend: ContextVar[Attend] = ContextVar("attend")
 
@@ -92,7 +94,6 @@ class ModelFacts:
     chunk_len: int | None
     routes_attention: bool
     keeps_chosen_logits: bool
-    is_encoder_decoder: bool
 
 
 class ZooModel:
@@ -137,7 +138,7 @@ class ZooModel:
                 eos = GenerationConfig.from_pretrained(folder).eos_token_id
             except (OSError, ValueError) as error:
                 raise CheckpointBroken(
-                    f"{folder / 'generation_config.json'}: {_first_line(error)}"
+                    f"{folder / 'generation_config.json'}: {_brief(error)}"
                 ) from error
         if eos is None:
             eos = getattr(self.module.config.get_text_config(), "eos_token_id", None)
@@ -165,15 +166,20 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    # A config class checks its fields in whatever way it likes.
+    except Exception as error:
         raise ModelRefused(
             f"{folder / 'config.json'}: transformers {transformers_version} cannot read it:"
-            f" {_first_line(error)}"
+            f" {_brief(error)}{_REMOTE_CODE_HINT if 'custom code' in str(error) else ''}"
         ) from error
+    if config.is_encoder_decoder:
+        raise ArchitectureUnfit(
+            f"{config.model_type} is an encoder and a decoder, no causal language model"
+        )
     auto_map = getattr(config, "auto_map", None) or {}
     is_ours = type(config) in AutoModelForCausalLM._model_mapping
     if not is_ours and not (trust_remote_code and "AutoModelForCausalLM" in auto_map):
-        hint = "; it brings code of its own: --trust-remote-code runs it" if auto_map else ""
+        hint = _REMOTE_CODE_HINT if auto_map else ""
         raise ArchitectureUnfit(f"{config.model_type} is no causal language model{hint}")
     return config
 
@@ -187,7 +193,7 @@ def build_empty(config: Any, *, trust_remote_code: bool) -> ZooModel:
     except Exception as error:
         raise ModelRefused(
             f"a {config.model_type} model cannot be built of this config:"
-            f" {type(error).__name__}: {_first_line(error)}"
+            f" {type(error).__name__}: {_brief(error)}"
         ) from error
 
 
@@ -237,7 +243,7 @@ def load(
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"{folder}: its weights do not fit on {device}") from error
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelRefused(f"{folder}: cannot be loaded: {_first_line(error)}") from error
+        raise ModelRefused(f"{folder}: cannot be loaded: {_brief(error)}") from error
     _require_whole(folder, report)
     return ZooModel(module.eval())
 
@@ -324,7 +330,6 @@ def _facts(module: Any) -> ModelFacts:
         chunk_len=getattr(config, "attention_chunk_size", None),
         routes_attention=bool(module._supports_attention_backend),
         keeps_chosen_logits="logits_to_keep" in inspect.signature(module.forward).parameters,
-        is_encoder_decoder=bool(module.config.is_encoder_decoder),
     )
 
 
@@ -353,6 +358,7 @@ def _no_warning(*_: object) -> None:
     """Stands in for a check that needs a padded batch to make sense."""
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _brief(error: BaseException) -> str:
+    """An error of the library in one line of bearable length."""
+    text = " ".join(str(error).split())
+    return textwrap.shorten(text, 400, placeholder=" ...") or type(error).__name__

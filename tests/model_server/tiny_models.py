@@ -15,7 +15,7 @@ from torch import nn
 VOCAB_SIZE = 160
 WINDOW_LEN = 8
 
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -26,16 +26,18 @@ _COMMON = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    # Of tied random embeddings a model tends to repeat its last token.
+    "tie_word_embeddings": False,
 }
-_WINDOWED = {
+_WINDOWED: dict[str, Any] = {
     "sliding_window": WINDOW_LEN,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-_EXPERTS = {"num_experts_per_tok": 2}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**_COMMON),
-    "llama-tied": lambda: transformers.LlamaConfig(**_COMMON, tie_word_embeddings=True),
+    "llama-tied": lambda: transformers.LlamaConfig(**{**_COMMON, "tie_word_embeddings": True}),
     "qwen2": lambda: transformers.Qwen2Config(
         **_COMMON, **_WINDOWED, use_sliding_window=True, max_window_layers=1
     ),
@@ -61,6 +63,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
+        tie_word_embeddings=False,
     ),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(
         **{name: value for name, value in _COMMON.items() if name != "num_key_value_heads"}
@@ -77,10 +80,11 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
+        tie_word_embeddings=False,
     ),
     "mixtral": lambda: transformers.MixtralConfig(**_COMMON, **_EXPERTS, num_local_experts=4),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **_COMMON, **_EXPERTS, num_experts=4, moe_intermediate_size=48, head_dim=16
+        **_COMMON, **_EXPERTS, num_experts=4, moe_intermediate_size=48
     ),
     "gpt_oss": lambda: transformers.GptOssConfig(
         **_COMMON, **_EXPERTS, **_WINDOWED, num_local_experts=4, head_dim=16

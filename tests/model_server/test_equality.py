@@ -1,0 +1,107 @@
+"""Every architecture answers as generate() does, in float32, however it is scheduled."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from model_server.distributed import World
+from model_server.model import PagedModel
+from tests.model_server import tiny_models
+from tests.model_server.driver import Driver
+from tests.model_server.shards import driver_of, load
+
+NUM_NEW = 12
+# Shorter and longer than window and block, and one of a single token.
+PROMPT_LENS = (5, 41, 1, 18)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, prompts and the answers of generate()."""
+
+    model: PagedModel
+    prompts: tuple[tuple[int, ...], ...]
+    expected: tuple[list[int], ...]
+
+    def driver(self) -> Driver:
+        return driver_of(self.model)
+
+
+def prompt(index: int, length: int) -> tuple[int, ...]:
+    """Tokens that look like no other prompt's."""
+    return tuple((index * 31 + position * 17 + 7) % 150 + 3 for position in range(length))
+
+
+@cache
+def case(name: str) -> Case:
+    """Made once for all tests of an architecture."""
+    reference = tiny_models.build(name)
+    prompts = tuple(prompt(index, length) for index, length in enumerate(PROMPT_LENS))
+    expected = tuple(tiny_models.greedy(reference, list(p), NUM_NEW) for p in prompts)
+    with TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        return Case(load(Path(folder), World()), prompts, expected)
+
+
+architectures = pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+
+
+@architectures
+def test_generate_says_something_that_a_fault_would_change(name: str) -> None:
+    """A model that repeats itself, or ignores its prompt, would make the other tests blind."""
+    expected = case(name).expected
+    assert all(len(tokens) == NUM_NEW for tokens in expected)
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)
+    assert sum(len(set(tokens)) for tokens in expected) >= 2 * NUM_NEW
+
+
+@architectures
+def test_alone(name: str) -> None:
+    for prompt_ids, expected in zip(case(name).prompts, case(name).expected, strict=True):
+        driver = case(name).driver()
+        driver.add(1, prompt_ids, NUM_NEW)
+        driver.run()
+        assert driver.outputs[1] == expected
+
+
+@architectures
+@pytest.mark.parametrize("step_tokens", [7, 64])
+def test_in_mixed_batches_and_chunks(name: str, step_tokens: int) -> None:
+    driver = case(name).driver()
+    for index, prompt_ids in enumerate(case(name).prompts):
+        driver.add(index, prompt_ids, NUM_NEW)
+    driver.run(step_tokens)
+    assert tuple(driver.outputs.values()) == case(name).expected
+
+
+@architectures
+def test_on_a_prefix_that_another_request_computed(name: str) -> None:
+    """Two full blocks are shared; the first request still decodes when the second comes."""
+    driver = case(name).driver()
+    prompt_ids = case(name).prompts[1]
+    first = driver.add(1, prompt_ids, NUM_NEW)
+    driver.step()
+    cached_len = len(prompt_ids) // driver.block_size * driver.block_size
+    num_shared = cached_len // driver.block_size
+    assert num_shared == 2
+    driver.add(2, prompt_ids, NUM_NEW, shared=(first.block_ids[:num_shared], cached_len))
+    driver.run()
+    assert driver.outputs[1] == driver.outputs[2] == case(name).expected[1]
+
+
+@architectures
+def test_after_preemption(name: str) -> None:
+    """Taken off the shard in the middle of its answer, then computed anew in chunks."""
+    driver = case(name).driver()
+    for index, prompt_ids in enumerate(case(name).prompts):
+        driver.add(index, prompt_ids, NUM_NEW)
+    for _ in range(10):
+        driver.step(16)
+    for index in (1, 3):
+        driver.preempt(index)
+    assert 0 < len(driver.outputs[3]) < NUM_NEW
+    driver.run(16)
+    assert tuple(driver.outputs.values()) == case(name).expected
