@@ -85,7 +85,8 @@ def main(argv: list[str]) -> None:
     arguments = _arguments(argv)
     began = time.monotonic()
     if arguments.verb == "all":
-        shutil.rmtree(arguments.work, ignore_errors=True)
+        for name in (*_FILES, train.CHECKPOINT):
+            (arguments.work / name).unlink(missing_ok=True)
     if arguments.verb in ("all", "train"):
         _train(arguments)
     if arguments.verb in ("all", "evaluate"):

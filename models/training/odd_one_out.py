@@ -47,7 +47,7 @@ def draw(rng: Random, split: Split) -> Example:
     return Example(
         "odd one out",
         rng.choice(_QUESTIONS).format(words=", ".join(words)),
-        answer(f"{named}. So the odd one is {odd}."),
+        answer(f"Let me see: {named}. So the odd one is {odd}."),
         odd,
     )
 

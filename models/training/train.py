@@ -26,6 +26,8 @@ from transformers import Qwen3ForCausalLM
 from models.training import corpus, network, tokenizer
 from models.training.document import PAD
 
+CHECKPOINT = "checkpoint.pt"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -38,7 +40,7 @@ class Plan:
     muon_lr: float = 1.5e-2
     adamw_lr: float = 6e-3
     warmup_steps: int = 60
-    decay_share: float = 0.4
+    decay_share: float = 0.45
     long_every: int = 6
     save_every_s: float = 240.0
 
@@ -110,7 +112,7 @@ class Trainer:
 
     @property
     def _checkpoint(self) -> Path:
-        return self._work / "checkpoint.pt"
+        return self._work / CHECKPOINT
 
     def _resume(self) -> None:
         if not self._checkpoint.exists():
