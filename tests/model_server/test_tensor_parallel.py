@@ -1,0 +1,267 @@
+"""Two ranks are one model: the same tokens as one rank, and an end when one of them fails."""
+
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from model_server.distributed import World
+from model_server.errors import ModelRefused, RanksDiverged
+from tests.model_server import tiny_models
+from tests.model_server.driver import Driver
+from tests.model_server.shards import NUM_BLOCKS, load, warmed_up
+
+pytestmark = pytest.mark.slow
+
+WORLD_SIZE = 2
+TIMEOUT_S = 120.0
+NUM_NEW = 10
+PROMPTS = tuple(
+    [(index * 31 + position * 17 + 7) % 150 + 3 for position in range(length)]
+    for index, length in enumerate((5, 41, 1))
+)
+
+SHARDABLE = tuple(name for name in tiny_models.CONFIGS if name not in tiny_models.UNSHARDABLE)
+
+Work = Callable[[World], Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:
+    """The life of one rank's process."""
+    try:
+        torch.set_num_threads(1)
+        world = World.connect(
+            rank=rank,
+            world_size=WORLD_SIZE,
+            master_addr="127.0.0.1",
+            master_port=port,
+            device=torch.device("cpu"),
+            load_timeout_s=60.0,
+            step_timeout_s=20.0,
+        )
+        answer.send(work(world))
+        world.close()
+    except BaseException:
+        answer.send(traceback.format_exc())
+        raise
+
+
+def on_two_ranks(work: Work) -> list[Any]:
+    """Run `work` on both ranks, each in a process of its own; answers what each returned."""
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
+    processes = [
+        context.Process(target=_rank, args=(rank, port, work, sender))
+        for rank, (_, sender) in enumerate(pipes)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        answers = []
+        for receiver, _ in pipes:
+            assert receiver.poll(TIMEOUT_S), "a rank did not answer"
+            answers.append(receiver.recv())
+        for process in processes:
+            process.join(TIMEOUT_S)
+        return answers
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+class Mirror:
+    """Drives rank 0 and repeats its calls on the other rank, as the router does."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self.folders = folders
+
+    def __call__(self, world: World) -> dict[str, Any]:
+        return {name: self._answers(folder, world) for name, folder in self.folders.items()}
+
+    def _answers(self, folder: Path, world: World) -> dict[str, Any]:
+        model = load(folder, world)
+        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
+        for index, prompt in enumerate(PROMPTS):
+            driver.add(index, prompt, NUM_NEW)
+        for _ in range(6):
+            driver.step(16)
+        driver.preempt(1)
+        driver.run(16)
+        geometry = model._plans[0].geometry
+        return {"outputs": driver.outputs, "num_kv_heads": geometry.num_kv_heads}
+
+
+class ShadowDriver(Driver):
+    """Learns a rank's tokens from its own books, since only rank 0 answers with generations."""
+
+    def _apply(self, output: Any, chunk_lens: dict[int, int]) -> None:
+        if output.generations:
+            super()._apply(output, chunk_lens)
+            return
+        self.batch_id = output.batch_id
+        for request_id, chunk_len in chunk_lens.items():
+            request = self.requests[request_id]
+            samples = 0 < chunk_len == request.uncomputed_len
+            request.computed_len += chunk_len
+            if samples:
+                self._learn(request_id, output)
+
+    def _learn(self, request_id: int, output: Any) -> None:
+        request = self.requests[request_id]
+        if request_id in output.request_ids:
+            state = self.runner._batches.of(output.batch_id)[request_id]
+            request.token_ids = list(state.token_ids)
+        else:
+            # Its last token went with it; that it ended is what the other rank must agree on.
+            request.token_ids.append(0)
+            request.finish_reason = "ended"  # type: ignore[assignment]
+
+
+def _refusal(folder: Path, world: World) -> str:
+    try:
+        load(folder, world)
+    except ModelRefused as refusal:
+        return str(refusal)
+    return "loaded"
+
+
+def _tokens(world: World) -> Any:
+    if world.is_first:
+        world.broadcast_tokens((5, None, 7), 3)
+        world.abandon(2)
+        return world.smallest(30)
+    received = world.broadcast_tokens(None, 3)
+    with pytest.raises(RanksDiverged, match="rank 0 abandoned the step"):
+        world.broadcast_tokens(None, 2)
+    return received, world.smallest(20)
+
+
+def _all(works: dict[str, Work], world: World) -> dict[str, Any]:
+    return {name: work(world) for name, work in works.items()}
+
+
+def _save_undividable(folder: Path) -> Path:
+    config = transformers.LlamaConfig(
+        vocab_size=160,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What either rank returned. All in one pair of processes: to start them takes long."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {name: tiny_models.save(name, folder / name) for name in tiny_models.CONFIGS}
+    works: dict[str, Work] = {
+        "models": Mirror({name: models[name] for name in SHARDABLE}),
+        "no plan": partial(_refusal, models["gpt2"]),
+        "undividable": partial(_refusal, _save_undividable(folder / "undividable")),
+        "tokens": _tokens,
+    }
+    first, second = on_two_ranks(partial(_all, works))
+    assert isinstance(first, dict), first
+    assert isinstance(second, dict), second
+    return first, second
+
+
+@pytest.mark.parametrize("name", SHARDABLE)
+def test_two_ranks_answer_as_generate_does(
+    answers: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
+    first, second = (answer["models"][name]["outputs"] for answer in answers)
+    reference = tiny_models.build(name)
+    expected = {
+        index: tiny_models.greedy(reference, prompt, NUM_NEW)
+        for index, prompt in enumerate(PROMPTS)
+    }
+    assert first == expected
+    # The other rank holds the same tokens, but is not told the last one of what ended.
+    heads = {index: tokens[:-1] for index, tokens in expected.items()}
+    assert {index: tokens[:-1] for index, tokens in second.items()} == heads
+
+
+def test_keys_and_values_are_divided_between_the_ranks(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    for answer in answers:
+        assert answer["models"]["llama"]["num_kv_heads"] == 1
+        assert answer["models"]["gpt_neox"]["num_kv_heads"] == 2
+
+
+def test_a_model_without_a_plan_is_refused_on_every_rank(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    refusals = [answer["no plan"] for answer in answers]
+    assert refusals == ["GPT2LMHeadModel has no plan for tensor parallelism"] * 2
+
+
+def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    for answer in answers:
+        assert "num_key_value_heads 3 is no multiple of 2 shards" in answer["undividable"]
+
+
+def test_rank_0_decides_for_all(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    assert [answer["tokens"] for answer in answers] == [20, ((5, None, 7), 20)]
+
+
+def _survive(world: World) -> str:
+    if not world.is_first:
+        return "left"
+    try:
+        world.broadcast_tokens((1,), 1)
+        world.smallest(1)
+    except RanksDiverged as error:
+        return str(error)
+    return "noticed nothing"
+
+
+def test_a_rank_that_is_gone_is_noticed() -> None:
+    first, second = on_two_ranks(_survive)
+    assert second == "left"
+    assert "rank 0 lost the others" in first
+
+
+def test_a_rank_that_never_comes_is_given_up() -> None:
+    with pytest.raises(RanksDiverged, match="rank 0 of 2 could not meet the others at tcp://"):
+        World.connect(
+            rank=0,
+            world_size=2,
+            master_addr="127.0.0.1",
+            master_port=free_port(),
+            device=torch.device("cpu"),
+            load_timeout_s=1.0,
+        )
+
+
+def test_one_rank_needs_no_group() -> None:
+    world = World()
+    assert world.broadcast_tokens((3, None), 2) == (3, None)
+    assert world.smallest(4) == 4
+    world.barrier()
+    world.close()
