@@ -11,10 +11,10 @@ from typing import Protocol
 from router.pieces import Pieces
 from router.tokenizer import Tokenizer
 
-# A character has at most four bytes, so no more tokens than this can be waiting for its end.
-_MAX_WAITING = 4
-# How many tokens a decoder is shown at most when they add nothing to the text.
-_MAX_WINDOW = 16
+# Tokens that may go by without ending at the end of a character. Only broken text has more.
+_MAX_WAITING = 16
+# Tokens of the prompt that a decoder is shown, to know that the text goes on.
+_CONTEXT_LEN = 16
 
 
 class _Incremental(Protocol):
@@ -79,7 +79,7 @@ class _TableText:
 
     def flush(self) -> str:
         text, self._pending = self._pieces.decode_bytes(self._pending, final=True)
-        return self._begin(text)
+        return text
 
     def _push_slowly(self, token_id: int, piece: str | bytes) -> str:
         if isinstance(piece, bytes):
@@ -105,8 +105,8 @@ class _TableText:
 class _WindowText:
     """Asks the library for the text of a short window, for decoders that look at neighbours.
 
-    ids:   | forgotten ... | shown, for context | waiting for their character |
-                           ^ window[0]          ^ window[num_shown]
+    ids:   | forgotten ... | shown, for context | may end within a character |
+                           ^ window[0]          ^ window[num_context]
 
     A decoder that takes back what a text already had, once it grows longer, cannot be streamed
     exactly; what such a text adds is still shown.
@@ -117,30 +117,38 @@ class _WindowText:
     ) -> None:
         self._tokenizer = tokenizer
         self._skips = skip_special_tokens
-        context_ids = prompt_ids[-_MAX_WINDOW:]
+        context_ids = prompt_ids[-_CONTEXT_LEN:]
         self._window = [token_id for token_id in context_ids if self._counts(token_id)]
-        self._num_shown = len(self._window)
-        self._shown = self._decode()
+        self._num_context = 0
+        self._shown = ""
+        self._slide()
 
     def push(self, token_id: int) -> str:
         if not self._counts(token_id):
             return ""
         self._window.append(token_id)
-        text = self._decode()
-        if text.endswith("\ufffd") and len(self._window) - self._num_shown < _MAX_WAITING:
-            return ""
-        return self._show(text)
+        text = whole = self._decode()
+        if len(self._window) - self._num_context < _MAX_WAITING:
+            whole = text.rstrip("\ufffd")
+        added = self._show(whole)
+        if whole == text:
+            self._slide()
+        return added
 
     def flush(self) -> str:
         return self._show(self._decode())
 
     def _show(self, text: str) -> str:
         added = text[len(os.path.commonprefix((text, self._shown))) :]
-        if added or len(self._window) >= _MAX_WINDOW:
-            del self._window[: self._num_shown]
-        self._num_shown = len(self._window)
-        self._shown = self._decode()
+        if added:
+            self._shown = text
         return added
+
+    def _slide(self) -> None:
+        """Forget the context: what was shown since is the new one."""
+        del self._window[: self._num_context]
+        self._num_context = len(self._window)
+        self._shown = self._decode()
 
     def _counts(self, token_id: int) -> bool:
         """False for what adds nothing and tells a decoder nothing about its neighbours."""

@@ -30,9 +30,9 @@ def byte_level() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    # Added tokens: one whose letters stand for other bytes, one that no byte stands for, one
-    # with a space, one that is an incomplete character.
-    tokenizer.add_tokens(["éa", "日本", "a b", "Ġadded", "â"])
+    # Added tokens: one whose letters stand for other bytes, one that no byte stands for, two
+    # with spaces, a space in the alphabet's writing, an incomplete character.
+    tokenizer.add_tokens(["éa", "日本", "a b", "a\u00a0b", "Ġadded", "â"])
     return _with_bos(tokenizer)
 
 

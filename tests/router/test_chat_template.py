@@ -84,6 +84,12 @@ PARTS = """\
 {{- ns.images }} {{ 'doc' if documents else 'no doc' }}
 """
 
+NAMED = """\
+{% for message in messages %}
+{{ message.role }}{% if 'name' in message %} ({{ message.name }}){% endif %}: {{ message.content }}
+{% endfor %}
+"""
+
 USER = {"role": "user", "content": '  Zażółć <b> & "gęślą"? 🙂 '}
 ASSISTANT = {"role": "assistant", "content": "Yes. "}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -115,7 +121,9 @@ def chat(source: str, **settings: Any) -> ChatTemplate:
     ("source", "messages", "tools"),
     [
         pytest.param(CHATML, [SYSTEM, USER, ASSISTANT, USER], None, id="chatml"),
-        pytest.param(CHATML, [{**USER, "name": None}], None, id="chatml with an empty field"),
+        pytest.param(
+            NAMED, [{**USER, "name": None}, {**USER, "name": "Ann"}], None, id="an empty field"
+        ),
         pytest.param(HEADERS, [SYSTEM, USER], None, id="headers"),
         pytest.param(HEADERS, [USER, CALL, TOOL], TOOLS, id="headers with tools"),
         pytest.param(INST, [SYSTEM, USER, ASSISTANT, USER], None, id="inst"),

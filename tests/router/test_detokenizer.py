@@ -248,7 +248,18 @@ def test_special_tokens_show_their_content_when_not_skipped(loaded: dict[str, To
     assert "".join(pieces_of(Detokenizer(tokenizer, True), token_ids)) == "ab"
 
 
-@pytest.mark.parametrize("kind", small_tokenizers.KINDS)
+@pytest.mark.parametrize("kind", ["byte_level", "windowed_bytes"])
+def test_broken_bytes_are_shown_before_the_end(loaded: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = loaded[kind]
+    continuation = small_tokenizers.byte_level().get_vocab()["Ģ"]  # the byte 0x80
+    detokenizer = Detokenizer(tokenizer)
+    shown = "".join(detokenizer.push(continuation) for _ in range(40))
+    assert set(shown) == {"\ufffd"}
+    assert len(shown) >= 30
+    assert shown + detokenizer.flush() == tokenizer.decode([continuation] * 40)
+
+
+@pytest.mark.parametrize("kind", [*small_tokenizers.KINDS, "windowed_bytes"])
 def test_time_grows_with_the_number_of_tokens_and_no_faster(
     loaded: dict[str, Tokenizer], kind: str
 ) -> None:
