@@ -76,9 +76,8 @@ def _cut_top_p(
 ) -> tuple[Tensor, Tensor]:
     """A token stays unless it and those below have no more than 1 - top_p together.
 
-    TopPLogitsWarper compares in float32, and so does this, so that exact cases (ten equal tokens,
-    0.9) end the same way. Of equal tokens it drops some: which ones depends on its sort; here it
-    is the first ones.
+    TopPLogitsWarper compares in float32, and so does this: a sum that should meet the bound then
+    does. Of equal tokens at the end it drops some; which ones is left to its sort, here the first.
     """
     assert filters.top_p is not None
     top_p = filters.top_p.unsqueeze(-1)

@@ -87,9 +87,9 @@ class Sampler:
             return
         try:
             self._rows.table["slot"][row] = self._history.open(token_ids, prompt_len)
-        except InvalidStep:
+        except InvalidStep as error:
             self._rows.remove(request_id)
-            raise
+            raise InvalidStep(f"request {request_id}: {error}") from None
 
     def remove(self, request_id: int) -> None:
         """Forgets a request. Raises InvalidStep for an unknown id."""

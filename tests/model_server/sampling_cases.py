@@ -1,0 +1,140 @@
+"""A sampler built in one line, and transformers' own processors as its oracle."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from model_server.philox import uniforms
+from model_server.request import LogprobParams, SamplingParams, StopParams
+from model_server.sampling import SampledRows, Sampler
+
+CPU = torch.device("cpu")
+NO_STOP = StopParams(max_new_tokens=1000)
+PROMPT = (1, 2, 3)
+
+GREEDY = SamplingParams()
+DRAWN = SamplingParams(do_sample=True)
+
+VARIETY = [
+    GREEDY,
+    DRAWN,
+    replace(DRAWN, temperature=0.7, seed=1),
+    replace(DRAWN, top_k=50, top_p=0.95, seed=2),
+    replace(DRAWN, top_k=300, seed=3),
+    replace(DRAWN, top_p=0.9, seed=4),
+    replace(DRAWN, top_p=0.97, temperature=4.0, seed=5),
+    replace(DRAWN, typical_p=0.8, seed=6),
+    replace(DRAWN, min_p=0.02, repetition_penalty=1.2, seed=7),
+    replace(DRAWN, presence_penalty=0.4, frequency_penalty=0.1, logit_bias={4: 2.0}, seed=8),
+    replace(GREEDY, repetition_penalty=1.4),
+]
+
+
+def sampler_of(
+    requests: Sequence[SamplingParams],
+    vocab_size: int,
+    *,
+    stop: StopParams = NO_STOP,
+    logprobs: LogprobParams | None = None,
+    prompt: Sequence[int] = PROMPT,
+    eos_token_ids: tuple[int, ...] = (0,),
+) -> Sampler:
+    """Requests 0, 1, 2, ... of these parameters, all with the same prompt."""
+    sampler = Sampler(vocab_size, CPU, eos_token_ids, max_rows=2)
+    for request_id, sampling in enumerate(requests):
+        sampler.add(request_id, sampling, stop, logprobs or LogprobParams(), prompt, len(prompt))
+    return sampler
+
+
+def sample_once(
+    requests: Sequence[SamplingParams],
+    logits: Tensor,
+    *,
+    logprobs: LogprobParams | None = None,
+    prompt: Sequence[int] = PROMPT,
+    bitmask: Tensor | None = None,
+) -> SampledRows:
+    sampler = sampler_of(requests, logits.shape[-1], logprobs=logprobs, prompt=prompt)
+    return sampler.sample(range(len(requests)), logits, bitmask)
+
+
+def warped_logprobs(
+    requests: Sequence[SamplingParams], logits: Tensor, prompt: Sequence[int] = PROMPT
+) -> Tensor:
+    """The whole filtered distribution of each row, which is what n = vocabulary top tokens are."""
+    vocab_size = logits.shape[-1]
+    everything = LogprobParams(num_top_tokens=vocab_size)
+    sampled = sample_once(requests, logits, logprobs=everything, prompt=prompt)
+    assert not sampled.errors
+    whole = torch.full(logits.shape, torch.nan)
+    for row, tokens in enumerate(sampled.top_tokens):
+        assert len(tokens) == vocab_size
+        whole[row, [token.token_id for token in tokens]] = torch.tensor(
+            [token.logprob for token in tokens]
+        )
+    return whole
+
+
+def processors(sampling: SamplingParams) -> LogitsProcessorList:
+    """What generate() would build for these parameters, in its order."""
+    return LogitsProcessorList([*_edits(sampling), *(_warpers(sampling))])
+
+
+def _edits(sampling: SamplingParams) -> Iterator[object]:
+    if sampling.logit_bias:
+        yield SequenceBiasLogitsProcessor(
+            [[[token_id], float(bias)] for token_id, bias in sampling.logit_bias.items()]
+        )
+    if sampling.repetition_penalty != 1.0:
+        yield RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+
+
+def _warpers(sampling: SamplingParams) -> Iterator[object]:
+    if not sampling.do_sample:
+        return
+    if sampling.temperature != 1.0:
+        yield TemperatureLogitsWarper(sampling.temperature)
+    if sampling.top_k:
+        yield TopKLogitsWarper(sampling.top_k)
+    if sampling.top_p is not None and sampling.top_p < 1.0:
+        yield TopPLogitsWarper(sampling.top_p)
+    if sampling.min_p:
+        yield MinPLogitsWarper(sampling.min_p)
+    if sampling.typical_p is not None and sampling.typical_p < 1.0:
+        yield TypicalLogitsWarper(sampling.typical_p)
+
+
+def expected_logprobs(
+    sampling: SamplingParams,
+    logits: Tensor,
+    prompt: Sequence[int] = PROMPT,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """transformers' filtered distribution for one row, [vocab_size]."""
+    scores = processors(sampling)(torch.LongTensor([list(prompt)]), logits.to(dtype)[None].clone())
+    return torch.log_softmax(scores, -1)[0]
+
+
+def expected_token(sampling: SamplingParams, logprobs: Tensor, position: int) -> int:
+    """The inverse of the cumulative distribution at the draw of (seed, position)."""
+    (draw,) = uniforms(np.array([sampling.seed], np.uint64), np.array([position], np.uint64))
+    cumulative = logprobs.double().exp().cumsum(-1)
+    return int((cumulative <= draw * cumulative[-1]).sum())
+
+
+def random_logits(num_rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.5) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * scale
