@@ -97,7 +97,7 @@ class PagedModel:
         """
         checkpoint.check(settings.folder, allow_pickle=settings.allow_pickle)
         config = zoo.read_config(settings.folder, trust_remote_code=settings.trust_remote_code)
-        _pass_gate(config, settings, world)
+        is_sharded = _pass_gate(config, settings, world)
         dtype = _resolve_dtype(settings.dtype, config, settings.device)
         model = zoo.load(
             settings.folder,
@@ -106,6 +106,7 @@ class PagedModel:
             device=settings.device,
             trust_remote_code=settings.trust_remote_code,
             allow_pickle=settings.allow_pickle,
+            is_sharded=is_sharded,
             world=world,
         )
         expected = gate.expected_logits(model, settings.device)
@@ -194,14 +195,15 @@ class PagedModel:
         return self._backend.attend(layer.cache, query, key, value, inputs, layer.options)
 
 
-def _pass_gate(config: Any, settings: ModelSettings, world: World) -> None:
+def _pass_gate(config: Any, settings: ModelSettings, world: World) -> bool:
+    """What can be known before the weights are read; answers whether the ranks divide them."""
     trust = settings.trust_remote_code
     empty = zoo.build_empty(config, trust_remote_code=trust)
     gate.check_class(empty.facts)
-    zoo.require_shardable(empty, world)
+    is_sharded = zoo.can_shard(empty, world)
     reason = gate.self_test(config, partial(zoo.build_small, trust_remote_code=trust))
     if reason is None:
-        return
+        return is_sharded
     facts = empty.facts
     if facts.config_window_len is not None or facts.chunk_len is not None:
         raise ArchitectureUnfit(
@@ -213,6 +215,7 @@ def _pass_gate(config: Any, settings: ModelSettings, world: World) -> None:
         facts.class_name,
         reason,
     )
+    return is_sharded
 
 
 def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:

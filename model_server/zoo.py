@@ -215,15 +215,16 @@ def load(
     device: torch.device,
     trust_remote_code: bool,
     allow_pickle: bool,
+    is_sharded: bool,
     world: World,
 ) -> ZooModel:
-    """The model with its weights on `device`, or with this rank's part of them.
+    """The model with its weights on `device`; `is_sharded`: with this rank's part of them.
 
     Raises CheckpointBroken when a weight is missing or misshapen, ModelRefused when transformers
     cannot load it or has no plan to shard it, OutOfMemory when it does not fit.
     """
     options: dict[str, Any] = {}
-    if world.world_size > 1:
+    if is_sharded:
         options = _tensor_parallel(world)
     elif device.type != "cpu":
         options = {"device_map": {"": device}}
@@ -248,18 +249,26 @@ def load(
     return ZooModel(module.eval())
 
 
-def require_shardable(model: ZooModel, world: World) -> None:
-    """Raise ModelRefused when the model has no plan for this many ranks."""
+def can_shard(model: ZooModel, world: World) -> bool:
+    """Whether the ranks divide the model among them; False: each of them computes all of it.
+
+    Raises ModelRefused when its heads cannot be divided by the number of ranks.
+    """
     if world.world_size == 1:
-        return
+        return False
     plan: Mapping[str, str] = model.module.tp_plan or {}
     if not plan:
-        raise ModelRefused(f"{model.facts.class_name} has no plan for tensor parallelism")
+        _log.warning(
+            "%s has no plan for tensor parallelism: each of %d ranks holds and computes all of it",
+            model.facts.class_name,
+            world.world_size,
+        )
+        return False
     attention = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value")
     if not any(
         name.rpartition(".")[2] in attention and style == "colwise" for name, style in plan.items()
     ):
-        return
+        return True
     config = model.module.config.get_text_config()
     num_heads = config.num_attention_heads
     for name, count in (
@@ -271,6 +280,7 @@ def require_shardable(model: ZooModel, world: World) -> None:
                 f"{name} {count} is no multiple of {world.world_size} shards;"
                 f" serve {model.facts.class_name} with another --num-shard"
             )
+    return True
 
 
 @contextmanager

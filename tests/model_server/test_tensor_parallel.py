@@ -29,8 +29,6 @@ PROMPTS = tuple(
     for index, length in enumerate((5, 41, 1))
 )
 
-SHARDABLE = tuple(name for name in tiny_models.CONFIGS if name not in tiny_models.UNSHARDABLE)
-
 Work = Callable[[World], Any]
 
 
@@ -177,8 +175,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
     folder = tmp_path_factory.mktemp("models")
     models = {name: tiny_models.save(name, folder / name) for name in tiny_models.CONFIGS}
     works: dict[str, Work] = {
-        "models": Mirror({name: models[name] for name in SHARDABLE}),
-        "no plan": partial(_refusal, models["gpt2"]),
+        "models": Mirror(models),
         "undividable": partial(_refusal, _save_undividable(folder / "undividable")),
         "tokens": _tokens,
     }
@@ -188,7 +185,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
     return first, second
 
 
-@pytest.mark.parametrize("name", SHARDABLE)
+@pytest.mark.parametrize("name", tiny_models.CONFIGS)
 def test_two_ranks_answer_as_generate_does(
     answers: tuple[dict[str, Any], dict[str, Any]], name: str
 ) -> None:
@@ -210,13 +207,8 @@ def test_keys_and_values_are_divided_between_the_ranks(
     for answer in answers:
         assert answer["models"]["llama"]["num_kv_heads"] == 1
         assert answer["models"]["gpt_neox"]["num_kv_heads"] == 2
-
-
-def test_a_model_without_a_plan_is_refused_on_every_rank(
-    answers: tuple[dict[str, Any], dict[str, Any]],
-) -> None:
-    refusals = [answer["no plan"] for answer in answers]
-    assert refusals == ["GPT2LMHeadModel has no plan for tensor parallelism"] * 2
+        # transformers has no plan for it: each rank holds all of it.
+        assert answer["models"]["gpt2"]["num_kv_heads"] == 4
 
 
 def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(

@@ -92,9 +92,6 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 ARCHITECTURES = tuple(name for name in CONFIGS if name != "llama-tied")
 
-# Those without a plan for tensor parallelism in transformers.
-UNSHARDABLE = frozenset(("gpt2", "opt"))
-
 
 def build(name: str, *, seed: int = 0) -> Any:
     """A model of random float32 weights with unit gain."""
