@@ -1,17 +1,21 @@
 """Which attention backend serves a model here: by name, or the fastest that fits."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from model_server.attention.base import AttentionBackend
 from model_server.attention.cpu import CpuAttention
+from model_server.attention.cpu_op import CpuOp, CpuOpAttention
 from model_server.attention.cuda import CudaAttention
+from model_server.attention.native_library import NativeUnavailable
 from model_server.attention.reference import ReferenceAttention
 from model_server.errors import ConfigRefused
 from model_server.kv_cache import LayerGeometry
 
-AUTO = "auto"
+_log = logging.getLogger(__name__)
+
 _BY_NAME: Mapping[str, Callable[[], AttentionBackend]] = {
     "reference": ReferenceAttention,
     "cpu": CpuAttention,
@@ -24,14 +28,45 @@ def select_backend(
     device: torch.device,
     dtype: torch.dtype,
     geometries: Sequence[LayerGeometry],
+    load_op: Callable[[], CpuOp] = CpuOp.load,
 ) -> AttentionBackend:
     """The backend called `choice`, or for "auto" the fastest that fits device, dtype and layers.
 
-    Raises ConfigRefused when there is no such backend, or it cannot serve these layers.
+    "auto" takes the C++ operator on a CPU, and torch alone, with a warning, where it cannot be
+    compiled; another device gets the gathering backend.
+
+    Raises ConfigRefused when `choice` is unknown or cannot serve these layers.
     """
-    if choice == AUTO:
-        return CpuAttention() if device.type == "cpu" else CudaAttention()
-    if choice not in _BY_NAME:
-        names = ", ".join((AUTO, *_BY_NAME))
+    if choice in _BY_NAME:
+        return _BY_NAME[choice]()
+    if choice == "cpu-op":
+        try:
+            return _cpu_op(device, dtype, geometries, load_op)
+        except NativeUnavailable as error:
+            raise ConfigRefused(f"--attention cpu-op: {error}") from error
+    if choice != "auto":
+        names = ", ".join(("auto", "cpu-op", *_BY_NAME))
         raise ConfigRefused(f"--attention {choice}: there are {names}")
-    return _BY_NAME[choice]()
+    if device.type != "cpu":
+        return CudaAttention()
+    try:
+        return _cpu_op(device, dtype, geometries, load_op)
+    except NativeUnavailable as error:
+        _log.warning("attention runs on torch alone, which is slower: %s", error)
+        return CpuAttention()
+
+
+def _cpu_op(
+    device: torch.device,
+    dtype: torch.dtype,
+    geometries: Sequence[LayerGeometry],
+    load_op: Callable[[], CpuOp],
+) -> AttentionBackend:
+    """Raises NativeUnavailable with the reason."""
+    if device.type != "cpu":
+        raise NativeUnavailable(f"the C++ operator serves CPUs, not {device}")
+    for geometry in geometries:
+        reason = CpuOpAttention.unfit_reason(geometry, dtype)
+        if reason is not None:
+            raise NativeUnavailable(f"the C++ operator does not fit: {reason}")
+    return CpuOpAttention(load_op())

@@ -1,0 +1,268 @@
+// Attention of one tile over one span of keys.
+//
+// Layout. A block holds 16 tokens of every key head, head by head, and is read as 32-bit words of
+// `pack` elements, 1 float or 2 bfloat16s:
+//
+//     keys    [block][kv_head][head_dim / pack][16 keys][pack]
+//     values  [block][kv_head][16 keys / pack][value_dim][pack]
+//
+// A vector of words so holds one dimension of 16 keys, or 16 dimensions of one key: neither product
+// needs a sum across lanes, and a head's part of a block is one contiguous read.
+//
+// A row is one query of one head. A tile is up to kMaxRows rows of one sequence that share a key
+// head, so that a word, once loaded, serves them all. A span is kSpan keys.
+//
+// A row gives the same bits whatever surrounds it. Its scores add up dimension by dimension; its
+// weights add up per lane (key modulo 16), block by block, and then across lanes; spans begin at
+// multiples of kSpan, are computed from nothing and are merged in order. Tiles and threads only
+// choose which of these are done together, and a key that a row does not see weighs zero, which
+// changes no bit as long as its value is finite (see write_tokens).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "elements.h"
+
+// Mirrored field by field in cpu_op.py. Strides count elements; the last axis has stride 1.
+struct Call {
+  int64_t num_seqs, num_heads, num_kv_heads, head_dim, value_dim;
+  int64_t max_blocks;             // columns of block_tables
+  int64_t window_len, chunk_len;  // 0: no such bound
+  int64_t num_threads;
+  int64_t query_token_stride, query_head_stride;
+  int64_t key_token_stride, key_head_stride;
+  int64_t value_token_stride, value_head_stride;
+  double scale, softcap;  // softcap 0: none
+  const void *query, *key, *value;
+  void *output;         // [num_tokens, num_heads, value_dim]
+  void *keys, *values;  // the cache
+  const int64_t *slots;
+  const int32_t *cu_query_lens, *context_lens, *block_tables;
+  const float *sinks;  // [num_heads] or null
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+};
+
+constexpr int64_t kBlock = 16;  // tokens; as many as a vector has lanes
+constexpr int64_t kSpan = 256;
+constexpr int64_t kSpanBlocks = kSpan / kBlock;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// How many vectors of sums the registers hold beside what is multiplied.
+#if defined(__AVX512F__)
+constexpr int kAccumulators = 24, kMaxRows = 12;
+#elif defined(__AVX__) || defined(__aarch64__)
+constexpr int kAccumulators = 6, kMaxRows = 6;
+#else
+constexpr int kAccumulators = 3, kMaxRows = 3;
+#endif
+
+struct Interval {
+  int64_t first, end;
+};
+
+// The keys that the query at `position` sees.
+inline Interval seen_keys(const Call &call, int64_t position) {
+  int64_t first = 0;
+  if (call.window_len > 0) first = std::max<int64_t>(0, position - call.window_len + 1);
+  if (call.chunk_len > 0) first = std::max(first, position / call.chunk_len * call.chunk_len);
+  return {first, position + 1};
+}
+
+struct Tile {
+  int64_t seq, kv_head;
+  int64_t first_token, first_position;  // of the sequence's first query, in the step and in it
+  int64_t first_row, num_rows;          // of query_len * group rows, a token's group together
+
+  int64_t query(const Call &call, int64_t row) const { return (first_row + row) / call.group(); }
+  int64_t token(const Call &call, int64_t row) const { return first_token + query(call, row); }
+  int64_t head(const Call &call, int64_t row) const {
+    return kv_head * call.group() + (first_row + row) % call.group();
+  }
+  Interval seen(const Call &call, int64_t row) const {
+    return seen_keys(call, first_position + query(call, row));
+  }
+  // The keys that any row sees, and the spans that they lie in.
+  Interval keys(const Call &call) const {
+    return {seen(call, 0).first, seen(call, num_rows - 1).end};
+  }
+  Interval spans(const Call &call) const {
+    const Interval all = keys(call);
+    return {all.first / kSpan, (all.end + kSpan - 1) / kSpan};
+  }
+};
+
+// A tile's rows over some keys: each row's largest score, the sum of weights relative to it, and
+// the weighted sum of values.
+struct Partial {
+  float *largest, *sums, *values;  // [rows], [rows], [rows][value_dim]
+
+  Partial(float *memory, int64_t num_rows)
+      : largest(memory), sums(memory + num_rows), values(memory + 2 * num_rows) {}
+  static int64_t num_floats(const Call &call, int64_t num_rows) {
+    return num_rows * (2 + call.value_dim);
+  }
+};
+
+// What a thread needs to work on one tile. An operand takes up kPack floats at most.
+template <class T>
+struct Scratch {
+  float *scores;                 // [kMaxRows][kSpan]
+  typename T::Operand *weights;  // [kMaxRows][kSpan / kPack]
+  typename T::Operand *queries;  // [head_dim / kPack][num_rows]
+  float *part, *total;           // Partials
+
+  Scratch(const Call &call, float *memory)
+      : scores(memory),
+        weights(reinterpret_cast<typename T::Operand *>(scores + kMaxRows * kSpan)),
+        queries(reinterpret_cast<typename T::Operand *>(scores + 2 * kMaxRows * kSpan)),
+        part(scores + 2 * kMaxRows * kSpan + kMaxRows * call.head_dim),
+        total(part + Partial::num_floats(call, kMaxRows)) {}
+  static int64_t num_floats(const Call &call) {
+    const int64_t partials = 2 * Partial::num_floats(call, kMaxRows);
+    return 2 * kMaxRows * kSpan + kMaxRows * call.head_dim + partials;
+  }
+};
+
+// One key head's part of a sequence's blocks, in the cache's keys or values.
+struct Blocks {
+  const uint32_t *pool;
+  const int32_t *block_table;
+  int64_t stride;  // words
+
+  Blocks(const Call &call, const Tile &tile, const void *cache, int64_t num_words)
+      : pool(static_cast<const uint32_t *>(cache) + tile.kv_head * num_words),
+        block_table(call.block_tables + tile.seq * call.max_blocks),
+        stride(call.num_kv_heads * num_words) {}
+  const uint32_t *operator[](int64_t block) const { return pool + block_table[block] * stride; }
+};
+
+// Scores of 16 keys. Beside them, `next` is brought into the cache: what is read after this block.
+template <class T, int R>
+ALWAYS_INLINE void score_block(const typename T::Operand *queries, const uint32_t *keys,
+                               const uint32_t *next, int64_t num_words, float *scores) {
+  Floats sums[R] = {};
+  for (int64_t d = 0; d < num_words; ++d) {
+    const Words words = load(keys + d * kBlock);
+    __builtin_prefetch(next + d * kBlock);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) sums[r] = T::dot(sums[r], queries[d * R + r], words);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) store(scores + r * kSpan, sums[r]);
+}
+
+// Turns a row's scores of whole blocks, from `first_key` on, into weights; those of keys that it
+// does not see are zero. Answers the largest score and the sum of weights.
+template <class T>
+__attribute__((noinline)) std::pair<float, float> weigh(const Call &call, float *scores,
+                                                        int64_t first_key, int64_t num_blocks,
+                                                        Interval seen,
+                                                        typename T::Operand *weights) {
+  const int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Ints lanes = load(numbers);
+  const auto scale = static_cast<float>(call.scale), softcap = static_cast<float>(call.softcap);
+  Floats largest = broadcast(-kInfinity);
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    Floats score = load(scores + block * kBlock) * scale;
+    if (softcap > 0.f) score = tanh_of(score / softcap) * softcap;
+    const int64_t key = first_key + block * kBlock;
+    const auto first = static_cast<int32_t>(std::clamp<int64_t>(seen.first - key, 0, kBlock));
+    const auto end = static_cast<int32_t>(std::clamp<int64_t>(seen.end - key, 0, kBlock));
+    if (first > 0 || end < kBlock) {
+      const Ints is_seen = (lanes >= broadcast(first)) & (lanes < broadcast(end));
+      score = select(is_seen, score, broadcast(-kInfinity));
+    }
+    store(scores + block * kBlock, score);
+    largest = larger(largest, score);
+  }
+  const float top = largest_of(largest);
+  const float base = top == -kInfinity ? 0.f : top;  // nothing seen: e^-inf, not e^NaN
+  Floats sum = broadcast(0.f);
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const Floats weight = exp_of(load(scores + block * kBlock) - base);
+    sum = sum + weight;
+    T::store_operands(weights + block * (kBlock / T::kPack), weight);
+  }
+  return {top, sum_of(sum)};
+}
+
+// Weighted sums of 16 * N columns of the values of blocks [first, end).
+template <class T, int R, int N>
+ALWAYS_INLINE void sum_columns(const typename T::Operand *weights, const Blocks &values,
+                               Interval blocks, int64_t column, int64_t value_dim, float *sums) {
+  constexpr int64_t kWords = kBlock / T::kPack;
+  Floats total[R][N] = {};
+  for (int64_t block = blocks.first; block < blocks.end; ++block, weights += kWords) {
+    const uint32_t *row = values[block] + column;
+    const uint32_t *next = values[std::min(block + 1, blocks.end - 1)] + column;
+    for (int64_t k = 0; k < kWords; ++k, row += value_dim, next += value_dim) {
+      Words words[N];
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        words[n] = load(row + n * kBlock);
+        __builtin_prefetch(next + n * kBlock);
+      }
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const typename T::Operand weight = weights[r * (kSpan / T::kPack) + k];
+#pragma GCC unroll 4
+        for (int n = 0; n < N; ++n) total[r][n] = T::dot(total[r][n], weight, words[n]);
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) store(sums + r * value_dim + column + n * kBlock, total[r][n]);
+}
+
+// As many groups of N * 16 columns as there are, if their sums fit the registers.
+template <class T, int R, int N>
+ALWAYS_INLINE int64_t sum_wide_columns(const typename T::Operand *weights, const Blocks &values,
+                                       Interval blocks, int64_t column, int64_t value_dim,
+                                       float *sums) {
+  if constexpr (R * N <= kAccumulators || N == 1)
+    for (; column + N * kBlock <= value_dim; column += N * kBlock)
+      sum_columns<T, R, N>(weights, values, blocks, column, value_dim, sums);
+  return column;
+}
+
+// One span of a tile of R rows, from nothing.
+template <class T, int R>
+void attend_span(const Call &call, const Tile &tile, int64_t span, const Scratch<T> &scratch,
+                 Partial part) {
+  const int64_t num_words = call.head_dim / T::kPack, value_dim = call.value_dim;
+  const Blocks keys(call, tile, call.keys, num_words * kBlock);
+  const Blocks values(call, tile, call.values, value_dim * (kBlock / T::kPack));
+  const Interval all = tile.keys(call);
+  const Interval blocks = {std::max(span * kSpanBlocks, all.first / kBlock),
+                           std::min((span + 1) * kSpanBlocks, (all.end + kBlock - 1) / kBlock)};
+
+  for (int64_t block = blocks.first; block < blocks.end; ++block) {
+    const uint32_t *next = block + 1 < blocks.end ? keys[block + 1] : values[blocks.first];
+    score_block<T, R>(scratch.queries, keys[block], next, num_words,
+                      scratch.scores + (block - blocks.first) * kBlock);
+  }
+  for (int r = 0; r < R; ++r)
+    std::tie(part.largest[r], part.sums[r]) =
+        weigh<T>(call, scratch.scores + r * kSpan, blocks.first * kBlock,
+                 blocks.end - blocks.first, tile.seen(call, r),
+                 scratch.weights + r * (kSpan / T::kPack));
+  int64_t column = 0;
+  const auto *weights = scratch.weights;
+  column = sum_wide_columns<T, R, 4>(weights, values, blocks, column, value_dim, part.values);
+  column = sum_wide_columns<T, R, 2>(weights, values, blocks, column, value_dim, part.values);
+  sum_wide_columns<T, R, 1>(weights, values, blocks, column, value_dim, part.values);
+}
+
+template <class T, size_t... I>
+constexpr auto span_functions(std::index_sequence<I...>) {
+  return std::array{&attend_span<T, static_cast<int>(I) + 1>...};
+}

@@ -1,0 +1,142 @@
+// Vectors of 16 lanes of 32 bits: one register or several, by what the machine has.
+//
+// Written in the compilers' vector extensions, so that one text serves AVX-512, AVX2 and NEON. It
+// knows nothing of attention.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+template <class T>
+struct Vector {
+  typedef T Register __attribute__((vector_size(4 * kLanes)));
+  static constexpr int kRegisters = 16 / kLanes;
+  Register part[kRegisters];
+};
+using Floats = Vector<float>;
+using Ints = Vector<int32_t>;
+using Words = Vector<uint32_t>;
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+template <class T, class F>
+ALWAYS_INLINE Vector<T> each(F f) {
+  Vector<T> result;
+#pragma GCC unroll 4
+  for (int i = 0; i < Vector<T>::kRegisters; ++i) result.part[i] = f(i);
+  return result;
+}
+
+#define ARITHMETIC(op)                                                 \
+  template <class T>                                                   \
+  ALWAYS_INLINE Vector<T> operator op(Vector<T> a, Vector<T> b) {      \
+    return each<T>([&](int i) { return a.part[i] op b.part[i]; });     \
+  }                                                                    \
+  template <class T>                                                   \
+  ALWAYS_INLINE Vector<T> operator op(Vector<T> a, T b) {              \
+    return each<T>([&](int i) { return a.part[i] op b; });             \
+  }
+ARITHMETIC(+)
+ARITHMETIC(-)
+ARITHMETIC(*)
+ARITHMETIC(/)
+ARITHMETIC(<<)
+ARITHMETIC(>>)
+ARITHMETIC(&)
+#undef ARITHMETIC
+
+// Comparisons answer all ones or all zeros per lane.
+#define COMPARISON(op)                                                                    \
+  template <class T>                                                                      \
+  ALWAYS_INLINE Ints operator op(Vector<T> a, Vector<T> b) {                              \
+    return each<int32_t>([&](int i) { return (Ints::Register)(a.part[i] op b.part[i]); }); \
+  }
+COMPARISON(<)
+COMPARISON(>=)
+COMPARISON(==)
+#undef COMPARISON
+
+template <class T>
+ALWAYS_INLINE Vector<T> select(Ints mask, Vector<T> yes, Vector<T> no) {
+  return each<T>([&](int i) { return mask.part[i] ? yes.part[i] : no.part[i]; });
+}
+
+// The same bits, read as other numbers.
+template <class To, class From>
+ALWAYS_INLINE Vector<To> bits_as(Vector<From> v) {
+  return each<To>([&](int i) { return (typename Vector<To>::Register)v.part[i]; });
+}
+
+// x - 0 is x for every float, unlike 0 + x, so that no instruction remains of it.
+template <class T>
+ALWAYS_INLINE Vector<T> broadcast(T x) {
+  return each<T>([&](int) { return x - typename Vector<T>::Register{}; });
+}
+
+template <class T>
+ALWAYS_INLINE Vector<T> load(const T *from) {
+  return each<T>([&](int i) {
+    typename Vector<T>::Register part;
+    std::memcpy(&part, from + i * kLanes, sizeof part);
+    return part;
+  });
+}
+template <class T>
+ALWAYS_INLINE void store(T *to, Vector<T> v) {
+  for (int i = 0; i < Vector<T>::kRegisters; ++i)
+    std::memcpy(to + i * kLanes, &v.part[i], sizeof v.part[i]);
+}
+
+// Sums and largest of the lanes, always in the same order.
+ALWAYS_INLINE float sum_of(Floats v) {
+  float lanes[16];
+  store(lanes, v);
+  for (int width = 8; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
+}
+ALWAYS_INLINE Floats larger(Floats a, Floats b) { return select(a < b, b, a); }
+ALWAYS_INLINE float largest_of(Floats v) {
+  float lanes[16];
+  store(lanes, v);
+  for (int width = 8; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane)
+      lanes[lane] = lanes[lane] < lanes[lane + width] ? lanes[lane + width] : lanes[lane];
+  return lanes[0];
+}
+
+// e^x for x <= 0, to 2 ulp: exactly 1 at 0, and 0 where a float would be subnormal. Reduces by ln 2
+// in two parts, then the polynomial of Cephes' expf.
+ALWAYS_INLINE Floats exp_of(Floats x) {
+  constexpr float kLowest = -87.3f;
+  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it leaves the integer in the low bits
+  const Floats in_range = larger(x, broadcast(kLowest));
+  const Floats shifted = in_range * 1.44269504f + kRound;
+  const Floats n = shifted - kRound;
+  const Floats r = (in_range - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = broadcast(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.f);
+  const Floats power = bits_as<float>((bits_as<int32_t>(shifted) + 127) << 23);
+  return select(x < broadcast(kLowest), broadcast(0.f), p * power);
+}
+
+// tanh(x) = (1 - e^(-2|x|)) / (1 + e^(-2|x|)), with the sign of x.
+ALWAYS_INLINE Floats tanh_of(Floats x) {
+  const Ints negative = x < broadcast(0.f);
+  const Floats decay = exp_of(select(negative, x, x * -1.f) * 2.f);
+  const Floats magnitude = (broadcast(1.f) - decay) / (broadcast(1.f) + decay);
+  return select(negative, magnitude * -1.f, magnitude);
+}
