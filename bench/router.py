@@ -1,0 +1,390 @@
+"""The router alone: what a token costs between a shard and a client.
+
+    python -m bench.router [--streams 64] [--tokens 256] [--rounds 5] [--output FILE]
+
+Three processes: a fake shard that answers at once, the real router (`python -m router`), and this
+one, whose clients read `--streams` streams of `--tokens` tokens over real HTTP. Prints JSON.
+
+`tokens_per_s` is by the wall clock, so that on a busy machine, or one of few cores, it tells of the
+neighbours as well; `router_cpu_us_per_token` is the router process's own time, and its inverse,
+`tokens_per_s_of_one_core`, what one free core would do.
+
+The parts are measured one by one in this process, on the same steps: books (schedule, apply), text
+(detokenizer, events), gRPC (messages and calls, real ones to the shard), SSE (frames). What is left
+of the total is HTTP, ASGI and the event loop.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+from proto import generate_pb2 as pb
+from router.allocator import Allocator
+from router.batch import Generation, SampledToken, StepResult
+from router.events import Event
+from router.http.exchange import Exchange
+from router.http.native_frames import NativeFrames
+from router.request import GenerateRequest, SamplingParams, StopParams
+from router.scheduler import Scheduler, SchedulerLimits
+from router.shards import Shards, ShardTimeouts
+from router.stream import Stream
+from router.tokenizer import Tokenizer
+from tests.fakes import Context, FakeShard, byte_ids, save_byte_tokenizer
+
+_BLOCK_SIZE = 16
+_MAX_TOTAL_LEN = 4096
+_MAX_STEP_TOKENS = 4096
+_PROMPT = "Once upon a time there was a little"
+_LISTENING = re.compile(r"(listening)\n")
+_READY = re.compile(r"ready at (http://\S+)\n")
+_NUM_STEPS = 200
+
+
+class QuickShard(FakeShard):
+    """Answers each step with the same letter for every row, at next to no cost of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=1 << 15, block_size=_BLOCK_SIZE, max_total_len=_MAX_TOTAL_LEN)
+        self._left: dict[int, int] = {}
+        self._token = pb.SampledToken(id=byte_ids("e")[0], logprob=-0.75)
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
+        """New rows draw their first token; running ones the next."""
+        for new in request.batch.requests:
+            self._left[new.id] = new.stopping.max_new_tokens
+        return self._answer(request.cached_batch_id or request.batch.id)
+
+    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
+        """Every row draws a token."""
+        return self._answer(request.batch_ids[0])
+
+    async def FilterBatch(
+        self, request: pb.FilterBatchRequest, context: Context
+    ) -> pb.FilterBatchResponse:
+        """Forgets the others."""
+        self._left = {key: self._left[key] for key in request.request_ids}
+        batch = pb.CachedBatch(id=request.batch_id, request_ids=list(self._left))
+        return pb.FilterBatchResponse(epoch=self.epoch, batch=batch)
+
+    async def ClearCache(
+        self, request: pb.ClearCacheRequest, context: Context
+    ) -> pb.ClearCacheResponse:
+        """Forgets all."""
+        self._left.clear()
+        self.epoch = request.epoch
+        return pb.ClearCacheResponse(epoch=self.epoch)
+
+    def _answer(self, batch_id: int) -> pb.StepResponse:
+        answer = pb.StepResponse(epoch=self.epoch)
+        for key in list(self._left):
+            self._left[key] -= 1
+            generation = answer.generations.add(request_id=key, tokens=(self._token,))
+            if not self._left[key]:
+                generation.finish_reason = pb.FINISH_REASON_LENGTH
+                del self._left[key]
+        if self._left:
+            answer.batch.id = batch_id
+            answer.batch.request_ids.extend(self._left)
+        return answer
+
+
+async def serve_shard(path: str) -> None:
+    """The shard's process."""
+    shard = QuickShard()
+    await shard.start(f"unix:{path}")
+    sys.stdout.write("listening\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def process(log: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this interpreter that ends with the block; it writes to `log`."""
+    with log.open("wb") as output:
+        child = subprocess.Popen([sys.executable, "-m", *argv], stdout=output, stderr=output)
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.wait(timeout=20)
+
+
+def until(child: subprocess.Popen[bytes], log: Path, pattern: re.Pattern[str]) -> str:
+    """The first match's group in a process's log. Raises RuntimeError when it ends before."""
+    while child.poll() is None:
+        if found := pattern.search(log.read_text()):
+            return found[1]
+        time.sleep(0.02)
+    raise RuntimeError(f"the process ended before it was ready: {log.read_text()}")
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class _Client(asyncio.Protocol):
+    """One POST, whose tokens are counted as they come."""
+
+    def __init__(self, request: bytes, done: "asyncio.Future[int]") -> None:
+        self._request = request
+        self._done = done
+        self._num_tokens = 0
+        self._end = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Sends the request."""
+        # uvloop's transports are no asyncio.Transport by class.
+        cast(asyncio.Transport, transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        """Frames are small and written whole, so that none is cut in practice."""
+        self._num_tokens += data.count(b'{"index":')
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The stream is over."""
+        if not self._done.done():
+            self._done.set_result(self._num_tokens)
+
+
+async def load(port: int, num_streams: int, num_tokens: int) -> float:
+    """Seconds until all streams are read. Raises RuntimeError when a token is missing."""
+    body = json.dumps({"inputs": _PROMPT, "parameters": {"max_new_tokens": num_tokens}}).encode()
+    request = (
+        b"POST /generate_stream HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    loop = asyncio.get_running_loop()
+    dones = [loop.create_future() for _ in range(num_streams)]
+    begun_s = time.perf_counter()
+    for done in dones:
+        await loop.create_connection(partial(_Client, request, done), "127.0.0.1", port)
+    counts = await asyncio.gather(*dones)
+    if set(counts) != {num_tokens}:
+        raise RuntimeError(f"streams of {sorted(set(counts))} tokens, not {num_tokens}")
+    return time.perf_counter() - begun_s
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One run of all streams. CPU times in microseconds per token."""
+
+    tokens_per_s: float
+    router_us: float
+    shard_us: float
+    client_us: float
+
+
+def measure_round(
+    port: int, router_pid: int, shard_pid: int, num_streams: int, num_tokens: int
+) -> Round:
+    """All streams once."""
+    before = (cpu_s(router_pid), cpu_s(shard_pid), _own_cpu_s())
+    wall_s = uvloop.run(load(port, num_streams, num_tokens))
+    after = (cpu_s(router_pid), cpu_s(shard_pid), _own_cpu_s())
+    total = num_streams * num_tokens
+    micros = [1e6 * (end - begin) / total for begin, end in zip(before, after, strict=True)]
+    return Round(total / wall_s, *micros)
+
+
+def _own_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _requests(num_streams: int) -> list[GenerateRequest]:
+    stop = StopParams(max_new_tokens=_NUM_STEPS + 10)
+    prompt_ids = tuple(byte_ids(_PROMPT))
+    return [
+        GenerateRequest(prompt_ids, _PROMPT, SamplingParams(), stop) for _ in range(num_streams)
+    ]
+
+
+def _generations(num_streams: int) -> tuple[Generation, ...]:
+    token = SampledToken(byte_ids("e")[0], -0.75)
+    return tuple([Generation(request_id, (token,)) for request_id in range(num_streams)])
+
+
+def books_us(num_streams: int) -> float:
+    """Schedule and apply, per token."""
+    scheduler = _scheduler(num_streams)
+    used_s = 0.0
+    for _ in range(_NUM_STEPS):
+        result_of = _generations(num_streams)
+        begun_s = time.process_time()
+        batch = scheduler.schedule(0.0)
+        used_s += time.process_time() - begun_s
+        assert batch is not None
+        result = StepResult(batch.step_id, result_of, tuple(range(num_streams)))
+        begun_s = time.process_time()
+        scheduler.expired(0.0)
+        scheduler.apply(result, 0.0)
+        scheduler.stats()
+        used_s += time.process_time() - begun_s
+    return 1e6 * used_s / (_NUM_STEPS * num_streams)
+
+
+def _scheduler(num_streams: int) -> Scheduler:
+    allocator = Allocator(1 << 15, _BLOCK_SIZE)
+    scheduler = Scheduler(SchedulerLimits(_MAX_STEP_TOKENS, num_streams), allocator)
+    for request_id, request in enumerate(_requests(num_streams)):
+        scheduler.add(request_id, request, 0.0)
+    return scheduler
+
+
+def text_and_sse_us(tokenizer: Tokenizer, num_streams: int) -> tuple[float, float]:
+    """Tokens to events, and events to frames, per token."""
+    streams = [
+        Stream(request_id, request, tokenizer, 0.0)
+        for request_id, request in enumerate(_requests(num_streams))
+    ]
+    frames = [NativeFrames(Exchange("bench", 0.0), with_details=False, prefix="") for _ in streams]
+    text_s = sse_s = 0.0
+    for _ in range(_NUM_STEPS):
+        generations = _generations(num_streams)
+        begun_s = time.process_time()
+        for stream, generation in zip(streams, generations, strict=True):
+            stream.add(generation, 0.0)
+        text_s += time.process_time() - begun_s
+        bursts = [_taken(stream) for stream in streams]
+        begun_s = time.process_time()
+        for frame, burst in zip(frames, bursts, strict=True):
+            frame.render(0, burst)
+        sse_s += time.process_time() - begun_s
+    scale = 1e6 / (_NUM_STEPS * num_streams)
+    return text_s * scale, sse_s * scale
+
+
+def _taken(stream: Stream) -> Sequence[Event]:
+    taking = stream.take()
+    try:
+        taking.send(None)
+    except StopIteration as stopped:
+        burst: Sequence[Event] = stopped.value
+        return burst
+    raise RuntimeError("the stream had nothing to take")
+
+
+async def grpc_us(path: str, num_streams: int) -> float:
+    """Messages and calls of decode steps, per token."""
+    shards = await Shards.connect(path, ShardTimeouts(), time.time_ns())
+    scheduler = _scheduler(num_streams)
+    used_s = 0.0
+    for _ in range(_NUM_STEPS):
+        batch = scheduler.schedule(0.0)
+        assert batch is not None
+        begun_s = time.process_time()
+        result = await shards.step(batch)
+        if not batch.new:
+            used_s += time.process_time() - begun_s
+        scheduler.apply(result, 0.0)
+    await shards.reset()
+    await shards.close()
+    return 1e6 * used_s / ((_NUM_STEPS - 1) * num_streams)
+
+
+def best(measure: Callable[[], float], num_tries: int = 3) -> float:
+    """The least of some tries: what disturbs only adds."""
+    return min(measure() for _ in range(num_tries))
+
+
+def run(num_streams: int, num_tokens: int, num_rounds: int) -> dict[str, object]:
+    """The whole measurement."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer_folder = save_byte_tokenizer(Path(folder, "tokenizer"))
+        path = f"{folder}/shard-0"
+        log = Path(folder, "shard.log")
+        with process(log, "bench.router", "--shard", path) as shard:
+            until(shard, log, _LISTENING)
+            rounds = _measure_rounds(
+                path, tokenizer_folder, shard.pid, (num_streams, num_tokens, num_rounds)
+            )
+            grpc = best(lambda: uvloop.run(grpc_us(path, num_streams)))
+        tokenizer = Tokenizer.load(tokenizer_folder)
+        tries = [text_and_sse_us(tokenizer, num_streams) for _ in range(3)]
+        parts = {
+            "books": best(lambda: books_us(num_streams)),
+            "text": min(text for text, _ in tries),
+            "grpc": grpc,
+            "sse": min(sse for _, sse in tries),
+        }
+        tokenizer.close()
+    return _report(num_streams, num_tokens, rounds, parts)
+
+
+def _measure_rounds(
+    path: str, tokenizer_folder: Path, shard_pid: int, sizes: tuple[int, int, int]
+) -> list[Round]:
+    num_streams, num_tokens, num_rounds = sizes
+    flags = ["--master-shard-uds-path", path, "--tokenizer-name", str(tokenizer_folder)]
+    flags += ["--port", "0", "--max-batch-prefill-tokens", str(_MAX_STEP_TOKENS)]
+    flags += ["--max-concurrent-requests", str(2 * num_streams)]
+    log = tokenizer_folder.with_name("router.log")
+    with process(log, "router", *flags) as router:
+        port = int(until(router, log, _READY).rpartition(":")[2])
+        arguments = (port, router.pid, shard_pid, num_streams)
+        measure_round(*arguments, min(32, num_tokens))
+        return [measure_round(*arguments, num_tokens) for _ in range(num_rounds)]
+
+
+def _report(
+    num_streams: int, num_tokens: int, rounds: Sequence[Round], parts: dict[str, float]
+) -> dict[str, object]:
+    router_us = statistics.median(one.router_us for one in rounds)
+    rest = {"http_and_event_loop": router_us - sum(parts.values())}
+    return {
+        "num_streams": num_streams,
+        "num_tokens": num_tokens,
+        "tokens_per_s": round(statistics.median(one.tokens_per_s for one in rounds)),
+        "tokens_per_s_best": round(max(one.tokens_per_s for one in rounds)),
+        "tokens_per_s_of_one_core": round(1e6 / router_us),
+        "router_cpu_us_per_token": round(router_us, 1),
+        "shard_cpu_us_per_token": round(statistics.median(one.shard_us for one in rounds), 1),
+        "client_cpu_us_per_token": round(statistics.median(one.client_us for one in rounds), 1),
+        "parts_us_per_token": {name: round(value, 2) for name, value in (parts | rest).items()},
+        "num_cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line; prints one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.router", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="write the JSON there, too")
+    parser.add_argument("--shard", metavar="PATH", help=argparse.SUPPRESS)
+    told = parser.parse_args(argv)
+    if told.shard:
+        uvloop.run(serve_shard(told.shard))
+        return 0
+    if min(told.streams, told.tokens, told.rounds) < 1:
+        parser.error("--streams, --tokens and --rounds must be at least 1")
+    report = json.dumps(run(told.streams, told.tokens, told.rounds), indent=2)
+    sys.stdout.write(report + "\n")
+    if told.output:
+        told.output.write_text(report + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
