@@ -18,6 +18,7 @@ from router.http.errors import HttpError
 
 MAX_DEPTH = 64
 _MAX_QUOTED_LEN = 60
+_MAX_DROPPED_LEN = 1 << 28
 
 
 class Schema(BaseModel):
@@ -41,29 +42,30 @@ class BodyReader:
         return parse(await self._read_bytes(request), schema)
 
     async def _read_bytes(self, request: Request) -> bytes:
-        # Whatever is announced or still on its way is left to the server, which discards it: a
-        # connection closed here would lose the answer to a client that writes before it reads.
-        declared = request.headers.get("content-length", "")
+        # A client that asks before it sends is told at once.
+        declared = request.headers.get("content-length", "") if "expect" in request.headers else ""
         if declared.isdecimal() and int(declared) > self._max_body_len:
-            raise self._too_large(f"{declared} bytes")
+            raise self._too_large(declared)
+        # What is too much is read all the same, and dropped: a connection that is closed on a
+        # client that still writes takes the answer with it.
         chunks: list[bytes] = []
         body_len = 0
         try:
             async for chunk in request.stream():
                 body_len += len(chunk)
-                if body_len > self._max_body_len:
-                    raise self._too_large(f"more than {self._max_body_len} bytes")
-                chunks.append(chunk)
+                if body_len <= self._max_body_len:
+                    chunks.append(chunk)
+                elif body_len > self._max_body_len + _MAX_DROPPED_LEN:
+                    break
         except ClientDisconnect as error:
             raise HttpError(400, "validation", "the body ended early") from error
+        if body_len > self._max_body_len:
+            raise self._too_large(str(body_len))
         return b"".join(chunks)
 
     def _too_large(self, found: str) -> HttpError:
-        return HttpError(
-            413,
-            "payload_too_large",
-            f"the body has {found}; at most {self._max_body_len} are accepted",
-        )
+        message = f"the body has {found} bytes; at most {self._max_body_len} are accepted"
+        return HttpError(413, "payload_too_large", message)
 
 
 def parse(body: bytes, schema: type[S]) -> S:

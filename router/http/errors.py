@@ -12,6 +12,7 @@ import orjson
 from starlette.responses import Response
 
 from router.errors import (
+    Cancelled,
     Draining,
     GenerationFailed,
     InvalidRequest,
@@ -106,9 +107,11 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
         code="incomplete_generation",
         may_retry=True,
     ),
+    # Nobody reads it, but logs and metrics tell of it.
+    Cancelled: _Kind("cancelled", "{}", 499, 499, "cancelled", code="cancelled"),
     GenerationFailed: _Kind(
         "generation",
-        "Request failed during generation: {}",
+        "Request failed during generation: Server error: {}",
         424,
         500,
         "server_error",

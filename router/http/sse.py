@@ -1,15 +1,16 @@
 """Server-sent events: bursts of things to say, rendered and written as they come.
 
-    source --burst--> Frames.render --bytes--> send        one task
+    source 0 --burst--> Frames.render --bytes--> send      one task for each source
+    source 1 --burst--> Frames.render --bytes--> send
     receive --disconnect--> end of it all                  one task
 
-What is there at once goes out in one write. A client that leaves ends the source at once; a client
+What is there at once goes out in one write. A client that leaves ends the sources at once; a client
 that waits in silence gets a comment line. It knows neither TGI's nor OpenAI's words.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,32 +26,28 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Frames(Protocol[T_contra]):
-    """Turns what happened into bytes; may be empty when there is nothing to show."""
+    """Turns what happened into bytes; empty when there is nothing to show."""
 
-    def render(self, burst: Sequence[T_contra], /) -> bytes:
-        """Frames of what happened since the last call. Raises RouterError to end with `fail`."""
+    def render(self, index: int, burst: Sequence[T_contra], /) -> bytes:
+        """What source `index` brought. Raises RouterError to end the whole stream with `fail`."""
 
     def fail(self, error: RouterError, /) -> bytes:
-        """The last frames of a stream that ends badly."""
+        """The last words of a stream that ends badly."""
 
     def end(self) -> bytes:
-        """The last frames of a stream that ends well."""
+        """The last words of a stream that ends well."""
 
 
-class EventStream(Response):
-    """An event stream as an ASGI response. It owns `source` and closes it, whatever happens."""
+class EventStream(Response, Generic[T]):
+    """An event stream as an ASGI response. It owns its sources and closes them, come what may."""
 
     def __init__(
         self,
-        source: AsyncGenerator[Sequence[T], None],
+        sources: Sequence[AsyncGenerator[Sequence[T], None]],
         frames: Frames[T],
         headers: Mapping[str, str],
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        self._source = source
-        self._frames = frames
-        self._keep_alive_s = keep_alive_s
-        self._sent_s: float | None = None
         self.status_code = 200
         self.background = None
         self.init_headers(
@@ -61,51 +58,100 @@ class EventStream(Response):
                 **headers,
             }
         )
+        self._sources = sources
+        self._frames = frames
+        self._keep_alive_s = keep_alive_s
+        self._writers: list[asyncio.Task[None]] = []
+        self._send: Send | None = None
+        self._may_send = asyncio.Event()
+        # Waiting for a slow reader is no silence, so writes under way are counted.
+        self._num_writing = 0
+        self._sent_s = 0.0
+
+    async def begin(self) -> None:
+        """Begins to draw from the sources, before anything is sent.
+
+        Raises the RouterError of a source that refuses at once: it can still be an answer of its
+        own. Without it, the sources begin with the response and all errors are events.
+        """
+        self._start()
+        await asyncio.sleep(0)  # every writer takes its first step
+        try:
+            self._check_writers()
+        except BaseException:
+            await self._close()
+            raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the stream; returns when it ended or its client left."""
-        writing = asyncio.ensure_future(self._write(send))
+        """Sends the stream; returns when it has ended or its client has left."""
         leaving = asyncio.ensure_future(until_disconnected(receive))
         try:
-            await self._guard(writing, leaving, send)
+            self._start()
+            await self._open(send)
+            try:
+                await self._until_written(leaving, send)
+                last = self._frames.end()
+            except RouterError as error:
+                last = self._frames.fail(error)
+            await self._close()  # nothing may be written behind the last words
+            if not leaving.done():
+                await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
-            await end(writing, leaving)
-            await self._source.aclose()
-        if not writing.cancelled():
-            writing.result()
+            await end(leaving)
+            await self._close()
 
-    async def _guard(
-        self, writing: asyncio.Future[None], leaving: asyncio.Future[None], send: Send
-    ) -> None:
-        """Waits for the end of either, and breaks long silences."""
+    def _start(self) -> None:
+        self._writers = self._writers or [
+            asyncio.create_task(self._write(index, source))
+            for index, source in enumerate(self._sources)
+        ]
+
+    async def _open(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        self._send = send
+        self._sent_s = asyncio.get_running_loop().time()
+        self._may_send.set()
+
+    async def _until_written(self, leaving: "asyncio.Future[None]", send: Send) -> None:
+        """Waits for all writers or the client's leaving, and breaks long silences."""
         clock = asyncio.get_running_loop().time
-        while not (writing.done() or leaving.done()):
-            silent_s = 0.0 if self._sent_s is None else clock() - self._sent_s
+        while not leaving.done():
+            self._check_writers()
+            writing = {writer for writer in self._writers if not writer.done()}
+            if not writing:
+                return
+            silent_s = 0.0 if self._num_writing else clock() - self._sent_s
             if silent_s >= self._keep_alive_s:
                 await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
                 self._sent_s = clock()
                 continue
             await asyncio.wait(
-                {writing, leaving},
+                {*writing, leaving},
                 timeout=self._keep_alive_s - silent_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
 
-    async def _write(self, send: Send) -> None:
-        # `_sent_s` is None while a write is under way: waiting for a slow reader is no silence.
+    def _check_writers(self) -> None:
+        for writer in self._writers:
+            if writer.done():
+                writer.result()
+
+    async def _write(self, index: int, source: AsyncGenerator[Sequence[T], None]) -> None:
         clock = asyncio.get_running_loop().time
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
-        self._sent_s = clock()
-        try:
-            async for burst in self._source:
-                if frames := self._frames.render(burst):
-                    self._sent_s = None
-                    await send({"type": "http.response.body", "body": frames, "more_body": True})
-                    self._sent_s = clock()
-            last = self._frames.end()
-        except RouterError as error:
-            last = self._frames.fail(error)
-        self._sent_s = None
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        render = self._frames.render
+        async for burst in source:
+            if frames := render(index, burst):
+                if self._send is None:
+                    await self._may_send.wait()
+                    assert self._send is not None
+                self._num_writing += 1
+                await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+                self._num_writing -= 1
+                self._sent_s = clock()
+
+    async def _close(self) -> None:
+        await end(*self._writers)
+        for source in self._sources:
+            await source.aclose()

@@ -13,7 +13,7 @@ from router.http.errors import HttpError
 class Inner(Schema):
     weight: float | None = None
     count: int | None = None
-    words: list[str] | None = Field(None, fail_fast=True)
+    words: list[str] | None = Field(default=None, fail_fast=True)
     anything: Any = None
 
 

@@ -13,7 +13,7 @@ from router.http.sse import EventStream
 class Words:
     """Frames of words; the word "bad" ends the stream badly."""
 
-    def render(self, burst: Sequence[str]) -> bytes:
+    def render(self, index: int, burst: Sequence[str]) -> bytes:
         if "bad" in burst:
             raise ShardFailed("it broke")
         return b"".join(b"data: %b\n\n" % word.encode() for word in burst if word)
@@ -69,7 +69,7 @@ class Source:
 
 
 async def run(source: Source, wire: Wire, keep_alive_s: float = 15.0) -> None:
-    stream = EventStream(source.bursts(), Words(), {"x-mine": "1"}, keep_alive_s)
+    stream = EventStream([source.bursts()], Words(), {"x-mine": "1"}, keep_alive_s)
     async with asyncio.timeout(5):
         await stream({"type": "http"}, wire.receive, wire.send)
 

@@ -1,0 +1,91 @@
+"""The outermost layer: a request id for every answer, one log line and the request's metrics.
+
+Plain ASGI. It knows no route; what a request was about, the routes tell its `Exchange`.
+"""
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.http.exchange import Exchange
+from router.metrics import Metrics
+
+_logger = logging.getLogger(__name__)
+_SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}", re.ASCII)
+_MAX_PATH_LEN = 200
+# TGI's words for the label `err` where they differ from the error_type.
+_FAILURES: Mapping[str, str] = MappingProxyType(
+    {"template_error": "template", "incomplete_generation": "incomplete", "cancelled": "dropped"}
+)
+
+
+class Access:
+    """Wraps the whole application."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request; a bug is logged here and goes no further."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        clock = asyncio.get_running_loop().time
+        exchange = Exchange(_request_id(scope["headers"]), clock())
+        exchange.enter(scope)
+        is_complete = False
+
+        async def send_marked(message: Message) -> None:
+            nonlocal is_complete
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                id_header = (b"x-request-id", exchange.request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), id_header]}
+            elif not message.get("more_body", False):
+                is_complete = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except Exception:
+            _logger.exception("request_id=%s failed by a bug", exchange.request_id)
+            exchange.error_type = "internal_error"
+        finally:
+            if not is_complete and exchange.error_type is None:
+                exchange.error_type = "cancelled"
+            self._tell(scope, exchange, clock() - exchange.started_s)
+
+    def _tell(self, scope: Scope, exchange: Exchange, duration_s: float) -> None:
+        if exchange.is_generation:
+            self._count(exchange, duration_s)
+        told = {"total_ms": round(1000 * duration_s, 1), **exchange.told()}
+        is_routine = not exchange.is_generation and exchange.error_type is None
+        _logger.log(
+            logging.DEBUG if is_routine else logging.INFO,
+            "%s %s %s",
+            scope["method"],
+            # Still percent-encoded: no line break of a client's gets into the log.
+            scope["raw_path"].decode("ascii", "backslashreplace")[:_MAX_PATH_LEN],
+            " ".join(f"{word}={value}" for word, value in told.items()),
+            extra=told,
+        )
+
+    def _count(self, exchange: Exchange, duration_s: float) -> None:
+        if exchange.error_type is None:
+            self._metrics.request_success.inc()
+            self._metrics.request_duration.observe(duration_s)
+        else:
+            cause = _FAILURES.get(exchange.error_type, exchange.error_type)
+            self._metrics.request_failure.inc(cause)
+
+
+def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The client's own id if it is safe to repeat in a header and a log, else a new one."""
+    given = next((value for name, value in headers if name == b"x-request-id"), b"")
+    return given.decode() if _SANE_ID.fullmatch(given) else uuid.uuid4().hex

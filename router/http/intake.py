@@ -1,0 +1,50 @@
+"""The way in of all routes that generate: raw parameters to a request, timed and counted."""
+
+import asyncio
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+from router.http.exchange import Exchange
+from router.metrics import Metrics
+from router.request import GenerateRequest
+from router.validation import RawParams, Validation
+
+
+class Intake:
+    """Validates on behalf of the routes."""
+
+    def __init__(self, validation: Validation, metrics: Metrics) -> None:
+        self._validation = validation
+        self._metrics = metrics
+
+    def begin(self, request: Request) -> Exchange:
+        """Counts a request to generate, before anything can go wrong with it."""
+        self._metrics.request_count.inc()
+        exchange = Exchange.of(request)
+        exchange.is_generation = True
+        return exchange
+
+    async def check(
+        self,
+        exchange: Exchange,
+        prompt: str | Sequence[int],
+        raw: RawParams,
+        *,
+        add_special_tokens: bool = True,
+    ) -> GenerateRequest:
+        """The request, valid. `prompt` is text or token ids. Raises InvalidRequest."""
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
+        if isinstance(prompt, str):
+            checked = await self._validation.validate(
+                prompt, raw, add_special_tokens=add_special_tokens, trace_id=exchange.request_id
+            )
+        else:
+            checked = await self._validation.validate_ids(prompt, raw, trace_id=exchange.request_id)
+        validation_s = clock() - begun_s
+        exchange.accepted(checked, validation_s)
+        self._metrics.validation_duration.observe(validation_s)
+        self._metrics.input_length.observe(len(checked.prompt_ids))
+        self._metrics.max_new_tokens.observe(checked.stop.max_new_tokens)
+        return checked

@@ -1,0 +1,154 @@
+"""TGI's routes: /generate, /generate_stream, / and /tokenize.
+
+Their bodies are in `native_schema.py`, their answers in `native_frames.py`. A stream's body begins
+before its request is validated, as with TGI: whatever goes wrong then is an event in it.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.errors import InvalidRequest
+from router.events import Event
+from router.http.body import BodyReader
+from router.http.disconnect import unless_disconnected
+from router.http.exchange import Exchange
+from router.http.headers import answer_headers, stream_headers
+from router.http.intake import Intake
+from router.http.native_frames import NativeFrames, reply
+from router.http.native_schema import CompatBody, GenerateBody, Parameters, to_raw
+from router.http.openapi import describe
+from router.http.server_info import ServerInfo
+from router.http.sse import EventStream
+from router.infer import Infer
+from router.tokenizer import Tokenizer
+
+
+class NativeRoutes:
+    """The handlers, over what they need."""
+
+    def __init__(
+        self,
+        infer: Infer,
+        intake: Intake,
+        tokenizer: Tokenizer,
+        bodies: BodyReader,
+        info: ServerInfo,
+    ) -> None:
+        self._infer = infer
+        self._intake = intake
+        self._tokenizer = tokenizer
+        self._bodies = bodies
+        self._info = info
+        # TGI's rule for POST /: a model whose kind is unknown, or that continues text.
+        self._compat_returns_full_text = info.model_pipeline_tag in (None, "text-generation")
+
+    def router(self) -> APIRouter:
+        """The routes, documented."""
+        router = APIRouter(tags=["Text Generation Inference"])
+        for path, handler, body in (
+            ("/", self.compat, CompatBody),
+            ("/generate", self.generate, GenerateBody),
+            ("/generate_stream", self.generate_stream, GenerateBody),
+            ("/tokenize", self.tokenize, GenerateBody),
+        ):
+            router.add_api_route(path, handler, methods=["POST"], **describe(body))
+        return router
+
+    async def generate(self, request: Request) -> Response:
+        """Generate text and answer when it is complete."""
+        exchange = self._intake.begin(request)
+        body = await self._bodies.read(request, GenerateBody)
+        answer, headers = await self._answer(request, exchange, body, False)
+        return _json(answer, headers)
+
+    async def generate_stream(self, request: Request) -> Response:
+        """Generate text and stream its tokens as server-sent events."""
+        exchange = self._intake.begin(request)
+        body = await self._bodies.read(request, GenerateBody)
+        return self._stream(exchange, body, False)
+
+    async def compat(self, request: Request) -> Response:
+        """Generate text: a list of one answer, or with `stream` the events of /generate_stream."""
+        exchange = self._intake.begin(request)
+        body = await self._bodies.read(request, CompatBody)
+        if body.stream:
+            return self._stream(exchange, body, self._compat_returns_full_text)
+        answer, headers = await self._answer(
+            request, exchange, body, self._compat_returns_full_text
+        )
+        return _json([answer], headers)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Tokenize `inputs`; `start` and `stop` are byte offsets."""
+        body = await self._bodies.read(request, GenerateBody)
+        spans = await self._tokenizer.spans(body.inputs)
+        return _json(
+            [
+                {"id": span.token_id, "text": span.text, "start": span.start, "stop": span.stop}
+                for span in spans
+            ]
+        )
+
+    async def _answer(
+        self, request: Request, exchange: Exchange, body: GenerateBody, returns_full_text: bool
+    ) -> tuple[dict[str, object], dict[str, str]]:
+        parameters = body.chosen
+        checked = await self._intake.check(exchange, body.inputs, to_raw(parameters))
+        num_draws = parameters.best_of or 1
+        completions = await unless_disconnected(request, self._infer.best_of(checked, num_draws))
+        for completion in completions:
+            exchange.finished(completion.finished)
+        answer = reply(
+            completions,
+            with_details=bool(parameters.details or parameters.decoder_input_details),
+            prefix=_prefix(body, returns_full_text),
+        )
+        num_generated_tokens = completions[0].finished.num_generated_tokens
+        return answer, answer_headers(self._info, exchange, num_generated_tokens)
+
+    def _stream(
+        self, exchange: Exchange, body: GenerateBody, returns_full_text: bool
+    ) -> EventStream[Event]:
+        frames = NativeFrames(
+            exchange,
+            with_details=bool(body.chosen.details),
+            prefix=_prefix(body, returns_full_text),
+        )
+        headers = stream_headers(self._info, len(body.inputs))
+        return EventStream([self._events(exchange, body)], frames, headers)
+
+    async def _events(
+        self, exchange: Exchange, body: GenerateBody
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        _check_streamable(body.chosen)
+        checked = await self._intake.check(exchange, body.inputs, to_raw(body.chosen))
+        async with aclosing(self._infer.generate(checked)) as bursts:
+            async for burst in bursts:
+                yield burst
+
+
+def _check_streamable(parameters: Parameters) -> None:
+    if parameters.best_of not in (None, 1):
+        raise InvalidRequest(
+            f"`best_of` must be 1 when tokens are streamed. Given: `{parameters.best_of}`",
+            field="best_of",
+        )
+    if parameters.decoder_input_details:
+        raise InvalidRequest(
+            "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
+            field="decoder_input_details",
+        )
+
+
+def _prefix(body: GenerateBody, returns_full_text: bool) -> str:
+    chosen = body.chosen.return_full_text
+    return body.inputs if (returns_full_text if chosen is None else chosen) else ""
+
+
+def _json(answer: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")

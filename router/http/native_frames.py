@@ -1,0 +1,170 @@
+"""TGI's stream and reply, made from events. Bytes for streams, plain dicts for replies.
+
+    data: {"index", "token", "top_tokens"?, "generated_text": null, "details": null}     each token
+    data: {"index", "token", "top_tokens"?, "generated_text": str, "details": {...}}     the last
+
+No `[DONE]`: the stream just ends. Keys are in TGI's order.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from router.errors import RouterError
+from router.events import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    TokenGenerated,
+    TokenLogprob,
+)
+from router.http.errors import Dialect, Problem
+from router.http.exchange import Exchange
+from router.infer import Completion
+
+_FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
+    {
+        FinishReason.LENGTH: "length",
+        FinishReason.EOS: "eos_token",
+        FinishReason.STOP_TOKEN: "stop_sequence",
+        FinishReason.STOP_STRING: "stop_sequence",
+        FinishReason.CONSTRAINT_COMPLETE: "eos_token",
+        FinishReason.DEADLINE: "deadline",
+    }
+)
+_FRAME = (
+    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b}%b,'
+    b'"generated_text":%b,"details":%b}\n\n'
+)
+
+
+# A sequence can end without a token of its own, by its deadline; clients still look for one.
+_NO_TOKEN = TokenGenerated(TokenLogprob(0, "", None, special=True), "")
+
+
+class NativeFrames:
+    """Frames of one stream. `prefix` is the prompt if the whole text was asked for, else ""."""
+
+    def __init__(self, exchange: Exchange, *, with_details: bool, prefix: str) -> None:
+        self._exchange = exchange
+        self._with_details = with_details
+        self._prefix = prefix
+        self._num_tokens = 0
+
+    def render(self, index: int, burst: Sequence[Event]) -> bytes:
+        """One frame for each token; a Finished joins the token before it in the burst."""
+        return b"".join(self._frames(burst))
+
+    def fail(self, error: RouterError) -> bytes:
+        """An error event."""
+        problem = Problem.of(error, Dialect.TGI)
+        self._exchange.error_type = problem.error_type
+        return problem.frame()
+
+    def end(self) -> bytes:
+        """Nothing: TGI's streams just end."""
+        return b""
+
+    def _frames(self, burst: Sequence[Event]) -> Iterator[bytes]:
+        held: TokenGenerated | None = None
+        for event in burst:
+            if isinstance(event, TokenGenerated):
+                if held is not None:
+                    yield self._frame(held)
+                held = event
+            elif isinstance(event, Finished):
+                yield self._last_frame(held or _NO_TOKEN, event)
+                held = None
+            elif isinstance(event, Failed):
+                raise event.error
+        if held is not None:
+            yield self._frame(held)
+
+    def _frame(
+        self, event: TokenGenerated, tail: str = "", text: bytes = b"null", details: bytes = b"null"
+    ) -> bytes:
+        self._num_tokens += 1
+        token = event.token
+        return _FRAME % (
+            self._num_tokens,
+            token.token_id,
+            orjson.dumps(_shown(event) + tail),
+            orjson.dumps(token.logprob),
+            b"true" if token.special else b"false",
+            _top_tokens_field(event.top_tokens) if event.top_tokens else b"",
+            text,
+            details,
+        )
+
+    def _last_frame(self, event: TokenGenerated, end: Finished) -> bytes:
+        self._exchange.finished(end)
+        details = {
+            "finish_reason": _FINISH_REASONS[end.reason],
+            "generated_tokens": end.num_generated_tokens,
+            "seed": end.seed,
+            "input_length": end.num_prompt_tokens,
+        }
+        return self._frame(
+            event,
+            end.tail,
+            orjson.dumps(self._prefix + end.text),
+            orjson.dumps(details) if self._with_details else b"null",
+        )
+
+
+def reply(completions: Sequence[Completion], *, with_details: bool, prefix: str) -> dict[str, Any]:
+    """The answer to a request that does not stream; `completions` are best first."""
+    best, *others = completions
+    answer: dict[str, Any] = {"generated_text": prefix + best.finished.text}
+    if with_details:
+        details = _details(best)
+        if others:
+            details["best_of_sequences"] = [
+                {"generated_text": prefix + other.finished.text, **_details(other)}
+                for other in others
+            ]
+        # TGI writes its optional lists last.
+        top_tokens = details.pop("top_tokens", None)
+        answer["details"] = details if top_tokens is None else {**details, "top_tokens": top_tokens}
+    return answer
+
+
+def _details(completion: Completion) -> dict[str, Any]:
+    end = completion.finished
+    prefill = completion.prompt.tokens if completion.prompt is not None else ()
+    details: dict[str, Any] = {
+        "finish_reason": _FINISH_REASONS[end.reason],
+        "generated_tokens": end.num_generated_tokens,
+        "seed": end.seed,
+        "prefill": [
+            {"id": token.token_id, "text": token.text, "logprob": token.logprob}
+            for token in prefill
+        ],
+        "tokens": [_token(event.token) for event in completion.tokens],
+    }
+    if any(event.top_tokens for event in completion.tokens):
+        details["top_tokens"] = [
+            [_token(token) for token in event.top_tokens] for event in completion.tokens
+        ]
+    return details
+
+
+def _shown(event: TokenGenerated) -> str:
+    """A token's text in a stream: special ones included, nothing past a stop string."""
+    return event.token.text if event.token.special else event.text
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "id": token.token_id,
+        "text": token.text,
+        "logprob": token.logprob,
+        "special": token.special,
+    }
+
+
+def _top_tokens_field(top_tokens: Sequence[TokenLogprob]) -> bytes:
+    return b',"top_tokens":' + orjson.dumps([_token(token) for token in top_tokens])

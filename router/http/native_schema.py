@@ -1,0 +1,84 @@
+"""Bodies of TGI's routes, and their translation to raw parameters. Types only; rules are elsewhere.
+
+Every optional field takes an explicit null for its absence.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from router.errors import InvalidRequest
+from router.http.body import Schema
+from router.validation import RawParams
+
+
+class Parameters(Schema):
+    """`parameters` of a request, with the names, types and defaults of TGI."""
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool | None = None
+    max_new_tokens: int | None = None
+    return_full_text: bool | None = None
+    stop: list[str] | None = Field(default=None, fail_fast=True)
+    truncate: int | None = None
+    watermark: bool | None = None
+    details: bool | None = None
+    decoder_input_details: bool | None = None
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    grammar: dict[str, Any] | None = None
+    adapter_id: str | None = None
+
+
+class GenerateBody(Schema):
+    """Body of /generate, /generate_stream and /tokenize.
+
+    Without `parameters` a request is sampled; with them, only if one of them asks for it.
+    """
+
+    inputs: str
+    parameters: Parameters | None = None
+
+    @property
+    def chosen(self) -> Parameters:
+        """The parameters, or those of their absence."""
+        return self.parameters or Parameters(do_sample=True)
+
+
+class CompatBody(GenerateBody):
+    """Body of POST /."""
+
+    stream: bool | None = None
+
+
+def to_raw(parameters: Parameters) -> RawParams:
+    """Raises InvalidRequest for an adapter, since none is loaded."""
+    if parameters.adapter_id is not None:
+        raise InvalidRequest(
+            "`adapter_id` names an adapter, but this server has none loaded", field="adapter_id"
+        )
+    return RawParams(
+        best_of=parameters.best_of,
+        temperature=parameters.temperature,
+        repetition_penalty=parameters.repetition_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        top_k=parameters.top_k,
+        top_p=parameters.top_p,
+        typical_p=parameters.typical_p,
+        do_sample=parameters.do_sample or False,
+        max_new_tokens=parameters.max_new_tokens,
+        stop=tuple(parameters.stop or ()),
+        truncate=parameters.truncate,
+        seed=parameters.seed,
+        top_n_tokens=parameters.top_n_tokens,
+        decoder_input_details=parameters.decoder_input_details or False,
+        keep_stop_string=True,
+        grammar=parameters.grammar,
+        watermark=parameters.watermark or False,
+    )

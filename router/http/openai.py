@@ -1,0 +1,129 @@
+"""The way into and out of OpenAI's two routes: names, draws, answers whole and streamed.
+
+It knows neither chats nor completions; their shapes are in `chat.py` and `completions.py`.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.errors import InvalidRequest
+from router.http.body import BodyReader
+from router.http.disconnect import end, unless_disconnected
+from router.http.errors import model_not_found
+from router.http.exchange import Exchange
+from router.http.headers import answer_headers, stream_headers
+from router.http.intake import Intake
+from router.http.openai_reply import Envelope, Usage
+from router.http.openai_schema import OpenAiBody
+from router.http.openai_stream import OpenAiFrames
+from router.http.server_info import ServerInfo
+from router.http.sse import EventStream
+from router.infer import Completion, Infer
+from router.request import GenerateRequest
+from router.validation import Limits
+
+# What clients send that know of one model only: TGI's and the hub's.
+_PLACEHOLDERS = (None, "", "tgi", "dummy")
+_NUM_SEEDS = 1 << 64
+
+T = TypeVar("T")
+B = TypeVar("B", bound=OpenAiBody)
+
+
+class OpenAiFront:
+    """The way in and out of both routes."""
+
+    def __init__(self, infer: Infer, intake: Intake, bodies: BodyReader, info: ServerInfo) -> None:
+        self.intake = intake
+        self._infer = infer
+        self._bodies = bodies
+        self._info = info
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of this server."""
+        return self._info.limits
+
+    async def read(self, request: Request, schema: type[B]) -> B:
+        """The body, checked as far as both routes agree. Raises HttpError, InvalidRequest."""
+        body = await self._bodies.read(request, schema)
+        if body.model not in _PLACEHOLDERS and body.model not in self._info.model_names:
+            raise model_not_found(str(body.model))
+        body.check_supported()
+        return body
+
+    def envelope(self, body: OpenAiBody, id_prefix: str, kind: str) -> Envelope:
+        """A new reply's envelope, with the name that the client used for the model."""
+        return Envelope(
+            reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
+            kind=kind,
+            created_s=int(time.time()),
+            model=body.model if body.model in self._info.model_names else self._info.model_names[0],
+            system_fingerprint=self._info.system_fingerprint,
+        )
+
+    def draws(self, requests: Sequence[GenerateRequest], num_draws: int) -> list[GenerateRequest]:
+        """`num_draws` of each request, prompt by prompt, each with a seed of its own."""
+        most = self._info.max_concurrent_requests // len(requests)
+        if not 1 <= num_draws <= most:
+            raise InvalidRequest(
+                f"`n` must be between 1 and {most} for this number of prompts. Given: {num_draws}",
+                field="n",
+            )
+        return [_draw(request, index) for request in requests for index in range(num_draws)]
+
+    async def complete(
+        self, request: Request, draws: Sequence[GenerateRequest]
+    ) -> list[Completion]:
+        """All draws, in their order. Raises the first error, and Cancelled if the client leaves."""
+        completions = await unless_disconnected(
+            request, _gather([self._infer.complete(draw) for draw in draws])
+        )
+        exchange = Exchange.of(request)
+        for completion in completions:
+            exchange.finished(completion.finished)
+        return completions
+
+    def reply(
+        self, exchange: Exchange, envelope: Envelope, choices: list[dict[str, Any]], usage: Usage
+    ) -> Response:
+        """A whole answer."""
+        answer = {**envelope.fields(), "choices": choices, "usage": usage.fields()}
+        headers = answer_headers(self._info, exchange, exchange.num_generated_tokens)
+        return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+
+    async def stream(
+        self, exchange: Exchange, draws: Sequence[GenerateRequest], frames: OpenAiFrames
+    ) -> Response:
+        """The draws' events as one stream. Raises Refused before anything is sent."""
+        stream = EventStream(
+            [self._infer.generate(draw) for draw in draws],
+            frames,
+            stream_headers(self._info, exchange.num_prompt_characters),
+        )
+        await stream.begin()
+        return stream
+
+
+def _draw(request: GenerateRequest, index: int) -> GenerateRequest:
+    seed = (request.sampling.seed + index) % _NUM_SEEDS
+    return (
+        request if index == 0 else replace(request, sampling=replace(request.sampling, seed=seed))
+    )
+
+
+async def _gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all return, in order; the first error ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end(*tasks)

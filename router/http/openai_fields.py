@@ -1,0 +1,113 @@
+"""The fields of OpenAI's bodies that take more than one type, and what they become.
+
+Hand-written checks, since a union's errors name every member but not the rule, and a list of half a
+million token ids would be tried against each.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
+
+Prompt = str | tuple[int, ...]
+
+# Far beyond what any server takes at once; it bounds the time that looking at them takes.
+_MAX_PROMPTS = 4096
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    """One string or several."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("must be a string or a list of strings")
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """One prompt or several, as text or as token ids."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list) and len(value) > _MAX_PROMPTS and type(value[0]) is not int:
+        raise ValueError(f"must hold at most {_MAX_PROMPTS} prompts")
+    if isinstance(value, list) and value:
+        if all(type(item) is int for item in value):
+            return (tuple(value),)
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if all(_is_ids(item) for item in value):
+            return tuple(tuple(item) for item in value)
+    raise ValueError(
+        "must be a string, a list of token ids, or a list of one or more of either, not empty"
+    )
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _logit_bias(value: Any) -> Mapping[int, float]:
+    """Token ids, which JSON spells as strings, with what to add to their logits."""
+    rule = "must be an object of token ids with numbers"
+    if not isinstance(value, dict):
+        raise ValueError(rule)
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12) or type(bias) not in (
+            int,
+            float,
+        ):
+            raise ValueError(f"{rule}, but holds `{key[:20]}`")
+        biases[int(key)] = float(bias)
+    return MappingProxyType(biases)
+
+
+def _part(value: Any) -> str:
+    if (
+        isinstance(value, dict)
+        and value.get("type") == "text"
+        and isinstance(value.get("text"), str)
+    ):
+        return str(value["text"])
+    raise ValueError(
+        'must consist of parts like {"type": "text", "text": ...}; this model reads text'
+    )
+
+
+def _content(value: Any) -> str | None:
+    """A message's text; its parts are joined, as TGI does."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(_part(part) for part in value)
+    raise ValueError("must be a string or a list of parts")
+
+
+_STRING_SCHEMA = {"type": "string"}
+_STRINGS_SCHEMA = {"anyOf": [_STRING_SCHEMA, {"type": "array", "items": _STRING_SCHEMA}]}
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        _STRING_SCHEMA,
+        _IDS_SCHEMA,
+        {"type": "array", "items": _STRING_SCHEMA, "minItems": 1},
+        {"type": "array", "items": _IDS_SCHEMA, "minItems": 1},
+    ]
+}
+_BIAS_SCHEMA = {"type": "object", "additionalProperties": {"type": "number"}}
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _STRING_SCHEMA},
+    "required": ["type", "text"],
+}
+_CONTENT_SCHEMA = {
+    "anyOf": [_STRING_SCHEMA, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]
+}
+
+Strings = Annotated[tuple[str, ...], PlainValidator(_strings), WithJsonSchema(_STRINGS_SCHEMA)]
+Prompts = Annotated[tuple[Prompt, ...], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+LogitBias = Annotated[
+    Mapping[int, float], PlainValidator(_logit_bias), WithJsonSchema(_BIAS_SCHEMA)
+]
+Content = Annotated[str | None, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]

@@ -1,0 +1,85 @@
+"""Words that every reply and chunk of OpenAI's routes is made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from router.events import Finished, FinishReason
+
+# Minus infinity is no number of JSON; this is what OpenAI says in its place.
+_LOWEST_LOGPROB = -9999.0
+
+FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
+    {
+        FinishReason.LENGTH: "length",
+        FinishReason.EOS: "stop",
+        FinishReason.STOP_TOKEN: "stop",
+        FinishReason.STOP_STRING: "stop",
+        FinishReason.CONSTRAINT_COMPLETE: "stop",
+        FinishReason.DEADLINE: "deadline",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every reply or chunk of one exchange repeats. `created_s` is in Unix time."""
+
+    reply_id: str
+    kind: str
+    created_s: int
+    model: str
+    system_fingerprint: str
+
+    def fields(self) -> dict[str, Any]:
+        """The envelope's own fields, in OpenAI's order."""
+        return {
+            "id": self.reply_id,
+            "object": self.kind,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+    def chunk_head(self) -> bytes:
+        """The beginning of a chunk's frame, up to where its choices go."""
+        return b"data: " + orjson.dumps(self.fields())[:-1] + b',"choices":['
+
+
+class Usage:
+    """Counts tokens over the draws of one call: a prompt once, whatever is drawn from it.
+
+    Without `counts_generated` what was drawn is thrown away, and so is nobody's usage.
+    """
+
+    def __init__(self, num_draws: int, *, counts_generated: bool = True) -> None:
+        self._num_draws = num_draws
+        self._counts_generated = counts_generated
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_generated_tokens = 0
+
+    def add(self, index: int, end: Finished) -> None:
+        """A draw's end; draws are numbered prompt by prompt."""
+        if index % self._num_draws == 0:
+            self._num_prompt_tokens += end.num_prompt_tokens
+            self._num_cached_tokens += end.num_cached_tokens
+        if self._counts_generated:
+            self._num_generated_tokens += end.num_generated_tokens
+
+    def fields(self) -> dict[str, Any]:
+        """As OpenAI tells it."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_generated_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_generated_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
+        }
+
+
+def logprob(value: float | None) -> float | None:
+    """A log-probability that JSON can hold; None is that of a first token."""
+    return None if value is None else max(_LOWEST_LOGPROB, value)

@@ -1,0 +1,132 @@
+"""The whole router in front of a FakeShard: in-process for shapes, behind uvicorn for streams."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+from starlette.types import ASGIApp
+
+from router.batcher import BatcherLimits
+from router.chat_template import ChatTemplate
+from router.http.app import Services, create_app
+from router.http.server_info import ServerInfo
+from router.listening import HttpServer, bind
+from router.validation import Limits, Validation
+from tests.fakes import VOCAB_SIZE, FakeShard
+from tests.router.rig import Rig, byte_tokenizer, routing
+
+MAX_INPUT_LEN = 120
+MAX_TOTAL_LEN = 160
+MODEL_NAMES = ("fake/model", "model")
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A running router with its HTTP application."""
+
+    app: ASGIApp
+    shard: FakeShard
+    rig: Rig
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        """An HTTP client that calls the application in-process."""
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://tandem", timeout=10
+        )
+
+
+@asynccontextmanager
+async def housing(
+    shard: FakeShard,
+    *,
+    max_concurrent_requests: int = 8,
+    pipeline_tag: str | None = None,
+    with_template: bool = True,
+    max_body_len: int = 100_000,
+) -> AsyncIterator[House]:
+    """Everything between HTTP and a shard, for the time of a test."""
+    tokenizer = byte_tokenizer()
+    limits = Limits(max_input_len=MAX_INPUT_LEN, max_total_len=MAX_TOTAL_LEN, vocab_size=VOCAB_SIZE)
+    batcher_limits = BatcherLimits(
+        max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02
+    )
+    async with routing(shard, limits=batcher_limits) as rig:
+        services = Services(
+            infer=rig.infer,
+            validation=Validation(limits, tokenizer, draw_seed=lambda: SEED),
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate(
+                tokenizer.chat_templates if with_template else {}, "<s>", "</s>"
+            ),
+            metrics=rig.metrics,
+            info=ServerInfo(
+                model_id="fake/model",
+                model_names=MODEL_NAMES,
+                limits=limits,
+                version="0.0.1",
+                created_s=1_700_000_000,
+                max_concurrent_requests=max_concurrent_requests,
+                validation_workers=2,
+                compute_type="test",
+                model_pipeline_tag=pipeline_tag,
+            ),
+        )
+        yield House(create_app(services, max_body_len=max_body_len), shard, rig)
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[int]:
+    """The application behind a real server on the loopback; gives its port."""
+    server = HttpServer(app, bind("127.0.0.1", 0), stop_timeout_s=1.0)
+    await server.start()
+    port = urlsplit(server.address).port
+    assert port is not None
+    try:
+        yield port
+    finally:
+        await server.stop()
+
+
+async def open_request(
+    port: int, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """One request, sent; the answer is for the caller to read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = {
+        "host": "tandem",
+        "connection": "close",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+    await writer.drain()
+    return reader, writer
+
+
+async def exchange(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    """Everything that a server answers to one request, byte for byte."""
+    reader, writer = await open_request(port, method, path, body, **headers)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+def unchunked(answer: bytes) -> bytes:
+    """The body of an answer in chunked encoding, complete."""
+    rest = answer.partition(b"\r\n\r\n")[2]
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        chunk_len = int(size, 16)
+        if chunk_len == 0:
+            assert rest == b"\r\n"
+            return body
+        body, rest = body + rest[:chunk_len], rest[chunk_len + 2 :]

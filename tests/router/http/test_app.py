@@ -1,0 +1,345 @@
+"""The application as a whole: errors of every route, request ids, log lines, metrics."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.http.native_schema import Parameters
+from router.request import GenerateRequest
+from router.stream import Stream
+from tests.fakes import FakeShard, saying
+from tests.router.http.harness import housing
+
+JSON = {"content-type": "application/json"}
+ROUTES = ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions"]
+ROUTES += ["/v1/chat/completions"]
+
+
+def assert_error(path: str, answer: Any, status: int, error_type: str) -> str:
+    """The error's message; both shapes are checked field by field."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()
+    if path.startswith("/v1"):
+        assert error.keys() == {"error"}
+        error = error["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        return str(error["message"])
+    assert error.keys() == {"error", "error_type"}
+    assert error["error_type"] == error_type
+    return str(error["error"])
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_malformed_bodies_are_answered_in_json(path: str) -> None:
+    async with housing(FakeShard(), max_body_len=5000) as house, house.client as client:
+        for body, headers, status, error_type, words in (
+            (b"{", JSON, 400, "validation", "line 1 column"),
+            (b'{"inputs": NaN}', JSON, 400, "validation", "line 1 column"),
+            (b'{"inputs": "\xff"}', JSON, 400, "validation", "byte 12"),
+            (b"", JSON, 400, "validation", "line 1 column"),
+            (b'{"x":' * 900, JSON, 400, "validation", "line 1 column"),
+            (b"x" * 5001, JSON, 413, "payload_too_large", "5001 bytes; at most 5000"),
+            (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type", "text/plain"),
+            (b"{}", {}, 415, "unsupported_media_type", "none"),
+        ):
+            answer = await client.post(path, content=body, headers=headers)
+            assert words in assert_error(path, answer, status, error_type)
+
+
+async def test_deep_nesting_is_refused_wherever_it_is() -> None:
+    deep = b'{"inputs": "a", "parameters": {"grammar": {"type": "json", "value": '
+    deep += b'{"a":' * 1000 + b"1" + b"}" * 1000 + b"}}}"
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.post("/generate", content=deep, headers=JSON)
+
+    assert "`parameters` is nested more than 64" in assert_error("/", answer, 400, "validation")
+
+
+async def test_a_body_of_unknown_length_is_measured_as_it_comes() -> None:
+    async def pieces() -> Any:
+        for _ in range(100):
+            yield b"x" * 100
+
+    async with housing(FakeShard(), max_body_len=5000) as house, house.client as client:
+        answer = await client.post("/generate", content=pieces(), headers=JSON)
+
+    assert "10000 bytes; at most 5000" in assert_error("/", answer, 413, "payload_too_large")
+
+
+@pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "application/ld+json"])
+async def test_all_kinds_of_json_are_read(media_type: str) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        body = b'{"inputs": "a", "parameters": {"max_new_tokens": 1}}'
+        answer = await client.post("/generate", content=body, headers={"content-type": media_type})
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/v1", "/v2/models"])
+async def test_an_unknown_route_is_a_404_in_the_path_s_dialect(path: str) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        for method in ("GET", "POST"):
+            answer = await client.request(method, path)
+            assert path in assert_error(path, answer, 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/info", "/v1/completions", "/v1/models"])
+async def test_a_wrong_method_is_a_405_that_names_the_right_one(path: str) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.delete(path)
+
+    assert answer.headers["allow"] in ("GET", "POST")
+    message = assert_error(path, answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] in message
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [
+        ("abc-123", True),
+        ("a", True),
+        ("trace:1/2=3", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("", False),
+        ("has space", False),
+        ("-option", False),
+        ('quote"', False),
+        ("umlaut\u00fc", False),
+    ],
+)
+async def test_a_request_id_is_taken_if_it_is_sane_else_made(given: str, is_kept: bool) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        headers = [(b"x-request-id", given.encode("latin-1"))]
+        answer = await client.get("/health", headers=headers)
+
+    returned = answer.headers["x-request-id"]
+    assert (returned == given) is is_kept
+    assert len(returned) >= 1
+
+
+async def test_every_answer_has_an_id_of_its_own() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        answers = [
+            await client.get("/nothing"),
+            await client.get("/v1/models"),
+            await client.post("/generate", content=b"{", headers=JSON),
+            await client.post("/generate_stream", json={"inputs": ""}),
+            await client.get("/metrics"),
+        ]
+
+    assert len({answer.headers["x-request-id"] for answer in answers}) == len(answers)
+
+
+async def test_one_log_line_tells_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="router.http.access")
+    body = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+    async with housing(FakeShard()) as house, house.client as client:
+        await client.post("/generate_stream", json=body, headers={"x-request-id": "mine"})
+
+    (record,) = caplog.records
+    told = vars(record)
+    assert record.getMessage().startswith("POST /generate_stream total_ms=")
+    assert (told["request_id"], told["status"]) == ("mine", 200)
+    assert (told["num_prompt_tokens"], told["num_generated_tokens"]) == (5, 3)
+    assert told["queue_ms"] + told["inference_ms"] <= told["total_ms"] + 1
+
+
+async def test_the_log_tells_what_went_wrong_inside_a_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="router.http.access")
+    async with housing(FakeShard()) as house, house.client as client:
+        await client.post("/generate_stream", json={"inputs": ""})
+
+    (record,) = caplog.records
+    assert vars(record)["error_type"] == "validation"
+
+
+async def test_a_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="router.http.access")
+    async with housing(FakeShard()) as house, house.client as client:
+        await client.get("/a%0aINFO forged")
+
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+
+
+async def test_the_request_id_goes_down_with_the_request() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        submit = house.rig.batcher.submit
+        seen = []
+
+        def submit_seen(request: GenerateRequest) -> Stream:
+            seen.append(request.trace_id)
+            return submit(request)
+
+        house.rig.batcher.submit = submit_seen  # type: ignore[method-assign]
+        body = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
+        await client.post("/generate", json=body, headers={"x-request-id": "mine"})
+
+    assert seen == ["mine"]
+
+
+async def test_requests_are_counted_by_their_ends() -> None:
+    async with housing(FakeShard(), max_concurrent_requests=2) as house, house.client as client:
+        draws = {"best_of": 2, "do_sample": True}
+        sampled = {"inputs": "a", "parameters": {**draws, "max_new_tokens": 1}}
+        await client.post("/generate", json=sampled)
+        await client.post("/generate", json={"inputs": ""})
+        await client.post("/generate_stream", json={"inputs": ""})
+        await client.post("/generate", content=b"{", headers=JSON)
+        await client.post("/v1/chat/completions", json={"messages": []})
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        await client.post("/v1/chat/completions", json=chat)
+        await client.post("/v1/completions", json={"prompt": ["a", "b", "c"], "max_tokens": 1})
+        metrics = house.rig.metrics
+
+    assert metrics.request_count.value() == 7
+    assert metrics.request_success.value() == 2
+    assert metrics.request_failure.value("validation") == 5
+    assert metrics.request_duration.count() == 2
+    assert metrics.validation_duration.count() == 5
+
+
+async def test_health_is_empty_or_a_503() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        for path in ("/health", "/"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert (await client.head(path)).status_code == 200
+
+        await house.rig.batcher.drain(1.0)
+        answer = await client.get("/health")
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "unhealthy", "error_type": "healthcheck"}
+
+
+async def test_info_has_tgi_s_fields_first() -> None:
+    tagged = housing(FakeShard(), pipeline_tag="text-generation")
+    async with tagged as house, house.client as client:
+        info = (await client.get("/info")).json()
+
+    assert dict(list(info.items())[:14]) == {
+        "model_id": "fake/model",
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": 8,
+        "max_best_of": 2,
+        "max_stop_sequences": 4,
+        "max_input_tokens": 120,
+        "max_total_tokens": 160,
+        "validation_workers": 2,
+        "max_client_batch_size": 4,
+        "router": "text-generation-router",
+        "version": "0.0.1",
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+async def test_models_are_listed_by_every_name() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        models = (await client.get("/v1/models")).json()
+        one = await client.get("/v1/models/fake/model")
+        none = await client.get("/v1/models/other")
+
+    assert models["object"] == "list"
+    assert [card["id"] for card in models["data"]] == ["fake/model", "model"]
+    assert one.json() == models["data"][0]
+    assert one.json().items() >= {"object": "model", "owned_by": "fake/model"}.items()
+    assert none.json()["error"]["code"] == "model_not_found"
+
+
+async def test_metrics_are_prometheus_text() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.get("/metrics")
+
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "\ntgi_request_count 0.0\n" in answer.text
+
+
+async def test_the_openapi_document_knows_the_bodies() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        spec = (await client.get("/api-doc/openapi.json")).json()
+        page = await client.get("/docs")
+
+    assert page.status_code == 200
+    assert {path for path in spec["paths"] if "post" in spec["paths"][path]} == set(ROUTES)
+    schemas = spec["components"]["schemas"]
+    assert schemas["Parameters"]["properties"].keys() == Parameters.model_fields.keys()
+    for reference in references(spec):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+def references(node: Any) -> list[str]:
+    """Every $ref below a node."""
+    if isinstance(node, list):
+        return [found for child in node for found in references(child)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["$ref"]] if "$ref" in node else []
+    return own + [found for child in node.values() for found in references(child)]
+
+
+async def test_a_bug_is_a_500_in_json_and_a_traceback_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        house.rig.batcher.submit = None  # type: ignore[method-assign, assignment]
+        answer = await client.post(
+            "/generate", json={"inputs": "a"}, headers={"x-request-id": "mine"}
+        )
+
+    assert "mine" in assert_error("/", answer, 500, "internal_error")
+    assert answer.headers["x-request-id"] == "mine"
+    bugs = [record for record in caplog.records if record.exc_info]
+    assert ["mine" in record.getMessage() for record in bugs] == [True]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+FIELDS = sorted(
+    {*Parameters.model_fields, "messages", "prompt", "n", "logprobs", "top_logprobs", "max_tokens"}
+    | {"echo", "logit_bias", "min_p", "min_tokens", "stop_token_ids", "tools", "response_format"}
+    | {"stream", "stream_options", "model", "presence_penalty", "skip_special_tokens"}
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    bodies=st.lists(
+        st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4), min_size=8, max_size=8
+    )
+)
+def test_no_body_is_answered_with_a_5xx_or_without_json(bodies: list[dict[str, Any]]) -> None:
+    async def ask_all() -> None:
+        async with housing(FakeShard(script=saying("ok", 1))) as house, house.client as client:
+            for index, fields in enumerate(bodies):
+                path = ROUTES[index % len(ROUTES)]
+                whole: dict[str, Any] = {
+                    "inputs": "a",
+                    "parameters": {"max_new_tokens": 2, **fields},
+                    "prompt": "a",
+                    "messages": [{"role": "user", "content": "a"}],
+                    "max_tokens": 2,
+                    **fields,
+                }
+                content = json.dumps(whole).encode()
+                answer = await client.post(path, content=content, headers=JSON)
+                assert answer.status_code in (200, 400, 404, 422, 429), answer.text
+                if answer.headers["content-type"] == "application/json":
+                    answer.json()
+
+    asyncio.run(ask_all())
