@@ -156,6 +156,14 @@ async def _start(config: RouterConfig) -> _Router:
     """Raises StartupFailed or ShardFailed."""
     _warn_of_what_has_no_effect(config)
     bound = bind(config.hostname, config.port)
+    try:
+        return await _connect(config, bound)
+    except BaseException:
+        bound.close()
+        raise
+
+
+async def _connect(config: RouterConfig, bound: socket.socket) -> _Router:
     tokenizer = _load_tokenizer(config, config.tokenizer_name) if config.tokenizer_name else None
     timeouts = ShardTimeouts(
         connect_s=config.shard_connect_timeout,

@@ -1,0 +1,214 @@
+"""The router as a process: how it starts, streams, drains, stops, and why it does not start."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import grpc
+import pytest
+
+from router.__main__ import main
+from tests.fakes import FakeShard, save_byte_tokenizer, serving
+from tests.router.process import (
+    RouterProcess,
+    launched,
+    serving_http,
+    status_of,
+    stream,
+)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    return save_byte_tokenizer(tmp_path / "tokenizer")
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """`main` sets up the root logger as a process would; pytest wants its own back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@asynccontextmanager
+async def router_over(
+    shard: FakeShard, tokenizer: Path, *flags: str
+) -> AsyncIterator[RouterProcess]:
+    async with serving(shard) as address, serving_http(address, tokenizer, *flags) as router:
+        yield router
+    assert shard.violations == []
+
+
+@asynccontextmanager
+async def unstarted_over(shard: FakeShard, *flags: str) -> AsyncIterator[RouterProcess]:
+    async with (
+        serving(shard) as address,
+        launched("--master-shard-uds-path", address, *flags) as router,
+    ):
+        yield router
+
+
+async def test_it_streams_and_stops_when_asked(tokenizer: Path) -> None:
+    shard = FakeShard()
+    async with router_over(shard, tokenizer) as router:
+        events = await (await stream(router.port, "Hello", 5)).events()
+        assert len(events) == 5
+        assert isinstance(events[-1]["generated_text"], str)
+        assert len(events[-1]["generated_text"]) == 5
+        assert await status_of(router.port, "GET", "/health") == 200
+        router.process.send_signal(signal.SIGTERM)
+        assert await router.ended() == 0
+        assert not any("Traceback" in line for line in router.log)
+
+
+async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Path) -> None:
+    shard = FakeShard(num_blocks=256)
+    shard.faults.delay_s = 0.02
+    async with router_over(shard, tokenizer) as router:
+        running = await stream(router.port, "Hello", 60)
+        await running.until(b"\n\n")
+        router.process.send_signal(signal.SIGTERM)
+        await router.until_logged("draining: 1 requests")
+        assert await status_of(router.port, "POST", "/generate", {"inputs": "Hello"}) == 503
+        assert await status_of(router.port, "GET", "/health") == 503
+        events = await running.events()
+        assert events[-1]["generated_text"] is not None
+        assert await router.ended() == 0
+
+
+async def test_what_outlasts_the_drain_gets_an_error_as_its_last_event(tokenizer: Path) -> None:
+    shard = FakeShard(num_blocks=1024)
+    shard.faults.delay_s = 0.02
+    flags = ("--graceful-termination-timeout", "0.3")
+    async with router_over(shard, tokenizer, *flags) as router:
+        running = await stream(router.port, "Hello", 3000)
+        await running.until(b"\n\n")
+        router.process.send_signal(signal.SIGINT)
+        events = await running.events()
+        assert "the server stopped" in str(events[-1]["error"])
+        assert await router.ended() == 0
+
+
+async def test_a_second_signal_stops_at_once(tokenizer: Path) -> None:
+    shard = FakeShard(num_blocks=1024)
+    shard.faults.delay_s = 0.02
+    async with router_over(shard, tokenizer) as router:
+        running = await stream(router.port, "Hello", 3000)
+        await running.until(b"\n\n")
+        router.process.send_signal(signal.SIGTERM)
+        await router.until_logged("draining")
+        began_s = monotonic()
+        router.process.send_signal(signal.SIGTERM)
+        assert await router.ended() == 1
+        assert monotonic() - began_s < 2.0
+        assert "error" in (await running.events())[-1]
+
+
+async def test_it_can_be_stopped_while_the_shard_warms_up(tokenizer: Path) -> None:
+    shard = FakeShard()
+    shard.faults.hangs.add("Warmup")
+    named = ("--tokenizer-name", str(tokenizer))
+    async with unstarted_over(shard, *named) as router:
+        while not any(method == "Warmup" for method, _ in shard.calls):
+            await asyncio.sleep(0.01)
+        router.process.send_signal(signal.SIGTERM)
+        assert await router.ended() == 0
+
+
+async def test_log_lines_are_json_when_asked_for(tokenizer: Path) -> None:
+    async with router_over(FakeShard(), tokenizer, "--json-output") as router:
+        await (await stream(router.port, "Hello", 5)).events()
+        line = await router.until_logged("/generate_stream")
+        for words in ('"level":"INFO"', '"num_generated_tokens":5', '"request_id":"'):
+            assert words in line
+
+
+async def test_a_shard_out_of_memory_is_told_in_one_line(tokenizer: Path) -> None:
+    shard = FakeShard()
+    reason = "lower --max-batch-prefill-tokens"
+    shard.faults.fails.append(("Warmup", grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
+    named = ("--tokenizer-name", str(tokenizer))
+    async with unstarted_over(shard, *named) as router:
+        assert await router.ended() == 1
+        assert len(router.log) == 1
+        assert f"Warmup: RESOURCE_EXHAUSTED: {reason}" in router.log[0]
+
+
+async def test_more_tokens_than_the_pool_holds_are_refused_with_the_numbers(
+    tokenizer: Path,
+) -> None:
+    named = ("--tokenizer-name", str(tokenizer), "--max-total-tokens", "300")
+    async with unstarted_over(FakeShard(num_blocks=64, block_size=4), *named) as router:
+        assert await router.ended() == 1
+        assert router.log == [
+            "error: --max-total-tokens 300: the model and its KV cache (64 blocks of 4) hold "
+            "256 at most\n"
+        ]
+
+
+def starts(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    code = main(argv)
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert told.count("\n") == 1, told
+    return code, told
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_bad_flag_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = starts(capsys, "--port", "http")
+    assert code == 2
+    assert told.startswith("error: --port 'http': must be a whole number")
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_port_in_use_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, told = starts(capsys, "--port", str(port))
+    assert (code, told) == (
+        1,
+        f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n",
+    )
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_an_address_that_is_not_here_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, told = starts(capsys, "--port", "0", "--hostname", "192.0.2.1")
+    assert code == 1
+    assert told.startswith("error: cannot listen at 192.0.2.1:0:")
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_missing_tokenizer_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, told = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path / "none"))
+    assert code == 1
+    assert told == f"error: the tokenizer's folder '{tmp_path / 'none'}' does not exist\n"
+    code, told = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path))
+    assert code == 1
+    assert "tokenizer.json" in told
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_no_shard_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tokenizer: Path
+) -> None:
+    path = str(tmp_path / "shard-0")
+    flags = ("--master-shard-uds-path", path, "--shard-connect-timeout", "0.3", "--port", "0")
+    code, told = starts(capsys, *flags, "--tokenizer-name", str(tokenizer))
+    assert (code, told) == (
+        1,
+        f"error: no shard answers at {path} (waited 0.3 s); is it started?\n",
+    )
