@@ -1,0 +1,242 @@
+"""The main job, end to end: real processes, the bundled model, real HTTP."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from launcher.settings import BUNDLED_MODEL
+from tests.integration.server import RunningServer, launched, metric, wait_until_gone
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with launched("--dtype", "float32") as running:
+        yield running
+
+
+def generate(server: RunningServer, inputs: str, **parameters: object) -> httpx.Response:
+    body = {"inputs": inputs, "parameters": parameters}
+    return httpx.post(f"{server.url}/generate", json=body, timeout=60)
+
+
+def test_the_hello_names_the_address_and_a_line_to_try(server: RunningServer) -> None:
+    deadline_s = time.monotonic() + 5
+    while "curl" not in server.said and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert f"Tandem serves at {server.url}" in server.said
+    assert f"curl -N {server.url}/generate_stream" in server.said
+
+
+def test_generate_answers_text(server: RunningServer) -> None:
+    answer = generate(server, "Once there was", max_new_tokens=20, details=True)
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"]
+    body = answer.json()
+    assert body["details"]["generated_tokens"] == len(body["details"]["tokens"]) <= 20
+    assert body["generated_text"] == "".join(
+        token["text"] for token in body["details"]["tokens"] if not token["special"]
+    )
+
+
+def test_the_stream_joined_is_the_answer(server: RunningServer) -> None:
+    whole = generate(server, "Once there was", max_new_tokens=30).json()["generated_text"]
+    body = {"inputs": "Once there was", "parameters": {"max_new_tokens": 30}}
+    events = []
+    with httpx.stream("POST", f"{server.url}/generate_stream", json=body, timeout=60) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data:"):
+                events.append(json.loads(line[5:]))
+    assert events[-1]["generated_text"] == whole
+    texts = [e["token"]["text"] for e in events if not e["token"]["special"]]
+    assert "".join(texts) == whole
+
+
+def test_chat_answers_and_ends(server: RunningServer) -> None:
+    body = {
+        "model": "tgi",
+        "messages": [{"role": "user", "content": "Hello!"}],
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    choice = answer["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"].strip()
+    assert answer["usage"]["completion_tokens"] < 60
+
+
+def test_the_same_seed_means_the_same_text_whatever_the_load(server: RunningServer) -> None:
+    parameters = {"max_new_tokens": 24, "do_sample": True, "temperature": 1.0, "seed": 42}
+    alone = generate(server, "Once there was", **parameters).json()["generated_text"]
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        prompt = "Once there was" if number % 2 else f"Hello number {number}, what is"
+        seed = 42 if number % 2 else number
+        text = generate(server, prompt, **(parameters | {"seed": seed})).json()["generated_text"]
+        if number % 2:
+            answers.append(text)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [alone] * 12
+
+
+def test_all_blocks_come_back(server: RunningServer) -> None:
+    for _ in range(5):
+        generate(server, "Once there was", max_new_tokens=5)
+    assert metric(server, "tandem_kv_blocks_used") == 0
+
+
+def test_two_ranks_say_what_one_says(server: RunningServer) -> None:
+    prompts = ["Once there was", "The weather was", "Q: What is 3+4?\nA:"]
+    expected = [generate(server, p, max_new_tokens=20).json() for p in prompts]
+    with launched("--dtype", "float32", "--num-shard", "2") as sharded:
+        assert [generate(sharded, p, max_new_tokens=20).json() for p in prompts] == expected
+
+
+def test_sigterm_drains_what_runs_and_leaves_nothing_behind() -> None:
+    with launched() as server:
+        pids = server.descendants()
+        texts: list[str] = []
+        body = {
+            "inputs": "Once there was",
+            "parameters": {"max_new_tokens": 400, "ignore_eos": True},
+        }
+
+        def read() -> None:
+            url = f"{server.url}/generate_stream"
+            with httpx.stream("POST", url, json=body, timeout=60) as stream:
+                texts.extend(line for line in stream.iter_lines() if line)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while not texts:
+            time.sleep(0.01)
+        server.signal(signal.SIGTERM)
+        reader.join(60)
+        assert server.wait() == 0
+        last = json.loads(texts[-1].removeprefix("data:"))
+        assert last["generated_text"] is not None
+        assert len(texts) == 400
+        assert wait_until_gone(pids) == []
+
+
+def test_while_draining_new_requests_are_refused_with_503() -> None:
+    with launched() as server:
+        body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
+        with httpx.stream("POST", f"{server.url}/generate_stream", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.signal(signal.SIGTERM)
+            statuses = []
+            for _ in lines:
+                try:
+                    statuses.append(generate(server, "x", max_new_tokens=1).status_code)
+                except httpx.TransportError:
+                    statuses.append(0)
+                if statuses[-1] == 503:
+                    break
+            assert 503 in statuses
+
+
+def test_what_is_left_after_the_drain_gets_a_proper_end() -> None:
+    with launched("--graceful-termination-timeout", "0.3") as server:
+        body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
+        with httpx.stream("POST", f"{server.url}/generate_stream", json=body) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        assert "error_type" in json.loads(last.removeprefix("data:"))
+        assert server.wait() == 0
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    with launched() as server:
+        pids = server.descendants()
+        body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
+        with httpx.stream("POST", f"{server.url}/generate_stream", json=body) as stream:
+            next(stream.iter_lines())
+            server.signal(signal.SIGINT)
+            time.sleep(0.1)
+            server.signal(signal.SIGINT)
+            started_s = time.monotonic()
+            server.wait(5)
+        assert time.monotonic() - started_s < 3
+        assert wait_until_gone(pids) == []
+
+
+def test_a_dead_shard_stops_everything_with_its_last_lines() -> None:
+    with launched() as server:
+        pids = server.descendants()
+        subprocess.run(["kill", "-9", str(server.pid_of("model_server"))], check=True)
+        assert server.wait() == 1
+        assert wait_until_gone(pids) == []
+    assert "shard 0 was ended by SIGKILL; its last lines:" in server.said
+
+
+def test_a_killed_launcher_leaves_no_orphan() -> None:
+    with launched() as server:
+        pids = server.descendants()
+        server.process.kill()
+        server.wait()
+        assert wait_until_gone(pids) == []
+
+
+def refused(model: Path | str, *flags: str) -> str:
+    """What `launcher serve` says of something that it cannot serve."""
+    with launched(*flags, model=model, wait=False) as server:
+        assert server.wait(60) == 1
+    assert "Traceback" not in server.said
+    return server.said
+
+
+def test_a_folder_that_does_not_exist_is_named() -> None:
+    assert "'/no/such/model' does not exist" in refused("/no/such/model")
+
+
+def copy_of_demo(folder: Path, without: str = "") -> Path:
+    for path in BUNDLED_MODEL.iterdir():
+        if path.is_file() and path.name != without:
+            (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_a_truncated_checkpoint_is_refused_by_file(tmp_path: Path) -> None:
+    copy = copy_of_demo(tmp_path)
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "model.safetensors" in refused(copy)
+
+
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    assert "safetensors" in refused(copy_of_demo(tmp_path, without="model.safetensors"))
+
+
+def test_a_missing_tokenizer_is_refused_by_file(tmp_path: Path) -> None:
+    assert "tokenizer.json" in refused(copy_of_demo(tmp_path, without="tokenizer.json"))
+
+
+def test_an_architecture_that_cannot_be_paged_is_refused_with_the_reason(tmp_path: Path) -> None:
+    code = (
+        "import sys; from transformers import BloomConfig, BloomForCausalLM\n"
+        "c = BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)\n"
+        "BloomForCausalLM(c).save_pretrained(sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    said = refused(tmp_path)
+    assert "bloom" in said.lower()
