@@ -74,16 +74,17 @@ class Planner:
         return plan
 
     def _plan_decodes(self, plan: StepPlan) -> None:
-        """One token for everyone who decodes, the oldest first: they get the blocks."""
+        """One token for everyone who decodes, the oldest first: they get the blocks.
+
+        The budget is enough: an entry is admitted only in a step with a token for it and for all
+        that ran before it, so never more run than a step has tokens.
+        """
         for entry in tuple(self._running):
             # Also passes over those that an older one preempted a moment ago.
             if entry.state is not EntryState.DECODING:
                 continue
             allocation = entry.allocation
             assert allocation is not None, f"request {entry.request_id} has no blocks"
-            if plan.num_tokens_left == 0:
-                plan.growth.append(Growth(entry.request_id, chunk_len=0))
-                continue
             if entry.scheduled_len == allocation.capacity:
                 block_ids = self._grow(entry, allocation, plan)
                 if block_ids is None:

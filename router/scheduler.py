@@ -235,6 +235,8 @@ class Scheduler:
         """Raises AssertionError when the books contradict themselves. Takes time by the block."""
         self._waiting.check_invariants()
         self._running.check_invariants()
+        assert len(self._running) <= self._limits.max_batch_size
+        assert len(self._running) <= self._limits.max_step_tokens, "more run than can take part"
         waiting_ids = {entry.request_id for entry in self._waiting}
         for request_id, entry in self._live.items():
             assert entry.is_live, f"request {request_id} ended and is still in the books"

@@ -33,13 +33,17 @@ def token_ids(min_len: int = 1, max_len: int = 12) -> st.SearchStrategy[tuple[in
 
 
 def requests(max_total_len: int) -> st.SearchStrategy[GenerateRequest]:
-    """Requests that need at most `max_total_len` (at least 2) tokens of prompt and output."""
+    """Requests of at most `max_total_len` (at least 2) tokens, prompt and output together.
+
+    Half of them may fill that to the end, so that running ones fight for blocks.
+    """
 
     def outputs(prompt_ids: tuple[int, ...]) -> st.SearchStrategy[GenerateRequest]:
+        room = max_total_len - len(prompt_ids)
         return st.builds(
             make_request,
             st.just(prompt_ids),
-            st.integers(1, max_total_len - len(prompt_ids)),
+            st.one_of(st.just(room), st.integers(1, room)),
             ignore_eos=st.booleans(),
             prompt_logprobs=st.sampled_from([False, False, False, True]),
             deadline_s=st.one_of(st.none(), st.none(), st.integers(0, 40).map(float)),
