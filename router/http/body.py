@@ -134,6 +134,8 @@ def _first_fault(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"`{field}` is required", field)
     if fault["type"] == "value_error":
         rule = str(fault["ctx"]["error"])
+    elif fault["type"] == "too_short":
+        rule = f"must have at least {fault['ctx']['min_length']} item"
     elif fault["type"] == "model_type":
         rule = "must be an object"
     else:

@@ -196,3 +196,54 @@ async def test_a_reader_that_is_slow_hears_no_comments() -> None:
     await run(source, wire, keep_alive_s=0.05)
 
     assert wire.writes == [b"data: a\n\n", b"data: [END]\n\n"]
+
+
+async def test_a_refusal_at_the_beginning_is_raised_before_anything_is_sent() -> None:
+    async def refuse() -> None:
+        raise Overloaded("full")
+
+    taken, refused = Source(lambda: asyncio.sleep(60)), Source(refuse)
+    stream = EventStream([taken.bursts(), refused.bursts()], Words(), {})
+
+    with pytest.raises(Overloaded):
+        await stream.begin()
+
+    assert taken.is_closed
+    assert refused.is_closed
+
+
+async def test_what_came_before_the_headers_is_sent_behind_them() -> None:
+    wire = Wire()
+    stream = EventStream([Source(["a"], ["b"]).bursts()], Words(), {})
+
+    await stream.begin()
+    await asyncio.sleep(0.01)
+    await stream({"type": "http"}, wire.receive, wire.send)
+
+    assert wire.sent[0]["type"] == "http.response.start"
+    assert wire.writes == [b"data: a\n\n", b"data: b\n\n", b"data: [END]\n\n"]
+
+
+async def test_several_sources_are_written_as_they_come() -> None:
+    wire = Wire()
+    quick = Source(["a"], lambda: asyncio.sleep(0.1), ["c"])
+    slow = Source(lambda: asyncio.sleep(0.05), ["b"], lambda: asyncio.sleep(0.1), ["d"])
+    stream = EventStream([quick.bursts(), slow.bursts()], Words(), {})
+
+    await stream({"type": "http"}, wire.receive, wire.send)
+
+    assert b"".join(wire.writes) == (b"data: a\n\ndata: b\n\ndata: c\n\ndata: d\n\ndata: [END]\n\n")
+
+
+async def test_one_source_that_fails_ends_the_others_before_the_last_words() -> None:
+    wire = Wire()
+    turn: list[Step] = [["a"], lambda: asyncio.sleep(0.001)]
+    endless = Source(*turn * 10_000)
+    failing = Source(lambda: asyncio.sleep(0.05), ["bad"])
+    stream = EventStream([endless.bursts(), failing.bursts()], Words(), {})
+
+    await stream({"type": "http"}, wire.receive, wire.send)
+
+    assert endless.is_closed
+    assert wire.writes[-1] == b"data: failed: it broke\n\n"
+    assert [message["more_body"] for message in wire.sent[1:]].count(False) == 1
