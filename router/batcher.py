@@ -78,6 +78,7 @@ class Batcher:
         # Streams with events of which their readers do not know yet.
         self._untold: list[Stream] = []
         self._num_submitted = 0
+        self._num_checked = 0
         self._wake = asyncio.Event()
         self._emptied = asyncio.Event()
         self._is_draining = False
@@ -271,7 +272,6 @@ class Batcher:
         self._tell()
         if self._streams:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
-        self._scheduler.check_invariants()
         self._observer.books(self._scheduler.stats())
         self._wake.clear()
         if self._is_stopping:
@@ -279,7 +279,14 @@ class Batcher:
         try:
             await asyncio.wait_for(self._wake.wait(), self._limits.health_s)
         except TimeoutError:
+            self._check_books()
             await self._shards.check_health()
+
+    def _check_books(self) -> None:
+        """Once after each spell of work; a large pool takes a while, so nobody may be waiting."""
+        if self._num_checked < self._num_submitted:
+            self._num_checked = self._num_submitted
+            self._scheduler.check_invariants()
 
     def _lose_shards(self, error: ShardFailed) -> None:
         """The shards' state is unknown: what ran in them has failed, what waits stays."""

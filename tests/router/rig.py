@@ -95,13 +95,14 @@ async def routing(
     limits: BatcherLimits = RESTLESS,
     clock: Callable[[], float] = monotonic,
     prefix_caching: bool = True,
+    scheduler_class: type[Scheduler] = Scheduler,
 ) -> AsyncIterator[Rig]:
     """A router that runs; in the end all blocks must be back and none may have been misused."""
     async with serving(*ranks) as address:
         shards = await Shards.connect(address, timeouts, first_epoch=1)
         pool = await shards.warmup(max_step_tokens, max_batch_size, None)
         allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
-        scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
+        scheduler = scheduler_class(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
         metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
         observer = StepObserver(metrics, pool.block_size)
         batcher = Batcher(scheduler, shards, byte_tokenizer(), observer, limits, clock)
@@ -112,6 +113,7 @@ async def routing(
         finally:
             await batcher.drain(0.0)
             await asyncio.wait_for(rig.running, 5.0)
+            scheduler.check_invariants()
             await shards.close()
     assert [rank.violations for rank in ranks] == [[] for _ in ranks]
 

@@ -21,6 +21,7 @@ from router.errors import (
 )
 from router.events import FinishReason, PromptScored, TokenGenerated
 from router.request import LogprobParams, SamplingParams
+from router.scheduler import Scheduler
 from router.shards import ShardTimeouts
 from tests.fakes import EOS_ID, FakeShard, byte_ids, letters, saying
 from tests.router.rig import (
@@ -387,6 +388,22 @@ async def test_an_idle_router_notices_that_a_shard_is_gone() -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_an_idle_router_looks_through_its_books_once() -> None:
+    class Books(Scheduler):
+        num_checks = 0
+
+        def check_invariants(self) -> None:
+            self.num_checks += 1
+            super().check_invariants()
+
+    limits = BatcherLimits(health_s=0.02)
+    async with routing(FakeShard(), limits=limits, scheduler_class=Books) as rig:
+        assert isinstance(rig.scheduler, Books)
+        await events_of(rig.batcher.submit(asking()))
+        await asyncio.sleep(0.2)
+        assert rig.scheduler.num_checks == 1
+
+
 async def test_draining_lets_what_runs_finish_and_refuses_the_rest() -> None:
     shard = FakeShard()
     shard.faults.delay_s = 0.005
@@ -427,19 +444,22 @@ async def test_when_the_task_is_cancelled_every_stream_still_gets_its_end() -> N
         rig.running = asyncio.ensure_future(asyncio.sleep(0))
 
 
+class BreakingClock:
+    """Time, but for one moment."""
+
+    breaks = False
+
+    def __call__(self) -> float:
+        if self.breaks:
+            self.breaks = False
+            raise ZeroDivisionError("a bug")
+        return monotonic()
+
+
 async def test_a_bug_in_a_step_ends_all_loudly_and_the_router_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Clock:
-        breaks = False
-
-        def __call__(self) -> float:
-            if self.breaks:
-                self.breaks = False
-                raise ZeroDivisionError("a bug")
-            return monotonic()
-
-    clock = Clock()
+    clock = BreakingClock()
     async with routing(FakeShard(), clock=clock) as rig:
         stream = rig.batcher.submit(asking(max_new_tokens=100))
         await stream.take()
@@ -449,6 +469,27 @@ async def test_a_bug_in_a_step_ends_all_loudly_and_the_router_goes_on(
         assert "ZeroDivisionError: a bug" in str(error)
         assert "a step failed by a bug" in caplog.text
         assert end_of(await events_of(rig.batcher.submit(asking()))).text
+
+
+async def test_books_beyond_repair_stop_the_router_and_still_every_stream_ends() -> None:
+    class BrokenBooks(Scheduler):
+        is_broken = True
+
+        def check_invariants(self) -> None:
+            assert not self.is_broken, "a block is lost"
+
+    clock = BreakingClock()
+    async with routing(FakeShard(), clock=clock, scheduler_class=BrokenBooks) as rig:
+        stream = rig.batcher.submit(asking(max_new_tokens=100))
+        await stream.take()
+        clock.breaks = True
+        assert isinstance(error_of(await events_of(stream)), GenerationFailed)
+        with pytest.raises(AssertionError, match="a block is lost"):
+            await rig.running
+        with pytest.raises(Draining):
+            rig.batcher.submit(asking())
+        BrokenBooks.is_broken = False
+        rig.running = asyncio.ensure_future(asyncio.sleep(0))
 
 
 async def test_a_seed_is_told_only_when_it_mattered() -> None:
