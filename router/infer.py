@@ -6,15 +6,13 @@ It knows no scheduler, no shard and no HTTP. Whoever stops reading, for whatever
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from router.batcher import Batcher
 from router.errors import ServerStopped
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.request import GenerateRequest
-
-_NUM_SEEDS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +91,7 @@ class Infer:
         if num_draws == 1:
             return [await self.complete(request)]
         draws = [
-            asyncio.ensure_future(self.complete(_draw(request, index)))
-            for index in range(num_draws)
+            asyncio.ensure_future(self.complete(request.draw(index))) for index in range(num_draws)
         ]
         try:
             completions = await asyncio.gather(*draws)
@@ -103,8 +100,3 @@ class Infer:
                 draw.cancel()
             await asyncio.gather(*draws, return_exceptions=True)
         return sorted(completions, key=lambda completion: -completion.mean_logprob)
-
-
-def _draw(request: GenerateRequest, index: int) -> GenerateRequest:
-    seed = (request.sampling.seed + index) % _NUM_SEEDS
-    return replace(request, sampling=replace(request.sampling, seed=seed))

@@ -5,9 +5,12 @@ and no field names of a particular API.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
+
+# Seeds are 64 bits on the wire.
+NUM_SEEDS = 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,13 @@ class GenerateRequest:
     skip_special_tokens: bool = True
     deadline_s: float | None = None
     trace_id: str = ""
+
+    def draw(self, index: int) -> "GenerateRequest":
+        """The request for one of several independent answers; the first is this one."""
+        if index == 0:
+            return self
+        seed = (self.sampling.seed + index) % NUM_SEEDS
+        return replace(self, sampling=replace(self.sampling, seed=seed))
 
     @property
     def max_total_len(self) -> int:

@@ -9,11 +9,12 @@ from pydantic import Field
 
 from router.errors import InvalidRequest
 from router.http.body import Schema
+from router.http.fields import LogitBias
 from router.validation import RawParams
 
 
 class Parameters(Schema):
-    """`parameters` of a request, with the names, types and defaults of TGI."""
+    """`parameters` of a request, with the names, types and defaults of TGI; and ours."""
 
     best_of: int | None = None
     temperature: float | None = None
@@ -34,6 +35,14 @@ class Parameters(Schema):
     top_n_tokens: int | None = None
     grammar: dict[str, Any] | None = None
     adapter_id: str | None = None
+    # Ours, under the names that vLLM's users know where it has them.
+    min_new_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
+    include_stop_str_in_output: bool | None = None
+    presence_penalty: float | None = None
+    min_p: float | None = None
+    logit_bias: LogitBias | None = None
 
 
 class GenerateBody(Schema):
@@ -78,7 +87,13 @@ def to_raw(parameters: Parameters) -> RawParams:
         seed=parameters.seed,
         top_n_tokens=parameters.top_n_tokens,
         decoder_input_details=parameters.decoder_input_details or False,
-        keep_stop_string=True,
+        keep_stop_string=parameters.include_stop_str_in_output is not False,
+        min_new_tokens=parameters.min_new_tokens,
+        ignore_eos=parameters.ignore_eos or False,
+        stop_token_ids=tuple(parameters.stop_token_ids or ()),
+        presence_penalty=parameters.presence_penalty,
+        min_p=parameters.min_p,
+        logit_bias=parameters.logit_bias,
         grammar=parameters.grammar,
         watermark=parameters.watermark or False,
     )

@@ -7,7 +7,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -32,7 +31,6 @@ from router.validation import Limits
 
 # What clients send that know of one model only: TGI's and the hub's.
 _PLACEHOLDERS = (None, "", "tgi", "dummy")
-_NUM_SEEDS = 1 << 64
 
 T = TypeVar("T")
 B = TypeVar("B", bound=OpenAiBody)
@@ -78,7 +76,7 @@ class OpenAiFront:
                 f"`n` must be between 1 and {most} for this number of prompts. Given: {num_draws}",
                 field="n",
             )
-        return [_draw(request, index) for request in requests for index in range(num_draws)]
+        return [request.draw(index) for request in requests for index in range(num_draws)]
 
     async def complete(
         self, request: Request, draws: Sequence[GenerateRequest]
@@ -111,13 +109,6 @@ class OpenAiFront:
         )
         await stream.begin()
         return stream
-
-
-def _draw(request: GenerateRequest, index: int) -> GenerateRequest:
-    seed = (request.sampling.seed + index) % _NUM_SEEDS
-    return (
-        request if index == 0 else replace(request, sampling=replace(request.sampling, seed=seed))
-    )
 
 
 async def _gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

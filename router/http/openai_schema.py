@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from router.errors import InvalidRequest
 from router.http.body import Schema
-from router.http.openai_fields import Content, LogitBias, Prompts, Strings
+from router.http.fields import Content, LogitBias, Prompts, Strings
 from router.parameters import check_parameters
 from router.validation import Limits, RawParams
 

@@ -112,6 +112,36 @@ async def test_a_stop_string_stays_in_the_text(stop: list[str], text: str) -> No
     assert answer["details"]["finish_reason"] == reason
 
 
+async def test_a_stop_string_is_left_out_on_request() -> None:
+    async with housing(saying_after_prompt("world")) as house:
+        answer = await post(house, stop=["rl"], include_stop_str_in_output=False)
+
+    assert answer == {"generated_text": "wo"}
+
+
+async def test_what_the_sampler_offers_beyond_tgi_reaches_the_shard() -> None:
+    async with housing(saying_after_prompt("world")) as house:
+        await post(
+            house,
+            max_new_tokens=9,
+            min_new_tokens=2,
+            ignore_eos=True,
+            stop_token_ids=[7],
+            presence_penalty=0.5,
+            min_p=0.25,
+            logit_bias={"3": -1.5},
+        )
+        stopping = next(call for method, call in house.shard.calls if method == "Prefill")
+        sampling = sampling_of(house)
+
+    request = stopping.batch.requests[0]
+    assert request.stopping.min_new_tokens == 2
+    assert request.stopping.ignore_eos
+    assert list(request.stopping.stop_token_ids) == [7]
+    assert (sampling.presence_penalty, sampling.min_p) == (0.5, 0.25)
+    assert dict(sampling.logit_bias) == {3: -1.5}
+
+
 async def test_length_ends_with_its_own_reason() -> None:
     async with housing(saying_after_prompt("world")) as house:
         answer = await post(house, max_new_tokens=2, details=True)

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's bodies that take more than one type, and what they become.
+"""Fields of bodies that take more than one type, and what they become.
 
 Hand-written checks, since a union's errors name every member but not the rule, and a list of half a
 million token ids would be tried against each.
