@@ -37,6 +37,11 @@ class LayerOptions:
             if number is not None and number <= 0:
                 raise ValueError(f"{name} must be positive, got {number}")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether scale, mask and softmax are all there is, as in SDPA."""
+        return self.softcap is None and self.sinks is None
+
     def first_key(self, position: int) -> int:
         """The first key position that a query at `position` sees."""
         first = 0 if self.window_len is None else max(0, position - self.window_len + 1)

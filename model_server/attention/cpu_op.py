@@ -131,20 +131,19 @@ class CpuOpAttention:
         options: LayerOptions,
     ) -> Tensor:
         """See AttentionBackend.attend. Raises ValueError where C++ would read past a tensor."""
-        query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
         if step is not self._step:
             self._take_step(step)
-        self._check(cache, query, key, value, step)
-        output = query.new_empty((*query.shape[:2], value.shape[2]))
-        sinks = None if options.sinks is None else options.sinks.float().contiguous()
         call = self._call
-        call.num_heads, call.num_kv_heads = query.shape[1], key.shape[1]
-        call.head_dim, call.value_dim = query.shape[2], value.shape[2]
+        query, call.query_token_stride, call.query_head_stride = _strided(query)
+        key, call.key_token_stride, call.key_head_stride = _strided(key)
+        value, call.value_token_stride, call.value_head_stride = _strided(value)
+        num_tokens, call.num_heads, call.head_dim = query.shape
+        _, call.num_kv_heads, call.value_dim = value.shape
+        self._check(cache, query, key, value, step)
+        output = query.new_empty((num_tokens, call.num_heads, call.value_dim))
+        sinks = None if options.sinks is None else options.sinks.float().contiguous()
         call.window_len, call.chunk_len = options.window_len or 0, options.chunk_len or 0
         call.scale, call.softcap = options.scale, options.softcap or 0.0
-        call.query_token_stride, call.query_head_stride, _ = query.stride()
-        call.key_token_stride, call.key_head_stride, _ = key.stride()
-        call.value_token_stride, call.value_head_stride, _ = value.stride()
         call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         call.output = output.data_ptr()
         call.keys, call.values = cache.keys.data_ptr(), cache.values.data_ptr()
@@ -167,22 +166,36 @@ class CpuOpAttention:
     def _check(
         self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor, step: StepInputs
     ) -> None:
-        geometry, num_tokens = cache.geometry, step.num_tokens
-        if not query.dtype == key.dtype == value.dtype == cache.keys.dtype:
-            raise ValueError(f"a cache of {cache.keys.dtype} was given {query.dtype}")
+        """Whether the call that is filled in stays inside of what it was given."""
+        geometry, call, num_tokens = cache.geometry, self._call, step.num_tokens
+        rows = (num_tokens, geometry.num_kv_heads)
         if (
-            query.shape[2] != geometry.head_dim
-            or query.shape[1] % geometry.num_kv_heads
-            or key.shape != (num_tokens, geometry.num_kv_heads, geometry.head_dim)
-            or value.shape != (num_tokens, geometry.num_kv_heads, geometry.value_dim)
+            call.head_dim != geometry.head_dim
+            or call.num_heads % geometry.num_kv_heads
             or query.shape[0] != num_tokens
+            or key.shape != (*rows, geometry.head_dim)
+            or value.shape != (*rows, geometry.value_dim)
         ):
             raise ValueError(
                 f"query {tuple(query.shape)}, key {tuple(key.shape)} and value"
                 f" {tuple(value.shape)} do not fit {num_tokens} tokens of {geometry}"
+            )
+        if not query.dtype == key.dtype == value.dtype == cache.keys.dtype:
+            raise ValueError(
+                f"query, key and value of {query.dtype}, {key.dtype} and {value.dtype}"
+                f" met a cache of {cache.keys.dtype}"
             )
         if self._num_blocks > cache.keys.shape[0]:
             raise ValueError(
                 f"the step names block {self._num_blocks - 1},"
                 f" the cache has {cache.keys.shape[0]} blocks"
             )
+
+
+def _strided(x: Tensor) -> tuple[Tensor, int, int]:
+    """The tensor with its last axis dense, and the strides of its other two."""
+    token_stride, head_stride, dim_stride = x.stride()
+    if dim_stride != 1:
+        x = x.contiguous()
+        token_stride, head_stride, _ = x.stride()
+    return x, token_stride, head_stride

@@ -107,7 +107,7 @@ def _attend_decodes(
     rows = query.index_select(0, decodes.rows)
     rows = rows.view(num_decodes, num_kv_heads, -1, rows.shape[-1])  # [.., group, dim]
     mask = decodes.mask[:, None, None]
-    if options.softcap is None and options.sinks is None:
+    if options.is_plain:
         attended = scaled_dot_product_attention(
             rows, keys, values, attn_mask=mask, scale=options.scale
         )

@@ -21,8 +21,8 @@ from model_server.attention.token_major import gather
 from model_server.kv_cache import LayerCache
 from model_server.step import StepInputs
 
-# Scores, or mask bits, of a tile: at most 64 MiB of float32 at a time.
-MAX_TILE_SCORES = 1 << 24
+# Scores, or mask bits, of a tile per head, where they are written out: 4 MiB of float32.
+MAX_TILE_SCORES = 1 << 20
 
 Plan = TypeVar("Plan")
 
@@ -30,23 +30,23 @@ Plan = TypeVar("Plan")
 class StepPlans(Generic[Plan]):
     """What is derived from a step once and used by each of its layers.
 
-    Layers differ in their window and chunk only, so a step has one plan for each such pair. Keeps
-    the plans of the last step and no others; used by one thread.
+    Layers differ in what they see and whether SDPA does it, so a step has a plan for each such
+    kind. Keeps the plans of the last step and no others; used by one thread.
     """
 
     def __init__(self, make: Callable[[StepInputs, LayerOptions], Plan]) -> None:
         self._make = make
         self._step: StepInputs | None = None
-        self._plans: dict[tuple[int | None, int | None], Plan] = {}
+        self._plans: dict[tuple[int | None, int | None, bool], Plan] = {}
 
     def get(self, step: StepInputs, options: LayerOptions) -> Plan:
-        """The plan of this step for layers that see as far as these."""
+        """The plan of this step for layers of this kind."""
         if step is not self._step:
             self._step, self._plans = step, {}
-        reach = (options.window_len, options.chunk_len)
-        if reach not in self._plans:
-            self._plans[reach] = self._make(step, options)
-        return self._plans[reach]
+        kind = (options.window_len, options.chunk_len, options.is_plain)
+        if kind not in self._plans:
+            self._plans[kind] = self._make(step, options)
+        return self._plans[kind]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,37 +73,47 @@ def visible(queries: range, keys: range, options: LayerOptions, device: torch.de
 
 
 def plan_tiles(
-    step: StepInputs, seqs: Iterable[int], options: LayerOptions, block_size: int
+    step: StepInputs,
+    seqs: Iterable[int],
+    options: LayerOptions,
+    block_size: int,
+    max_scores: int = MAX_TILE_SCORES,
 ) -> list[Tile]:
-    """Cut the named sequences of a step into tiles of at most MAX_TILE_SCORES each."""
+    """Cut the named sequences of a step into tiles of at most `max_scores` a head.
+
+    A prompt from its first token is one tile of any size: SDPA has a way for it without a mask.
+    """
     row_ends = step.cu_query_lens.tolist()
     tiles = []
     for seq in seqs:
-        context_len = step.context_lens[seq]
-        first_row, end_row = row_ends[seq], row_ends[seq + 1]
-        tile_len = max(1, MAX_TILE_SCORES // context_len)
-        for start in range(first_row, end_row, tile_len):
-            stop = min(end_row, start + tile_len)
-            end = context_len - (end_row - stop)
-            queries = range(end - (stop - start), end)
-            table = step.block_tables[seq]
-            tiles.append(_tile(slice(start, stop), queries, table, options, block_size))
+        end, query_len = step.context_lens[seq], step.query_lens[seq]
+        positions = range(end - query_len, end)
+        is_one_tile = options.is_plain and _is_causal(positions, options)
+        tile_len = query_len if is_one_tile else max(1, max_scores // end)
+        for start in range(0, query_len, tile_len):
+            queries = positions[start : start + tile_len]
+            first_row = row_ends[seq] + start
+            rows = slice(first_row, first_row + len(queries))
+            tiles.append(_tile(rows, queries, step.block_tables[seq], options, block_size))
     return tiles
+
+
+def _is_causal(queries: range, options: LayerOptions) -> bool:
+    """Whether each query sees the keys from the first query's own up to itself, and no others."""
+    first_seen = options.first_key(queries[0]), options.first_key(queries[-1])
+    return first_seen == (queries[0], queries[0])
 
 
 def _tile(
     rows: slice, queries: range, block_table: Tensor, options: LayerOptions, block_size: int
 ) -> Tile:
-    first_key = options.first_key(queries.start)
-    keys = range(first_key, queries.stop)
-    unbounded = options.first_key(queries.stop - 1) <= first_key
-    is_causal = len(queries) > 1 and unbounded and queries == keys
+    keys = range(options.first_key(queries[0]), queries.stop)
+    is_causal = len(queries) > 1 and _is_causal(queries, options)
     needs_mask = len(queries) > 1 and not is_causal
-    first_block = first_key // block_size
-    offset = first_key - first_block * block_size
+    first_block, offset = divmod(keys.start, block_size)
     return Tile(
         rows=rows,
-        blocks=block_table[first_block : -(-queries.stop // block_size)],
+        blocks=block_table[first_block : -(-keys.stop // block_size)],
         keys=slice(offset, offset + len(keys)),
         mask=visible(queries, keys, options, block_table.device) if needs_mask else None,
         is_causal=is_causal,
@@ -114,7 +124,7 @@ def attend_tile(query: Tensor, cache: LayerCache, tile: Tile, options: LayerOpti
     """query [query_len, heads, dim] to [query_len, heads, value_dim], in the query's dtype."""
     keys, values = gather(cache, tile.blocks, tile.keys)
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, num_keys, dim]
-    if options.softcap is not None or options.sinks is not None:
+    if not options.is_plain:
         return _attend_explicitly(query, keys, values, tile, options)
     if tile.is_causal:
         heads_first = scaled_dot_product_attention(

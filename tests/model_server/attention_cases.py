@@ -1,17 +1,27 @@
 """Sequences of random queries, keys and values, and schedules that play them through a backend."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
 from model_server.attention.base import AttentionBackend, LayerOptions
+from model_server.attention.native_library import COMPILERS
 from model_server.kv_cache import KVCache, LayerGeometry
 from model_server.step import SequenceStep, StepInputs
 
 CPU = torch.device("cpu")
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler here"
+)
+
+# Steps of pairs: which stream, how many of its tokens.
+Schedule = Sequence[Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,10 +83,8 @@ class Player:
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)
 
-    def play(
-        self, streams: Sequence[Stream], steps: Sequence[Sequence[tuple[int, int]]]
-    ) -> list[Tensor]:
-        """Each step is pairs of (stream, tokens to compute); answers each stream's output rows.
+    def play(self, streams: Sequence[Stream], steps: Schedule) -> list[Tensor]:
+        """Answers each stream's output rows.
 
         The streams' blocks are free again afterwards, with whatever they hold.
         """
@@ -128,14 +136,12 @@ class Player:
         return list(output[:num_real].split([len(s.token_ids) for s in sequences]))
 
 
-def whole(streams: Sequence[Stream]) -> list[list[tuple[int, int]]]:
+def whole(streams: Sequence[Stream]) -> Schedule:
     """One step that computes every stream from its first token to its last."""
     return [[(index, s.length) for index, s in enumerate(streams)]]
 
 
-def mixed(
-    streams: Sequence[Stream], seed: int, max_chunk_len: int = 24
-) -> list[list[tuple[int, int]]]:
+def mixed(streams: Sequence[Stream], seed: int, max_chunk_len: int = 24) -> Schedule:
     """Steps in which some streams compute a chunk, some decode a token and some wait."""
     rng = random.Random(seed)
     left = [s.length for s in streams]

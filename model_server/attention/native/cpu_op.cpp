@@ -208,10 +208,12 @@ void attend_step(const Call &call) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t index = 0; index < num_items; ++index)
       attend_item<T>(call, work, work.items[index], scratch);
+    if (num_splits > 0) {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t index = 0; index < num_splits; ++index) {
-      const Split &split = work.splits[index];
-      merge_split<T>(call, work.tiles[split.tile], split.partials.get(), scratch);
+      for (int64_t index = 0; index < num_splits; ++index) {
+        const Split &split = work.splits[index];
+        merge_split<T>(call, work.tiles[split.tile], split.partials.get(), scratch);
+      }
     }
   }
 }
