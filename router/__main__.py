@@ -14,14 +14,12 @@ Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a bad
 import asyncio
 import gc
 import logging
-import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, TypeVar
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -40,13 +38,13 @@ from router.logs import start_logging
 from router.metrics import Metrics
 from router.scheduler import Scheduler, SchedulerLimits
 from router.shards import Shards, ShardTimeouts
+from router.signals import Signals, first_of, unless
 from router.step_observer import StepObserver
 from router.tokenizer import Tokenizer
 from router.validation import Limits, Validation
 from router.wire import PoolLimits, ShardInfo
 
 _logger = logging.getLogger("router")
-T = TypeVar("T")
 
 # After the drain: the step under way, and answers that slow readers have not taken yet.
 _LAST_STEP_S = 5.0
@@ -69,20 +67,6 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
-class _Signals:
-    """The first and the second time that somebody asks to stop."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._note)
-
-    def _note(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-
 @dataclass(frozen=True, slots=True)
 class _Router:
     """Everything that lives as long as the router does."""
@@ -98,8 +82,8 @@ class _Router:
 
 
 async def _run(config: RouterConfig) -> int:
-    signals = _Signals()
-    router = await _unless(signals.first, _start(config))
+    signals = Signals(config.parent_pid)
+    router = await unless(signals.first, _start(config))
     if router is None:
         return 0
     # What was loaded stays; looking through it again and again only costs time.
@@ -109,7 +93,7 @@ async def _run(config: RouterConfig) -> int:
     try:
         await router.http.start()
         _logger.info("ready at %s", router.http.address)
-        await _first_of(signals.first.wait(), stepping)
+        await first_of(signals.first.wait(), stepping)
         if not stepping.done():
             await _drain(config, router, signals, stepping)
         await _stop(router, signals, stepping)
@@ -121,31 +105,31 @@ async def _run(config: RouterConfig) -> int:
 
 
 async def _drain(
-    config: RouterConfig, router: _Router, signals: _Signals, stepping: asyncio.Task[None]
+    config: RouterConfig, router: _Router, signals: Signals, stepping: asyncio.Task[None]
 ) -> None:
     timeout_s = config.graceful_termination_timeout
     _logger.info("draining: %d requests, at most %g s", router.batcher.num_streams, timeout_s)
     draining = asyncio.create_task(router.batcher.drain(timeout_s))
-    await _first_of(signals.second.wait(), draining, stepping)
+    await first_of(signals.second.wait(), draining, stepping)
     draining.cancel()
     await asyncio.gather(draining, return_exceptions=True)
 
 
-async def _stop(router: _Router, signals: _Signals, stepping: asyncio.Task[None]) -> None:
+async def _stop(router: _Router, signals: Signals, stepping: asyncio.Task[None]) -> None:
     """Ends the batcher, which ends every stream, and then the server that writes them."""
     if signals.second.is_set():
         stepping.cancel()
     await asyncio.wait({stepping}, timeout=_LAST_STEP_S)
     closing = asyncio.create_task(router.http.stop())
     if not signals.second.is_set():
-        await _first_of(signals.second.wait(), closing)
+        await first_of(signals.second.wait(), closing)
     if signals.second.is_set():
         router.http.stop_at_once()
     await closing
     _logger.info("stopped")
 
 
-def _exit_code(signals: _Signals, stepping: asyncio.Task[None]) -> int:
+def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
     if stepping.done() and not stepping.cancelled() and stepping.exception() is not None:
         _logger.critical("the router cannot go on", exc_info=stepping.exception())
         return 1
@@ -301,24 +285,6 @@ def _server_info(
 def _warn_of_what_has_no_effect(config: RouterConfig) -> None:
     if config.otlp_endpoint is not None:
         _logger.warning("--otlp-endpoint: traces are not exported yet")
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns; None, and `work` cancelled, when `stop` is set before."""
-    working = asyncio.create_task(work)
-    await _first_of(stop.wait(), working)
-    if not working.done():
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-        return None
-    return working.result()
-
-
-async def _first_of(waiting: Coroutine[Any, Any, object], *tasks: asyncio.Task[Any]) -> None:
-    """Returns when one of them is done; `waiting` is then given up, the tasks go on."""
-    waiter = asyncio.create_task(waiting)
-    await asyncio.wait({waiter, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-    waiter.cancel()
 
 
 if __name__ == "__main__":

@@ -244,6 +244,13 @@ class RouterConfig:
     graceful_termination_timeout: float = _knob(
         90.0, "seconds that running requests get after the first signal", _seconds, group=_TIME
     )
+    parent_pid: int | None = _knob(
+        None,
+        "drain and stop once this process is no longer the parent",
+        _whole(1),
+        group=_TIME,
+        env=False,
+    )
     shard_connect_timeout: float = _knob(
         60.0, "seconds to wait for the shards at start", _seconds, group=_TIME
     )
@@ -368,8 +375,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m router",
         usage="python -m router [--flag VALUE] ...",
-        description="Tandem's router: HTTP in front, shards behind. Every flag but --hostname and "
-        "--ngrok-* can be given as a variable too: in capitals, with underscores.",
+        description="Tandem's router: HTTP in front, shards behind. Every flag but --hostname, "
+        "--parent-pid and --ngrok-* can be given as a variable too: in capitals, with underscores.",
         allow_abbrev=False,
     )
     groups: dict[str, Any] = {}

@@ -30,9 +30,9 @@ class _Server(uvicorn.Server):
 def bind(hostname: str, port: int) -> socket.socket:
     """A socket that nobody can connect to yet. Raises StartupFailed with the address."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # A name with addresses of both kinds (localhost) means the one that clients try anyway.
+        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
         bound = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error

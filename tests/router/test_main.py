@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -120,6 +121,15 @@ async def test_it_can_be_stopped_while_the_shard_warms_up(tokenizer: Path) -> No
         while not any(method == "Warmup" for method, _ in shard.calls):
             await asyncio.sleep(0.01)
         router.process.send_signal(signal.SIGTERM)
+        assert await router.ended() == 0
+
+
+async def test_it_does_not_outlive_its_parent(tokenizer: Path) -> None:
+    shard = FakeShard()
+    shard.faults.hangs.add("Warmup")
+    not_its_parent = str(os.getppid())
+    flags = ("--tokenizer-name", str(tokenizer), "--parent-pid", not_its_parent)
+    async with unstarted_over(shard, *flags) as router:
         assert await router.ended() == 0
 
 
