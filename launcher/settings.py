@@ -55,6 +55,7 @@ class ServeSettings:
         argv = [sys.executable, "-m", "router", "--tokenizer-name", str(tokenizer_folder)]
         argv += ["--master-shard-uds-path", f"{self.uds_path}-0"]
         argv += ["--hostname", self.hostname, "--port", str(self.port)]
+        argv += ["--parent-pid", str(os.getpid())]
         argv += ["--graceful-termination-timeout", str(self.graceful_timeout_s)]
         if self.served_model_name:
             argv += ["--served-model-name", self.served_model_name]
