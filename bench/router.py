@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -217,33 +217,36 @@ def _requests(num_streams: int) -> list[GenerateRequest]:
     ]
 
 
-def _generations(num_streams: int) -> tuple[Generation, ...]:
+def _generations(request_ids: Iterable[int]) -> tuple[Generation, ...]:
     token = SampledToken(byte_ids("e")[0], -0.75)
-    return tuple([Generation(request_id, (token,)) for request_id in range(num_streams)])
+    return tuple([Generation(request_id, (token,)) for request_id in request_ids])
 
 
 def books_us(num_streams: int) -> float:
     """Schedule and apply, per token."""
     scheduler = _scheduler(num_streams)
     used_s = 0.0
+    num_tokens = 0
     for _ in range(_NUM_STEPS):
-        result_of = _generations(num_streams)
         begun_s = time.process_time()
         batch = scheduler.schedule(0.0)
         used_s += time.process_time() - begun_s
         assert batch is not None
-        result = StepResult(batch.step_id, result_of, tuple(range(num_streams)))
+        held_ids = (*batch.running_ids, *(new.request_id for new in batch.new))
+        result = StepResult(batch.step_id, _generations(held_ids), held_ids)
+        num_tokens += len(held_ids)
         begun_s = time.process_time()
         scheduler.expired(0.0)
         scheduler.apply(result, 0.0)
         scheduler.stats()
         used_s += time.process_time() - begun_s
-    return 1e6 * used_s / (_NUM_STEPS * num_streams)
+    return 1e6 * used_s / num_tokens
 
 
 def _scheduler(num_streams: int) -> Scheduler:
     allocator = Allocator(1 << 15, _BLOCK_SIZE)
-    scheduler = Scheduler(SchedulerLimits(_MAX_STEP_TOKENS, num_streams), allocator)
+    limits = SchedulerLimits(num_streams * len(_PROMPT), num_streams)
+    scheduler = Scheduler(limits, allocator)
     for request_id, request in enumerate(_requests(num_streams)):
         scheduler.add(request_id, request, 0.0)
     return scheduler
@@ -258,7 +261,7 @@ def text_and_sse_us(tokenizer: Tokenizer, num_streams: int) -> tuple[float, floa
     frames = [NativeFrames(Exchange("bench", 0.0), with_details=False, prefix="") for _ in streams]
     text_s = sse_s = 0.0
     for _ in range(_NUM_STEPS):
-        generations = _generations(num_streams)
+        generations = _generations(range(num_streams))
         begun_s = time.process_time()
         for stream, generation in zip(streams, generations, strict=True):
             stream.add(generation, 0.0)
@@ -287,6 +290,7 @@ async def grpc_us(path: str, num_streams: int) -> float:
     shards = await Shards.connect(path, ShardTimeouts(), time.time_ns())
     scheduler = _scheduler(num_streams)
     used_s = 0.0
+    num_tokens = 0
     for _ in range(_NUM_STEPS):
         batch = scheduler.schedule(0.0)
         assert batch is not None
@@ -294,10 +298,11 @@ async def grpc_us(path: str, num_streams: int) -> float:
         result = await shards.step(batch)
         if not batch.new:
             used_s += time.process_time() - begun_s
+            num_tokens += len(result.generations)
         scheduler.apply(result, 0.0)
     await shards.reset()
     await shards.close()
-    return 1e6 * used_s / ((_NUM_STEPS - 1) * num_streams)
+    return 1e6 * used_s / num_tokens
 
 
 def best(measure: Callable[[], float], num_tries: int = 3) -> float:
