@@ -20,10 +20,7 @@ from router.waiting import WaitingQueue
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step in the making, and what making it counted.
-
-    `is_short_of_blocks`: somebody went without or was preempted, so nobody is admitted.
-    """
+    """A step in the making, and what making it counted."""
 
     num_tokens_left: int
     rows: dict[int, Row] = field(default_factory=dict)
@@ -34,7 +31,6 @@ class StepPlan:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    is_short_of_blocks: bool = False
 
     def schedule(self, entry: Entry, num_tokens: int) -> None:
         """The entry takes part in the step."""
@@ -68,7 +64,7 @@ class Planner:
         self._plan_decodes(plan)
         self._plan_chunks(plan)
         plan.running_ids = tuple([entry.request_id for entry in self._running])
-        if self._waiting and not plan.is_short_of_blocks:
+        if self._waiting:
             self._plan_admissions(plan, now_s)
         self._running.retire_spent([row.entry for row in plan.rows.values()])
         return plan
@@ -101,7 +97,6 @@ class Planner:
             block_ids = self._allocator.extend(allocation, entry.scheduled_len + 1)
             if block_ids is not None:
                 return block_ids
-            plan.is_short_of_blocks = True
             if self._running.is_retiring:
                 plan.growth.append(Growth(entry.request_id, chunk_len=0))
                 return None
@@ -131,6 +126,7 @@ class Planner:
             if plan.num_tokens_left == 0 or len(self._running) >= self._max_batch_size:
                 return
             # Preempted a moment ago: its tokens are in flight, or the shard still has its row.
+            # Nobody younger takes the blocks that it gave for an older one.
             if not self._running.has_left(entry.request_id):
                 return
             allocation = self._allocate(entry, num_spare)

@@ -3,7 +3,7 @@
 Plain ASGI. It knows no route; what a request was about, the routes tell its `Exchange`.
 """
 
-import asyncio
+import time
 import logging
 import re
 import uuid
@@ -36,7 +36,7 @@ class Access:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        clock = asyncio.get_running_loop().time
+        clock = time.monotonic
         exchange = Exchange(_request_id(scope["headers"]), clock())
         exchange.enter(scope)
         is_complete = False

@@ -1,6 +1,6 @@
 """TGI's response headers about what an answer took. Milliseconds are whole numbers."""
 
-import asyncio
+import time
 
 from router.http.exchange import Exchange
 from router.http.server_info import ServerInfo
@@ -15,7 +15,7 @@ def answer_headers(
     info: ServerInfo, exchange: Exchange, num_generated_tokens: int
 ) -> dict[str, str]:
     """What is known at the end. Times are those of the exchange's first sequence."""
-    total_s = asyncio.get_running_loop().time() - exchange.started_s
+    total_s = time.monotonic() - exchange.started_s
     inference_s = exchange.inference_s or 0.0
     return {
         **stream_headers(info, exchange.num_prompt_characters),

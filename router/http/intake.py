@@ -1,6 +1,6 @@
 """The way in of all routes that generate: raw parameters to a request, timed and counted."""
 
-import asyncio
+import time
 from collections.abc import Sequence
 
 from starlette.requests import Request
@@ -34,7 +34,7 @@ class Intake:
         add_special_tokens: bool = True,
     ) -> GenerateRequest:
         """The request, valid. `prompt` is text or token ids. Raises InvalidRequest."""
-        clock = asyncio.get_running_loop().time
+        clock = time.monotonic
         begun_s = clock()
         if isinstance(prompt, str):
             checked = await self._validation.validate(
