@@ -113,6 +113,16 @@ def test_a_refused_allocation_changes_nothing_and_says_how_much_is_missing() -> 
     assert allocate(allocator, (1, 9)).cached_len == 1
 
 
+def test_gains_rise_when_a_refused_prefix_is_computed_by_another() -> None:
+    allocator = Allocator(4, 1)
+    other = allocate(allocator, (1, 2, 3))
+    assert allocator.allocate((1, 2, 3, 4)) == Shortage(3)
+    num_gains = allocator.num_gains
+    allocator.commit(other, (1, 2, 3))
+    assert allocator.num_gains >= num_gains + 3
+    assert allocate(allocator, (1, 2, 3, 4)).cached_len == 3
+
+
 def test_spare_blocks_stay_available() -> None:
     allocator = Allocator(4, 1)
     assert allocator.allocate((1, 2, 3), num_spare=2) == Shortage(1)

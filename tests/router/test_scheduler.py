@@ -169,12 +169,14 @@ class TestAdmission:
         assert [new.request_id for new in third.new] == [4, 5]
 
     def test_a_running_entry_keeps_a_block_to_grow_into(self) -> None:
-        scheduler = make_scheduler(num_blocks=4, block_size=1)
-        scheduler.add(0, make_request((1, 2), max_new_tokens=2), 0.0)
+        scheduler = make_scheduler(num_blocks=5, block_size=1)
+        scheduler.add(0, make_request((1, 2), max_new_tokens=3), 0.0)
+        run(scheduler, token(0, 9))
         scheduler.add(1, make_request((3, 4), max_new_tokens=1), 0.0)
-        assert [new.request_id for new in run(scheduler, token(0, 9)).new] == [0]
+        batch = run(scheduler, token(0, 9))
+        assert (batch.growth, batch.new) == ((Growth(0, (2,)),), ())
         batch = run(scheduler, token(0, 9, FinishReason.LENGTH))
-        assert (batch.new, batch.growth) == ((), (Growth(0, (2,)),))
+        assert (batch.growth, batch.new) == ((Growth(0, (3,)),), ())
         assert [new.request_id for new in step(scheduler).new] == [1]
 
     def test_an_id_is_not_used_again_before_it_is_gone(self) -> None:
@@ -217,7 +219,7 @@ class TestPreemption:
         assert [growth.request_id for growth in batch.growth] == [0]
         assert scheduler.stats().num_preemptions == 1
 
-    def test_nobody_is_admitted_in_a_step_that_preempts(self) -> None:
+    def test_nobody_younger_is_admitted_in_a_step_that_preempts(self) -> None:
         scheduler = make_scheduler(num_blocks=7, block_size=1)
         scheduler.add(0, make_request((1,)), 0.0)
         scheduler.add(1, make_request((5, 6, 7, 8), max_new_tokens=3), 0.0)
