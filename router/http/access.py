@@ -3,9 +3,9 @@
 Plain ASGI. It knows no route; what a request was about, the routes tell its `Exchange`.
 """
 
-import time
 import logging
 import re
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

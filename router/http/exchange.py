@@ -18,8 +18,8 @@ _SCOPE_KEY = "tandem.exchange"
 class Exchange:
     """Counts are sums over the exchange's sequences; times those of the first to end.
 
-    `started_s` is on time.monotonic's clock, which under uvloop is finer than the event loop's. `error_type` is the client's word for what went
-    wrong, inside a stream too, where `status` stays 200.
+    `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
+    client's word for what went wrong, inside a stream too, where `status` stays 200.
     """
 
     request_id: str
