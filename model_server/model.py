@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_server import checkpoint, gate, zoo
+from model_server import checkpoint, gate, patches, zoo
 from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
@@ -113,6 +113,9 @@ class PagedModel:
         plans = gate.probe_layers(model, ReferenceAttention(), dtype, settings.device, expected)
         geometries = [plan.geometry for plan in plans]
         backend = select_backend(settings.attention, settings.device, dtype, geometries)
+        if world.world_size == 1:
+            num_patched = patches.apply(model.module)
+            _log.info("%d linear layers were packed", num_patched)
         plans = gate.probe_layers(model, backend, dtype, settings.device, expected)
         return cls(
             model,
