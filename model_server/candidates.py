@@ -36,14 +36,14 @@ def prefix_candidates(
     Candidates may be chosen before temperature is applied, for it does not change their order; two
     scores that it makes equal are caught as ties at the cut are.
     """
-    normaliser = None
+    normaliser = token_ids = None
     if filters.top_p_of_all:
-        normaliser = 1.0 / torch.softmax(scores / temperature, -1).amax(-1).double()
-    token_ids = None
+        scores = scores / temperature
+        normaliser = 1.0 / torch.softmax(scores, -1).amax(-1, keepdim=True).double()
     if num_candidates < scores.shape[-1]:
-        token_ids = largest(scores, num_candidates).sort(-1).values
+        token_ids = largest(scores, num_candidates)
         scores = scores.gather(-1, token_ids)
-    scaled = scores / temperature
+    scaled = scores if filters.top_p_of_all else scores / temperature
     ordered = descending(scaled)
     cut = cut_prefix(ordered, filters, normaliser)
     kept = keep_prefix(scaled, cut)
@@ -72,7 +72,7 @@ def typical_candidates(
     surprise = (entropy + log_probabilities).abs()
     token_ids = None
     if num_candidates < scores.shape[-1]:
-        token_ids = largest(-surprise, num_candidates).sort(-1).values
+        token_ids = largest(-surprise, num_candidates)
         surprise = surprise.gather(-1, token_ids)
         probabilities = probabilities.gather(-1, token_ids)
         log_probabilities = log_probabilities.gather(-1, token_ids)

@@ -24,8 +24,18 @@ class TopLogprobs:
     """Alternatives to the tokens of some rows."""
 
     top: Top
-    token_ids: Tensor  # [num_top_rows, top.count]
+    token_ids: Tensor  # [num_top_rows, most that any of them wants]
     logprobs: Tensor  # the same
+
+
+def best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
+    """Alternatives among these log-probabilities [num_top_rows, width], see `top_logprobs`."""
+    return TopLogprobs(top, *top_logprobs(logprobs, top.max_count))
+
+
+def take(rows: Tensor, which: Tensor | None) -> Tensor:
+    """The rows named, or all of them, which then are not copied."""
+    return rows if which is None else rows[which]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,9 +50,7 @@ class Choice:
 
 def choose(group: Group, scores: Tensor, uniforms: Tensor) -> Choice:
     """scores: [num_rows, width] of the whole step, not changed; uniforms: [num_rows] float64."""
-    if group.rows is not None:
-        scores = scores[group.rows]
-        uniforms = uniforms[group.rows]
+    scores, uniforms = take(scores, group.rows), take(uniforms, group.rows)
     if group.kind is Kind.GREEDY:
         return _choose_best(scores, group.top)
     if group.kind is Kind.PLAIN:
@@ -71,7 +79,7 @@ def _draw_from_all(scaled: Tensor, uniforms: Tensor, top: Top | None) -> Choice:
 def _of_whole_rows(scores: Tensor, shares: Tensor, tokens: Tensor, top: Top | None) -> Choice:
     logprobs = shares.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double().log()
     short = torch.zeros_like(tokens, dtype=torch.bool)
-    tops = None if top is None else _best_of(torch.log_softmax(scores[top.rows], -1), top)
+    tops = None if top is None else best_of(torch.log_softmax(take(scores, top.rows), -1), top)
     return Choice(tokens, logprobs, short, tops)
 
 
@@ -86,18 +94,15 @@ def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None)
     logprobs = found.log_weights.gather(-1, places) - log_total
     tops = None
     if top is not None:
-        tops = _best_of(_spread(found, log_total, width, top.rows), top)
+        tops = best_of(_spread(found, log_total, width, top.rows), top)
     return Choice(tokens.squeeze(-1), logprobs.squeeze(-1), found.short, tops)
 
 
-def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor) -> Tensor:
+def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor | None) -> Tensor:
     """Log-probabilities of all tokens, -inf where dropped, of some rows: [num_rows, width]."""
-    logprobs = (found.log_weights - log_total).float().masked_fill(~found.kept, -torch.inf)[rows]
+    logprobs = (found.log_weights - log_total).float().masked_fill_(~found.kept, -torch.inf)
+    logprobs = take(logprobs, rows)
     if found.token_ids is None:
         return logprobs
-    whole = torch.full((len(rows), width), -torch.inf, device=logprobs.device)
-    return whole.scatter_(-1, found.token_ids[rows], logprobs)
-
-
-def _best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
-    return TopLogprobs(top, *top_logprobs(logprobs, top.count))
+    whole = torch.full((len(logprobs), width), -torch.inf, device=logprobs.device)
+    return whole.scatter_(-1, take(found.token_ids, rows), logprobs)

@@ -34,16 +34,24 @@ def draw(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     uniforms: [n] float64 in [0, 1)
     A row of NaN, or without any mass, gives a meaningless index, within the row.
     """
+    if masses.shape[-1] == CHUNK_LEN:
+        cumulative = masses.cumsum(-1, dtype=torch.float64)
+        totals = cumulative[:, -1:]
+        return _first_above(cumulative, _target(uniforms, totals)).squeeze(-1), totals.squeeze(-1)
     chunks = in_chunks(masses)
     cumulative = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # [n, num_chunks]
-    totals = cumulative[:, -1]
-    # The product may round up to the total itself.
-    target = torch.minimum((uniforms * totals).floor(), totals - 1.0).unsqueeze(-1)  # [n, 1]
+    totals = cumulative[:, -1:]
+    target = _target(uniforms, totals)
     chunk = _first_above(cumulative, target)
-    before = cumulative.gather(1, (chunk - 1).clamp(min=0)).masked_fill(chunk == 0, 0.0)
+    before = cumulative.gather(1, (chunk - 1).clamp_(min=0)).masked_fill_(chunk == 0, 0.0)
     inner = chunk_at(chunks, chunk).squeeze(1).cumsum(-1, dtype=torch.float64)
     within = _first_above(inner, target - before)
-    return (chunk * CHUNK_LEN + within).squeeze(-1), totals
+    return (chunk * CHUNK_LEN + within).squeeze(-1), totals.squeeze(-1)
+
+
+def _target(uniforms: Tensor, totals: Tensor) -> Tensor:
+    """[n, 1], at least one below the total: the product alone may round up to it."""
+    return torch.minimum((uniforms.unsqueeze(-1) * totals).floor_(), totals - 1.0)
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:

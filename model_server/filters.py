@@ -14,6 +14,8 @@ bit, for any number of candidates.
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,7 +30,8 @@ class Filters:
     """The filters of a group of rows. None: no row of the group has it."""
 
     top_k: Tensor | None = None  # [n] int64; 0: off
-    top_p: Tensor | None = None  # [n] float64; 1: off
+    # [n] float64, from `nucleus_share`; 1: off
+    nucleus: Tensor | None = None
     # A row has top-p and no top-k: its shares are those of the whole vocabulary.
     top_p_of_all: bool = False
     min_p: Tensor | None = None  # [n] float32; 0: off
@@ -45,11 +48,23 @@ class Cut:
     reach: Tensor
 
 
+def nucleus_share(top_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The mass that those above a token must have for top-p to drop it, of a total of 1.
+
+    TopPLogitsWarper drops a token if it and those below sum to no more than 1 - top_p, rounding
+    both to float32. That sum rounds to the bound or less as long as it lies below the middle
+    between the bound and the next float: so a sum that should meet the bound exactly does.
+    """
+    bound = (1.0 - top_p).astype(np.float32)
+    above = np.nextafter(bound, np.float32(np.inf))
+    return 1.0 - (bound.astype(np.float64) + above.astype(np.float64)) / 2.0
+
+
 def cut_prefix(ordered: Tensor, filters: Filters, normaliser: Tensor | None) -> Cut:
     """The cut of top-k, top-p and min-p, in this order.
 
     ordered:    [n, width] the row's largest scores after temperature, in falling order
-    normaliser: [n] float64, sum of exp(score - largest score) over the vocabulary; needed when a
+    normaliser: [n, 1] float64, sum of exp(score - largest score) over the vocabulary; needed when a
                 row has top-p and no top-k, so that nothing is cut before top-p
 
     Tokens equal to the k-th stay, as in TopKLogitsWarper.
@@ -58,51 +73,53 @@ def cut_prefix(ordered: Tensor, filters: Filters, normaliser: Tensor | None) -> 
     if filters.top_k is not None:
         kth = _cut_top_k(ordered, filters.top_k.unsqueeze(-1))
     score = kth
-    if filters.top_p is not None:
-        score, num_tied = _cut_top_p(ordered, kth, filters, normaliser)
-    if filters.min_p is not None:
-        score, num_tied = _cut_min_p(ordered, score, num_tied, filters.min_p.unsqueeze(-1))
+    if filters.nucleus is not None or filters.min_p is not None:
+        weights = (ordered - ordered[:, :1]).exp_()
+        if filters.nucleus is not None:
+            score, num_tied = _cut_top_p(ordered, weights, kth, filters, normaliser)
+        if filters.min_p is not None:
+            min_p = filters.min_p.unsqueeze(-1)
+            score, num_tied = _cut_min_p(ordered, weights, score, num_tied, min_p)
     return Cut(score, num_tied, reach=torch.where(kth > -torch.inf, kth, score))
 
 
 def _cut_top_k(ordered: Tensor, top_k: Tensor) -> Tensor:
     """The score of the k-th token; -inf where top-k is off or asks for more than there are."""
-    kth = ordered.gather(-1, (top_k - 1).clamp(min=0, max=ordered.shape[-1] - 1))
-    return kth.masked_fill(top_k == 0, -torch.inf)
+    kth = ordered.gather(-1, (top_k - 1).clamp_(min=0, max=ordered.shape[-1] - 1))
+    return kth.masked_fill_(top_k == 0, -torch.inf)
 
 
 def _cut_top_p(
-    ordered: Tensor, kth: Tensor, filters: Filters, normaliser: Tensor | None
+    ordered: Tensor, weights: Tensor, kth: Tensor, filters: Filters, normaliser: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """A token stays unless it and those below have no more than 1 - top_p together.
+    """A token stays while those above it have less than the nucleus's share of the total.
 
-    TopPLogitsWarper compares in float32, and so does this: a sum that should meet the bound then
-    does. Of equal tokens at the end it drops some; which ones is left to its sort, here the first.
+    Of equal tokens at the end some go; TopPLogitsWarper leaves to its sort which, here the first.
     """
-    assert filters.top_p is not None
-    top_p = filters.top_p.unsqueeze(-1)
-    staying = ordered >= kth
-    weights = (ordered - ordered[:, :1]).exp().double() * staying
-    cumulative = weights.cumsum(-1)
+    assert filters.nucleus is not None
+    nucleus = filters.nucleus.unsqueeze(-1)
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    num_staying = torch.full_like(kth, ordered.shape[-1], dtype=torch.int64)
     total = cumulative[:, -1:]
+    if filters.top_k is not None:
+        num_staying = (ordered >= kth).sum(-1, keepdim=True).clamp_(min=1)
+        total = cumulative.gather(-1, num_staying - 1)
     if normaliser is not None:
-        whole = normaliser.unsqueeze(-1)
         has_top_k = None if filters.top_k is None else filters.top_k.unsqueeze(-1) > 0
-        total = whole if has_top_k is None else torch.where(has_top_k, total, whole)
-    from_here_down = 1.0 - (cumulative - weights) / total
-    dropped = from_here_down.float() <= (1.0 - top_p).float()
-    num_kept = (staying & ~dropped).sum(-1, keepdim=True).clamp(min=1)
+        total = normaliser if has_top_k is None else torch.where(has_top_k, total, normaliser)
+    num_kept = torch.searchsorted(cumulative, total * nucleus) + 1
+    num_kept = torch.minimum(num_kept, num_staying)
     last = ordered.gather(-1, num_kept - 1)
     num_tied = num_kept - (ordered > last).sum(-1, keepdim=True)
-    off = top_p >= 1.0
-    return torch.where(off, kth, last), num_tied.masked_fill(off, _ALL_TIED)
+    off = nucleus >= 1.0
+    return torch.where(off, kth, last), num_tied.masked_fill_(off, _ALL_TIED)
 
 
 def _cut_min_p(
-    ordered: Tensor, score: Tensor, num_tied: Tensor | None, min_p: Tensor
+    ordered: Tensor, weights: Tensor, score: Tensor, num_tied: Tensor | None, min_p: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Tokens of at least min_p times the largest probability stay."""
-    num_kept = ((ordered - ordered[:, :1]).exp() >= min_p).sum(-1, keepdim=True).clamp(min=1)
+    num_kept = (weights >= min_p).sum(-1, keepdim=True).clamp_(min=1)
     last = ordered.gather(-1, num_kept - 1)
     higher = (min_p > 0.0) & (last > score)
     if num_tied is not None:
@@ -111,12 +128,15 @@ def _cut_min_p(
 
 
 def keep_prefix(scores: Tensor, cut: Cut) -> Tensor:
-    """Which tokens the cut leaves, [n, width] bool. scores: likewise, in order of token id."""
-    kept = (scores >= cut.score) & (scores > -torch.inf)
+    """Which tokens the cut leaves, [n, width] bool. scores: likewise, in order of token id.
+
+    A cut of -inf leaves those of -inf too; their weight is 0 all the same.
+    """
+    kept = scores >= cut.score
     if cut.num_tied is not None:
         tied = scores == cut.score
-        place = tied.cumsum(-1)
-        kept &= ~tied | (place > place[:, -1:] - cut.num_tied)
+        place = tied.cumsum(-1, dtype=torch.int32)
+        kept &= ~tied.logical_and_(place <= place[:, -1:] - cut.num_tied)
     return kept
 
 
@@ -126,6 +146,7 @@ def keep_typical(kept: Tensor, log_weights: Tensor, typical_p: Tensor) -> Tensor
     log_weights: [n, width], log-probabilities up to a constant of the row
     typical_p:   [n] float64
     """
+    kept = kept & (log_weights > -torch.inf)
     weights = log_weights.double().exp() * kept
     total = weights.cumsum(-1)[:, -1:]
     probabilities = weights / total

@@ -38,15 +38,16 @@ def first_argmax(scores: Tensor) -> Tensor:
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Indices of `count` largest elements of each row, in no order: [n, count].
+    """Indices of `count` largest elements of each row, in rising order: [n, count].
 
     Of equal elements at the boundary any may be taken. NaN counts as largest.
     """
     if scores.device.type == "cpu" and count > _MAX_TOPK:
-        width = scores.shape[-1]
-        order = np.argpartition(scores.numpy(), width - count, axis=-1)
-        return torch.from_numpy(order[:, width - count :])
-    return scores.topk(count, sorted=False).indices
+        boundary = scores.shape[-1] - count
+        return torch.from_numpy(
+            np.sort(np.argpartition(scores.numpy(), boundary, axis=-1)[:, boundary:], axis=-1)
+        )
+    return scores.topk(count, sorted=False).indices.sort(-1).values
 
 
 def descending(values: Tensor) -> Tensor:

@@ -137,10 +137,15 @@ class Sampler:
 
     def _run(self, plan: Plan, logits: Tensor, bitmask: Tensor | None) -> Outcome:
         scores = self._scores(plan, logits, bitmask)
-        draws = torch.from_numpy(self._rows.uniforms(plan.rows)).to(self._device)
-        choices = [choose(group, scores, draws) for group in plan.groups]
-        num_top_tokens = self._rows.table["num_top_tokens"][plan.rows].tolist()
-        return gather_outcome(plan, num_top_tokens, choices, logits)
+        uniforms = self._uniforms(plan)
+        choices = [choose(group, scores, uniforms) for group in plan.groups]
+        return gather_outcome(plan, choices, logits)
+
+    def _uniforms(self, plan: Plan) -> Tensor:
+        """The draws of the step's rows, [num_rows] float64."""
+        if not plan.is_drawn:
+            return torch.zeros(len(plan.rows), dtype=torch.float64, device=self._device)
+        return torch.from_numpy(self._rows.uniforms(plan.rows)).to(self._device)
 
     def _scores(self, plan: Plan, logits: Tensor, bitmask: Tensor | None) -> Tensor:
         """The logits after everything that comes before the filters, [num_rows, width] float32."""

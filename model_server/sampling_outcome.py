@@ -8,16 +8,17 @@ Every number travels as float64, which holds token ids and float32 exactly.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.choosing import Choice, TopLogprobs
-from model_server.logprobs import pad_rows, top_logprobs
+from model_server.choosing import Choice, TopLogprobs, best_of, take
+from model_server.logprobs import pad_rows
 from model_server.request import TopToken
-from model_server.sampling_plan import Plan, RawRows
+from model_server.sampling_plan import Plan, RawRows, Top
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,13 +42,8 @@ class Outcome:
         self.tops |= {int(rows[row]): tokens for row, tokens in other.tops.items()}
 
 
-def gather_outcome(
-    plan: Plan, num_top_tokens: Sequence[int], choices: Sequence[Choice], logits: Tensor
-) -> Outcome:
-    """The step's results in the order of its rows. The device is waited for here, and only here.
-
-    num_top_tokens: how many alternatives each row of the step wants.
-    """
+def gather_outcome(plan: Plan, choices: Sequence[Choice], logits: Tensor) -> Outcome:
+    """The step's results in the order of its rows. The device is waited for here, and only here."""
     tokens = _merge(plan, [choice.tokens for choice in choices])
     parts = [
         tokens.double(),
@@ -61,8 +57,9 @@ def gather_outcome(
         tops += raw_tops
     for found in tops:
         parts += [found.token_ids.flatten().double(), found.logprobs.flatten().double()]
-    lengths = [len(part) for part in parts]
-    values = np.split(torch.cat(parts).cpu().numpy(), np.cumsum(lengths[:-1]))
+    bounds = pairwise(accumulate((len(part) for part in parts), initial=0))
+    vector = torch.cat(parts).cpu().numpy()
+    values = [vector[start:stop] for start, stop in bounds]
     outcome = Outcome(
         tokens=values[0].astype(np.int64),
         logprobs=values[1],
@@ -76,7 +73,7 @@ def gather_outcome(
     for index, found in enumerate(tops):
         shape = found.token_ids.shape
         ids, logprobs = rest[2 * index].reshape(shape), rest[2 * index + 1].reshape(shape)
-        _unpack(outcome, found, num_top_tokens, ids, logprobs)
+        _unpack(outcome, found.top, ids, logprobs)
     return outcome
 
 
@@ -87,26 +84,14 @@ def _merge(plan: Plan, columns: Sequence[Tensor]) -> Tensor:
 
 def _score_raw(raw: RawRows, logits: Tensor, tokens: Tensor) -> tuple[Tensor, list[TopLogprobs]]:
     """The model's own log-probabilities of the chosen tokens, and of the most likely ones."""
-    scored = torch.log_softmax(logits[raw.rows], -1, dtype=torch.float32)
-    chosen = scored.gather(-1, tokens[raw.rows].unsqueeze(-1)).squeeze(-1)
+    scored = torch.log_softmax(take(logits, raw.rows), -1, dtype=torch.float32)
+    chosen = scored.gather(-1, take(tokens, raw.rows).unsqueeze(-1)).squeeze(-1)
     if raw.top is None:
         return chosen, []
-    best = top_logprobs(pad_rows(scored[raw.top.rows]), raw.top.count)
-    return chosen, [TopLogprobs(raw.top, *best)]
+    return chosen, [best_of(pad_rows(take(scored, raw.top.rows)), raw.top)]
 
 
-def _unpack(
-    outcome: Outcome,
-    found: TopLogprobs,
-    num_top_tokens: Sequence[int],
-    token_ids: Floats,
-    logprobs: Floats,
-) -> None:
-    for place, ids, values in zip(
-        found.top.places.tolist(),
-        token_ids.astype(np.int64).tolist(),
-        logprobs.tolist(),
-        strict=True,
-    ):
-        count = num_top_tokens[place]
+def _unpack(outcome: Outcome, top: Top, token_ids: Floats, logprobs: Floats) -> None:
+    columns = (top.places.tolist(), top.counts, token_ids.astype(np.int64).tolist())
+    for place, count, ids, values in zip(*columns, logprobs.tolist(), strict=True):
         outcome.tops[place] = tuple(map(TopToken, ids[:count], values[:count]))

@@ -28,7 +28,7 @@ Mask = npt.NDArray[np.bool_]
 # much larger is searched as a whole, and so is a row whose top-k would not fit.
 NARROW = 64
 WIDE = 1024
-_MAX_NARROW_TOP_K = 48
+_MAX_NARROW_TOP_K = 56
 _MAX_WIDE_TOP_K = 896
 
 
@@ -43,11 +43,16 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Top:
-    """Rows that want alternatives to their token, and how many the most demanding one wants."""
+    """Rows that want alternatives to their token, and how many each of them wants."""
 
     places: Rows  # in the step
-    rows: Tensor  # [num_top_rows] in the tensor that they are taken from
-    count: int
+    rows: Tensor | None  # [num_top_rows] of the group; None: all of it
+    counts: tuple[int, ...]
+
+    @property
+    def max_count(self) -> int:
+        """As many are computed for every row."""
+        return max(self.counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +65,7 @@ class Group:
     temperature: Tensor  # [n, 1] float32
     filters: Filters
     num_candidates: int
-    top: Top | None  # of warped log-probabilities; its rows count within the group
+    top: Top | None  # of warped log-probabilities
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,8 +95,8 @@ class RawRows:
     """Rows whose reported log-probabilities are the model's own and differ from the warped ones."""
 
     places: Rows
-    rows: Tensor
-    top: Top | None  # its rows count within these
+    rows: Tensor | None  # the same, on the device; None: all rows of the step
+    top: Top | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +110,11 @@ class Plan:
     groups: tuple[Group, ...]
     order: Tensor | None  # [num_rows]: row i of the step is element order[i] of the merged groups
     raw: RawRows | None
+
+    @property
+    def is_drawn(self) -> bool:
+        """Some row needs a random number."""
+        return any(group.kind is not Kind.GREEDY for group in self.groups)
 
 
 class Planner:
@@ -177,7 +187,7 @@ class Planner:
             has_top_p, has_top_k = members["top_p"] < 1.0, members["top_k"] > 0
             filters = Filters(
                 top_k=self._column(members, "top_k", has_top_k),
-                top_p=self._column(members, "top_p", has_top_p),
+                nucleus=self._column(members, "nucleus", has_top_p),
                 top_p_of_all=bool((has_top_p & ~has_top_k).any()),
                 min_p=self._column(members, "min_p", members["min_p"] > 0.0),
                 typical_p=self._column(members, "typical_p", members["typical_p"] < 1.0),
@@ -185,7 +195,7 @@ class Planner:
         return Group(
             kind=kind,
             places=places,
-            rows=None if len(places) == len(table) else self._to_device(places),
+            rows=self._unless_all(places, len(table)),
             temperature=self._to_device(members["temperature"]).unsqueeze(-1),
             filters=filters,
             num_candidates=num_candidates,
@@ -196,15 +206,15 @@ class Planner:
         within = np.flatnonzero((members["num_top_tokens"] > 0) & wanted)
         if len(within) == 0:
             return None
-        count = int(members["num_top_tokens"][within].max())
-        return Top(places[within], self._to_device(within), count)
+        counts = tuple(members["num_top_tokens"][within].tolist())
+        return Top(places[within], self._unless_all(within, len(members)), counts)
 
     def _raw(self, table: npt.NDArray[np.void], places: Rows) -> RawRows | None:
         if len(places) == 0:
             return None
         members = table[places]
         top = self._top(places, members, np.ones(len(places), dtype=np.bool_))
-        return RawRows(places, self._to_device(places), top)
+        return RawRows(places, self._unless_all(places, len(table)), top)
 
     def _bias(self, rows: Rows, places: Rows) -> Bias | None:
         additions = [
@@ -250,6 +260,9 @@ class Planner:
 
     def _column(self, table: npt.NDArray[np.void], name: str, has: Mask) -> Tensor | None:
         return self._to_device(table[name]) if has.any() else None
+
+    def _unless_all(self, rows: Rows, num_rows: int) -> Tensor | None:
+        return None if len(rows) == num_rows else self._to_device(rows)
 
     def _to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)

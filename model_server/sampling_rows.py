@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_server.errors import InvalidStep
+from model_server.filters import nucleus_share
 from model_server.philox import uniforms
 from model_server.request import LogprobParams, SamplingParams, StopParams
 
@@ -26,6 +27,7 @@ ROW = np.dtype(
         ("temperature", np.float32),
         ("top_k", np.int64),  # 0: off
         ("top_p", np.float64),  # 1: off
+        ("nucleus", np.float64),  # of top_p, see filters.nucleus_share
         ("typical_p", np.float64),  # 1: off
         ("min_p", np.float32),  # 0: off
         ("repetition", np.float32),
@@ -149,6 +151,7 @@ class SamplingRows:
         entry["temperature"] = max(sampling.temperature, 1e-30)
         entry["top_k"] = top_k if top_k < self._vocab_size else 0
         entry["top_p"] = 1.0 if sampling.top_p is None else sampling.top_p
+        entry["nucleus"] = nucleus_share(entry["top_p"])
         entry["typical_p"] = 1.0 if sampling.typical_p is None else sampling.typical_p
         entry["min_p"] = sampling.min_p or 0.0
         entry["repetition"] = sampling.repetition_penalty
