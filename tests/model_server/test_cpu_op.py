@@ -152,6 +152,18 @@ def test_what_a_freed_block_holds_is_never_seen(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_key_outside_the_window_weighs_nothing_however_large_its_value(
+    dtype: torch.dtype,
+) -> None:
+    options = LayerOptions(0.125, window_len=20)
+    s, huge = (stream(HEADS, 100, dtype, 1) for _ in range(2))
+    huge.value[:70] = 3e38
+    player = Player(backend(), HEADS, options, dtype)
+    expected = player.play([s], whole([s]))[0]
+    assert torch.equal(player.play([huge], whole([huge]))[0][89:], expected[89:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_broken_sequence_fails_alone(dtype: torch.dtype) -> None:
     broken, sound = stream(HEADS, 40, dtype, 0), stream(HEADS, 40, dtype, 1)
     broken.query[20:].fill_(float("nan"))

@@ -41,14 +41,25 @@ def test_a_changed_header_is_another_library(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.so"))) == 2
 
 
+def wrap_compiler(path: Path, arguments: str) -> str:
+    path.write_text(f'#!/bin/sh\nexec g++ {arguments} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 @needs_compiler
 def test_another_compiler_is_another_library(tmp_path: Path) -> None:
     source, folder = write_source(tmp_path, 7), tmp_path / "cache"
-    wrapper = tmp_path / "wrapped-g++"
-    wrapper.write_text('#!/bin/sh\nexec g++ "$@"\n')
-    wrapper.chmod(0o755)
     load_native(source, folder)
-    load_native(source, folder, (str(wrapper),))
+    load_native(source, folder, (wrap_compiler(tmp_path / "wrapped", ""),))
+    assert len(list(folder.glob("*.so"))) == 2
+
+
+@needs_compiler
+def test_a_compiler_that_now_means_another_cpu_is_another_library(tmp_path: Path) -> None:
+    source, folder = write_source(tmp_path, 7), tmp_path / "cache"
+    load_native(source, folder, (wrap_compiler(tmp_path / "wrapped", ""),))
+    load_native(source, folder, (wrap_compiler(tmp_path / "wrapped", "-D__NEWER_CPU__"),))
     assert len(list(folder.glob("*.so"))) == 2
 
 
