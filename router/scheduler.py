@@ -1,4 +1,4 @@
-"""Who computes what in the next step: waiting and running requests, token and block budgets.
+"""The books of all requests: what the next step does, and what became of the last one.
 
 Pure books: no async, no clock but the one passed in, no I/O, no text. Only the batcher calls it.
 
@@ -32,7 +32,7 @@ class SchedulerLimits:
 
     `max_step_tokens` of prompts and decodes together, for at most `max_batch_size` requests;
     `max_steps_in_flight` steps may be unanswered; `max_passes` younger requests may be admitted
-    before one that does not fit yet. All at least 1, `max_passes` at least 0, else ValueError.
+    before one that does not fit yet. Each is at least 1, `max_passes` at least 0; else ValueError.
     """
 
     max_step_tokens: int

@@ -1,3 +1,5 @@
+"""The scheduler with its queue, its planner and its running batch, one situation at a time."""
+
 import pytest
 
 from router.allocator import Allocator
