@@ -1,15 +1,19 @@
-"""Date questions, free or with options; the options are walked through one by one.
+"""Date questions, free or with options; the options are walked through digit by digit.
 
-The walk is what makes the options learnable: a small model that has computed the date still fails
-to look its letter up in one step, but it can say of each option in turn whether it is the date.
+The walk is what makes the options learnable. A small model that has computed a date can neither
+look its letter up in one step nor compare eight digits at once; it can write an option down up to
+the first digit that differs:
+
+    The date is 09/09/1970. (A) 1 no. (B) 09/08 no. (C) 09/09/1970 yes. So the answer is (C).
 """
 
 from calendar import month_name, monthrange
 from dataclasses import dataclass
 from datetime import date, timedelta
+from os.path import commonprefix
 from random import Random
 
-from models.training.document import Example, Split, answer
+from models.training.document import Document, Example, Split, answer, prose
 from models.training.holdout import belongs
 
 FIRST_DAY, NUM_DAYS = date(1950, 1, 1), 90 * 365
@@ -85,12 +89,13 @@ def _options(rng: Random, right: date, today: date) -> list[str]:
 
 
 def walk(options: list[str], right: str) -> str:
-    """`(A) 10/09/1970 no. (B) 09/09/1970 yes. So the answer is (B).`"""
+    """`(A) 1 no. (B) 09/09/1970 yes. So the answer is (B).`"""
     steps = []
     for letter, option in zip("ABCDEF", options, strict=False):
-        steps.append(f"({letter}) {option} {'yes' if option == right else 'no'}.")
         if option == right:
-            return f"{' '.join(steps)} So the answer is ({letter})."
+            return f"{' '.join([*steps, f'({letter}) {option} yes.'])} So the answer is ({letter})."
+        num_equal = len(commonprefix([option, right]))
+        steps.append(f"({letter}) {option[: num_equal + 1]} no.")
     raise ValueError(f"{right} is none of {options}")
 
 
@@ -115,9 +120,13 @@ def _draw_working(rng: Random, split: Split) -> tuple[str, str, date, date]:
     right = shift.apply(today)
     worked = f"Today is {show(today)}."
     if shift.days or shift.months:
-        verb = "was" if right < today else "is"
-        worked += f" {shift.said} {verb} {show(right)}."
+        worked += f" {_say(shift, today)}"
     return question, worked, today, right
+
+
+def _say(shift: Shift, today: date) -> str:
+    right = shift.apply(today)
+    return f"{shift.said} {'was' if right < today else 'is'} {show(right)}."
 
 
 def draw_direct(rng: Random, split: Split) -> Example:
@@ -140,6 +149,22 @@ def draw_lookup(rng: Random, split: Split) -> Example:
     question = f"Which option is {_words(rng, right)}?"
     worked = f"The date is {show(right)}."
     return _ask_options(question, worked, _options(rng, right, right), show(right))
+
+
+def draw_drill(rng: Random, split: Split) -> Document:
+    """Practice for the calendar alone: one day and all that lies around it."""
+    while True:
+        today = FIRST_DAY + timedelta(days=rng.randrange(NUM_DAYS))
+        [(anchor, offset)] = rng.choices(_ANCHORS, (1, 0, 0, 2, 2, 2, 4))
+        shifts = [s for s in _SHIFTS[:-1] if belongs(split, "date", today, s.said, anchor)]
+        if shifts and belongs(split, "date", today, "drill", anchor):
+            break
+    told = today - timedelta(days=offset.days)
+    rng.shuffle(shifts)
+    around = [_say(shift, today) for shift in shifts]
+    return prose(
+        " ".join([anchor.format(day=_words(rng, told)), f"Today is {show(today)}.", *around])
+    )
 
 
 def draw(rng: Random, split: Split) -> Example:

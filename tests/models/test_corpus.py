@@ -172,6 +172,17 @@ def test_dates_are_shifted_as_the_calendar_says() -> None:
             assert _is_shifted(example.answer_text, shown[0], shown[1]), example.answer_text
 
 
+def test_a_drill_shifts_one_day_as_the_calendar_says() -> None:
+    rng = Random(8)
+    for _ in range(100):
+        text = text_of(dates.draw_drill(rng, "train"))
+        _, _, around = text.rpartition("Today is ")
+        first, *sentences = around.removesuffix("<|end|>").split(". ")
+        for sentence in sentences:
+            end = _parse(sentence.rstrip(".")[-10:])
+            assert _is_shifted(f" {sentence}", _parse(first), end), text
+
+
 def test_the_walk_says_yes_to_the_right_option_alone() -> None:
     for example in drawn(dates.draw_choice, "test"):
         options = dict(re.findall(r"^(\([A-F]\)) (.*)$", example.question, re.M))
@@ -179,7 +190,11 @@ def test_the_walk_says_yes_to_the_right_option_alone() -> None:
         right = re.findall(r"\d\d/\d\d/\d{4}", before)[-1]
         verdicts = re.findall(r"(\([A-F]\)) (\S+) (yes|no)\.", example.answer_text)
         assert options[example.target] == right
-        assert [(k, o) for k, o, _ in verdicts] == list(options.items())[: len(verdicts)]
+        assert [letter for letter, *_ in verdicts] == list(options)[: len(verdicts)]
+        for letter, shown, verdict in verdicts:
+            assert options[letter].startswith(shown)
+            assert right.startswith(shown) == (verdict == "yes")
+            assert right.startswith(shown[:-1])
         assert [verdict for *_, verdict in verdicts] == ["no"] * (len(verdicts) - 1) + ["yes"]
 
 
