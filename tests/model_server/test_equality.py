@@ -1,11 +1,13 @@
 """Every architecture answers as generate() does, in float32, however it is scheduled."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import torch
 
 from model_server.distributed import World
 from model_server.model import PagedModel
@@ -36,32 +38,44 @@ def prompt(index: int, length: int) -> tuple[int, ...]:
 
 
 @cache
-def case(name: str) -> Case:
+def case(name: str, device: str) -> Case:
     """Made once for all tests of an architecture."""
-    reference = tiny_models.build(name)
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    reference = tiny_models.build(name).to(device)
     prompts = tuple(prompt(index, length) for index, length in enumerate(PROMPT_LENS))
     expected = tuple(tiny_models.greedy(reference, list(p), NUM_NEW) for p in prompts)
     with TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
-        return Case(load(Path(folder), World()), prompts, expected)
+        return Case(load(Path(folder), World(), device=device), prompts, expected)
 
 
-architectures = pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+def architectures(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with each architecture on each device."""
+    on_devices = pytest.mark.parametrize(
+        "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+    )
+    decorated: Callable[..., None] = on_devices(
+        pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)(test)
+    )
+    return decorated
 
 
 @architectures
-def test_generate_says_something_that_a_fault_would_change(name: str) -> None:
+def test_generate_says_something_that_a_fault_would_change(name: str, device: str) -> None:
     """A model that repeats itself, or ignores its prompt, would make the other tests blind."""
-    expected = case(name).expected
+    expected = case(name, device).expected
     assert all(len(tokens) == NUM_NEW for tokens in expected)
     assert len({tuple(tokens) for tokens in expected}) == len(expected)
     assert sum(len(set(tokens)) for tokens in expected) >= 2 * NUM_NEW
 
 
 @architectures
-def test_alone(name: str) -> None:
-    for prompt_ids, expected in zip(case(name).prompts, case(name).expected, strict=True):
-        driver = case(name).driver()
+def test_alone(name: str, device: str) -> None:
+    for prompt_ids, expected in zip(
+        case(name, device).prompts, case(name, device).expected, strict=True
+    ):
+        driver = case(name, device).driver()
         driver.add(1, prompt_ids, NUM_NEW)
         driver.run()
         assert driver.outputs[1] == expected
@@ -69,19 +83,19 @@ def test_alone(name: str) -> None:
 
 @architectures
 @pytest.mark.parametrize("step_tokens", [7, 64])
-def test_in_mixed_batches_and_chunks(name: str, step_tokens: int) -> None:
-    driver = case(name).driver()
-    for index, prompt_ids in enumerate(case(name).prompts):
+def test_in_mixed_batches_and_chunks(name: str, device: str, step_tokens: int) -> None:
+    driver = case(name, device).driver()
+    for index, prompt_ids in enumerate(case(name, device).prompts):
         driver.add(index, prompt_ids, NUM_NEW)
     driver.run(step_tokens)
-    assert tuple(driver.outputs.values()) == case(name).expected
+    assert tuple(driver.outputs.values()) == case(name, device).expected
 
 
 @architectures
-def test_on_a_prefix_that_another_request_computed(name: str) -> None:
+def test_on_a_prefix_that_another_request_computed(name: str, device: str) -> None:
     """Two full blocks are shared; the first request still decodes when the second comes."""
-    driver = case(name).driver()
-    prompt_ids = case(name).prompts[1]
+    driver = case(name, device).driver()
+    prompt_ids = case(name, device).prompts[1]
     first = driver.add(1, prompt_ids, NUM_NEW)
     driver.step()
     cached_len = len(prompt_ids) // driver.block_size * driver.block_size
@@ -89,14 +103,14 @@ def test_on_a_prefix_that_another_request_computed(name: str) -> None:
     assert num_shared == 2
     driver.add(2, prompt_ids, NUM_NEW, shared=(first.block_ids[:num_shared], cached_len))
     driver.run()
-    assert driver.outputs[1] == driver.outputs[2] == case(name).expected[1]
+    assert driver.outputs[1] == driver.outputs[2] == case(name, device).expected[1]
 
 
 @architectures
-def test_after_preemption(name: str) -> None:
+def test_after_preemption(name: str, device: str) -> None:
     """Taken off the shard in the middle of its answer, then computed anew in chunks."""
-    driver = case(name).driver()
-    for index, prompt_ids in enumerate(case(name).prompts):
+    driver = case(name, device).driver()
+    for index, prompt_ids in enumerate(case(name, device).prompts):
         driver.add(index, prompt_ids, NUM_NEW)
     for _ in range(10):
         driver.step(16)
@@ -104,4 +118,4 @@ def test_after_preemption(name: str) -> None:
         driver.preempt(index)
     assert 0 < len(driver.outputs[3]) < NUM_NEW
     driver.run(16)
-    assert tuple(driver.outputs.values()) == case(name).expected
+    assert tuple(driver.outputs.values()) == case(name, device).expected

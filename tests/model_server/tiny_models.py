@@ -121,8 +121,8 @@ def save(name: str, folder: Path, *, seed: int = 0) -> Path:
 def greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
     """What generate() answers to a prompt."""
     output = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        torch.tensor([prompt], device=model.device),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=model.device),
         max_new_tokens=num_tokens,
         do_sample=False,
         pad_token_id=0,
