@@ -2,9 +2,10 @@
 
     python -m bench.compare --model /path/to/model --peer transformers --concurrency 8 --rounds 3
 
-Both servers stay up all the time and only one of them works at a moment: A B A B ... A machine
-whose speed drifts then slows both alike, so the ratio of each pair holds where single figures do
-not. `--peer-url` compares with a server that runs already.
+The peer lives in an environment of its own (`pip install "transformers[serving]" accelerate` and our
+torch), whose bin folder is `--peer-bin`. Both servers stay up all the time and only one of them
+works at a moment: A B A B ... A machine whose speed drifts then slows both alike, so the ratio of
+each pair holds where single figures do not. `--peer-url` compares with a server that runs already.
 """
 
 import argparse
@@ -49,14 +50,14 @@ def tandem(model: Path, port: int, flags: Sequence[str]) -> Server:
     return Server("tandem", command, f"{url}/health", Target(url, "openai", str(model)))
 
 
-def transformers_serve(model: Path, port: int) -> Server:
+def transformers_serve(model: Path, port: int, peer_bin: Path) -> Server:
     """`transformers serve` with continuous batching, as its documentation says.
 
     Without a number of blocks it would take most of the free memory for its KV cache.
     """
     url = f"http://127.0.0.1:{port}"
     command = (
-        str(Path(sys.executable).with_name("transformers")),
+        str(peer_bin / "transformers"),
         *("serve", str(model), "--device", "cpu", "--dtype", "bfloat16", "--port", str(port)),
         *("--continuous-batching", "--cb-block-size", "16", "--cb-num-blocks", "1024"),
         *("--cb-max-batch-tokens", "2048"),
@@ -142,6 +143,12 @@ def main(argv: Sequence[str]) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--peer", choices=("transformers",), default="transformers")
+    parser.add_argument(
+        "--peer-bin",
+        type=Path,
+        default=Path(sys.executable).parent,
+        help="bin folder of the environment in which transformers[serving] is installed",
+    )
     parser.add_argument("--peer-url", help="a peer that runs already (OpenAI's completions)")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--requests", type=int)
@@ -151,6 +158,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, default=18300)
     parser.add_argument("--tandem-flags", default="", help="further flags of launcher serve")
     args = parser.parse_args(argv)
+    # Ended by a signal, the servers must end as well: leave by an exception, not at once.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     load = Load(
         num_requests=args.requests or 4 * args.concurrency,
         prompt_len=args.prompt_len,
@@ -159,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
     )
     prompts = random_prompts(Tokenizer.from_file(str(args.model / "tokenizer.json")), load)
     ours = tandem(args.model, args.port, shlex.split(args.tandem_flags))
-    peer = transformers_serve(args.model, args.port + 1)
+    peer = transformers_serve(args.model, args.port + 1, args.peer_bin)
     with contextlib.ExitStack() as stack:
         stack.enter_context(running(ours))
         if args.peer_url:

@@ -1,0 +1,125 @@
+"""Ten thousand short requests, a fifth of which hang up at random points: does anything stay behind?
+
+    python -m bench.soak --url http://127.0.0.1:3000 --requests 10000 --leavers 2000
+
+Run against a server of this machine that does nothing else. Prints JSON: how the requests ended, the
+KV blocks that are still taken when all is over, and the router's resident memory after a first tenth
+and at the end. Exit code 1 when a request failed, a block stayed taken or the memory grew by more
+than a tenth.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from bench.sse_client import HttpError, post_events
+
+_SETTLE_S = 30.0
+
+
+async def _request(url: str, draw: random.Random, *, leaves: bool) -> str:
+    output_len = draw.randint(1, 24)
+    body = {
+        "inputs": "Once there was " + draw.choice(("a fox", "a goat", "an old man", "a town")),
+        "parameters": {"max_new_tokens": output_len, "ignore_eos": True},
+    }
+    leave_after = draw.randint(0, output_len) if leaves else output_len + 1
+    num_events = 0
+    try:
+        async for _ in post_events(f"{url}/generate_stream", json.dumps(body).encode()):
+            num_events += 1
+            if num_events > leave_after:
+                return "left"
+    except (HttpError, OSError, asyncio.IncompleteReadError) as error:
+        return f"failed: {error}"
+    if num_events != output_len:
+        return f"failed: {num_events} events instead of {output_len}"
+    return "done"
+
+
+async def _soak(url: str, num_requests: int, num_leavers: int, concurrency: int) -> Counter[str]:
+    draw = random.Random(0)
+    leavers = [True] * num_leavers + [False] * (num_requests - num_leavers)
+    draw.shuffle(leavers)
+    waiting = iter(leavers)
+    ends: Counter[str] = Counter()
+
+    async def client() -> None:
+        for leaves in waiting:
+            ends[await _request(url, draw, leaves=leaves)] += 1
+
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    return ends
+
+
+async def _blocks_used(url: str) -> float:
+    """KV blocks held by requests, once that is zero or `_SETTLE_S` is over."""
+    async with httpx.AsyncClient(timeout=10) as client:
+        for _ in range(int(_SETTLE_S / 0.1)):
+            text = (await client.get(f"{url}/metrics")).text
+            found = re.search(r"^tandem_kv_blocks_used (\S+)$", text, re.MULTILINE)
+            if found is None:
+                raise ValueError("/metrics has no tandem_kv_blocks_used: is this Tandem?")
+            if float(found.group(1)) == 0:
+                return 0.0
+            await asyncio.sleep(0.1)
+    return float(found.group(1))
+
+
+def _router_pid(port: int) -> int:
+    for folder in Path("/proc").glob("[0-9]*"):
+        words = (folder / "cmdline").read_bytes().split(b"\0") if folder.exists() else []
+        if b"router" in words and str(port).encode() in words:
+            return int(folder.name)
+    raise ValueError(f"no router of this machine listens at port {port}")
+
+
+def _resident_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)
+
+
+async def _run(args: argparse.Namespace) -> dict[str, object]:
+    url = args.url.rstrip("/")
+    pid = _router_pid(httpx.URL(url).port or 80)
+    await _soak(url, args.requests // 10, args.leavers // 10, args.concurrency)
+    early_mib = _resident_mib(pid)
+    ends = await _soak(url, args.requests, args.leavers, args.concurrency)
+    return {
+        "num_requests": args.requests,
+        "ends": dict(ends),
+        "kv_blocks_used_at_the_end": await _blocks_used(url),
+        "router_mib_early": early_mib,
+        "router_mib_at_the_end": _resident_mib(pid),
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--url", default="http://127.0.0.1:3000")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--leavers", type=int, default=2_000)
+    parser.add_argument("--concurrency", type=int, default=64)
+    report = asyncio.run(_run(parser.parse_args(argv)))
+    sys.stdout.write(json.dumps(report) + "\n")
+    ends = report["ends"]
+    assert isinstance(ends, dict)
+    grew = float(str(report["router_mib_at_the_end"])) > 1.1 * float(
+        str(report["router_mib_early"])
+    )
+    failed = any(end.startswith("failed") for end in ends)
+    return 1 if failed or grew or report["kv_blocks_used_at_the_end"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
