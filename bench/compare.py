@@ -2,8 +2,8 @@
 
     python -m bench.compare --model /path/to/model --peer transformers --concurrency 8 --rounds 3
 
-The peer lives in an environment of its own (`pip install "transformers[serving]" accelerate` and our
-torch), whose bin folder is `--peer-bin`. Both servers stay up all the time and only one of them
+The peer lives in an environment of its own (`pip install "transformers[serving]" accelerate` and
+our torch), whose bin folder is `--peer-bin`. Both servers stay up all the time and only one of them
 works at a moment: A B A B ... A machine whose speed drifts then slows both alike, so the ratio of
 each pair holds where single figures do not. `--peer-url` compares with a server that runs already.
 """
