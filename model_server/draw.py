@@ -50,8 +50,8 @@ def draw(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _target(uniforms: Tensor, totals: Tensor) -> Tensor:
-    """[n, 1], at least one below the total: the product alone may round up to it."""
-    return torch.minimum((uniforms.unsqueeze(-1) * totals).floor_(), totals - 1.0)
+    """[n, 1], below the total: its product with a double below 1 never rounds up to itself."""
+    return (uniforms.unsqueeze(-1) * totals).floor_()
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class PenaltyHistory:
         self._reserve_len(int(positions.max()) + 1)
         device = self._tokens.device
         at_slot, at_position, tokens = (
-            torch.from_numpy(column).to(device, non_blocking=True)
+            torch.from_numpy(np.ascontiguousarray(column)).to(device, non_blocking=True)
             for column in (slots, positions, token_ids)
         )
         self._tokens[at_slot, at_position] = tokens

@@ -42,7 +42,8 @@ ROW = np.dtype(
         ("is_penalised", np.bool_),
         ("slot", np.int64),  # in the penalty history, if it is penalised
         ("window", np.int64),  # number of the row's window of draws
-    ]
+    ],
+    align=True,
 )
 
 Rows = npt.NDArray[np.int64]
