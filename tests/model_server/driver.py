@@ -97,9 +97,9 @@ class Driver:
         """Take a request off the shard; it comes back with its output as part of what it sends."""
         request = self.requests[request_id]
         assert self.batch_id is not None
-        held = [r.request_id for r in self.requests.values() if r.is_held and r is not request]
-        self.runner.filter(self.batch_id, held)
-        self.batch_id = self.batch_id if held else None
+        others = [other for other in self.requests if other != request_id]
+        kept = self.runner.filter(self.batch_id, others)
+        self.batch_id = self.batch_id if kept else None
         self.free += request.block_ids
         request.block_ids, request.computed_len, request.is_held = [], 0, False
 

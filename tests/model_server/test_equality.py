@@ -1,5 +1,6 @@
 """Every architecture answers as generate() does, in float32, however it is scheduled."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -28,8 +29,8 @@ class Case:
     prompts: tuple[tuple[int, ...], ...]
     expected: tuple[list[int], ...]
 
-    def driver(self) -> Driver:
-        return driver_of(self.model)
+    def driver(self, seed: int = 0) -> Driver:
+        return driver_of(self.model, seed=seed)
 
 
 def prompt(index: int, length: int) -> tuple[int, ...]:
@@ -119,3 +120,25 @@ def test_after_preemption(name: str, device: str) -> None:
     assert 0 < len(driver.outputs[3]) < NUM_NEW
     driver.run(16)
     assert tuple(driver.outputs.values()) == case(name, device).expected
+
+
+@pytest.mark.slow
+@architectures
+@pytest.mark.parametrize("seed", range(8))
+def test_under_any_schedule(name: str, device: str, seed: int) -> None:
+    """Budgets, arrivals and preemptions at random; every answer is still generate()'s."""
+    rng = random.Random(seed)
+    driver = case(name, device).driver(seed)
+    waiting = list(enumerate(case(name, device).prompts)) * 2
+    rng.shuffle(waiting)
+    expected: dict[int, list[int]] = {}
+    while waiting or not all(request.finish_reason for request in driver.requests.values()):
+        if waiting and (rng.random() < 0.3 or driver.batch_id is None):
+            index, prompt_ids = waiting.pop()
+            expected[len(expected)] = case(name, device).expected[index]
+            driver.add(len(expected) - 1, prompt_ids, NUM_NEW)
+        held = [r.request_id for r in driver.requests.values() if r.is_held and not r.finish_reason]
+        if held and rng.random() < 0.1:
+            driver.preempt(rng.choice(held))
+        driver.step(rng.choice((3, 8, 20, 64)))
+    assert driver.outputs == expected

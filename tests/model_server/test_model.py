@@ -1,7 +1,7 @@
 """Loading: a whole checkpoint becomes a model that knows itself, a faulty one a reason."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +253,35 @@ def test_an_unknown_attention_backend_is_refused(llama: Path) -> None:
 def test_an_unknown_dtype_is_refused(llama: Path) -> None:
     with pytest.raises(ModelRefused, match="dtype 'int3'"):
         load(llama, dtype="int3")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_bitwise_the_same_whatever_the_load(llama: Path, dtype: str) -> None:
+    model = load(llama, dtype=dtype)
+    if model.attention_backend != "cpu-op":
+        pytest.skip("only the compiled operator adds up in one order whatever the step")
+
+    def last_logits(chunk_lens: Sequence[int], num_others: int) -> torch.Tensor:
+        """Of a sequence of 40 tokens, computed in these chunks beside other prompts."""
+        model.allocate(60)
+        done = 0
+        for chunk_len in chunk_lens:
+            token_ids = [(7 * i) % 150 + 3 for i in range(done, done + chunk_len)]
+            steps = [SequenceStep(token_ids, done, [9, 2, 5], 1)]
+            steps += [SequenceStep([i + 3] * (i % 5 + 1), 0, [20 + i]) for i in range(num_others)]
+            inputs = StepInputs.build(
+                steps, block_size=model.block_size, scratch_block_id=60, device=model.device
+            )
+            logits = model.forward(inputs)[0]
+            done += chunk_len
+        return logits
+
+    alone = last_logits([40], 0)
+    for chunk_lens, num_others in (
+        ([40], 6),
+        ([39, 1], 0),
+        ([39, 1], 31),
+        ([1] * 40, 2),
+        ([17, 23], 3),
+    ):
+        assert torch.equal(last_logits(chunk_lens, num_others), alone), (chunk_lens, num_others)
