@@ -17,9 +17,9 @@ def step():
 for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
+for _ in range(100):
     step()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 100)
 """
 
 
@@ -32,7 +32,7 @@ def faults_a_step(how: str) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
 def test_tensors_of_megabytes_are_made_without_page_faults() -> None:
-    assert faults_a_step("keep") < 100 < faults_a_step("default")
+    assert faults_a_step("keep") * 5 < faults_a_step("default")
 
 
 @pytest.mark.skipif(sys.platform.startswith("linux"), reason="taken on Linux")
