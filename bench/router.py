@@ -35,16 +35,16 @@ from typing import cast
 import uvloop
 
 from proto import generate_pb2 as pb
-from router.allocator import Allocator
 from router.batch import Generation, SampledToken, StepResult
+from router.books.allocator import Allocator
+from router.books.scheduler import Scheduler, SchedulerLimits
 from router.events import Event
 from router.http.exchange import Exchange
 from router.http.native_frames import NativeFrames
 from router.request import GenerateRequest, SamplingParams, StopParams
-from router.scheduler import Scheduler, SchedulerLimits
 from router.shards import Shards, ShardTimeouts
 from router.stream import Stream
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.fakes import Context, FakeShard, byte_ids, save_byte_tokenizer
 
 _BLOCK_SIZE = 16

@@ -24,9 +24,9 @@ from importlib.metadata import version
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from router.allocator import Allocator
 from router.batcher import Batcher, BatcherLimits
-from router.chat_template import ChatTemplate
+from router.books.allocator import Allocator
+from router.books.scheduler import Scheduler, SchedulerLimits
 from router.config import BadConfig, RouterConfig, read_config
 from router.errors import ShardFailed, StartupFailed
 from router.http.app import Services, create_app
@@ -36,11 +36,11 @@ from router.infer import Infer
 from router.listening import HttpServer, bind
 from router.logs import start_logging
 from router.metrics import Metrics
-from router.scheduler import Scheduler, SchedulerLimits
 from router.shards import Shards, ShardTimeouts
 from router.signals import Signals, first_of, unless
 from router.step_observer import StepObserver
-from router.tokenizer import Tokenizer
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
 from router.validation import Limits, Validation
 from router.wire import PoolLimits, ShardInfo
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from router.batch import Batch, Generation
+from router.books.scheduler import Scheduler
 from router.errors import (
     Cancelled,
     Draining,
@@ -32,11 +33,10 @@ from router.errors import (
 )
 from router.events import FinishReason
 from router.request import GenerateRequest
-from router.scheduler import Scheduler
 from router.shards import Shards
 from router.step_observer import StepObserver
 from router.stream import Stream
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from router.errors import InvalidRequest
 from router.request import LogprobParams, SamplingParams, StopParams
-from router.tokenizer import check_unicode
+from router.text.tokenizer import check_unicode
 
 _MAX_SEED = (1 << 64) - 1
 _MAX_BIAS = 100.0

@@ -5,9 +5,9 @@ TGI's word: "prefill" when a prompt begins in it, else "decode".
 """
 
 from router.batch import Batch, StepResult
+from router.books.scheduler import SchedulerStats
 from router.events import Failed, Finished
 from router.metrics import Metrics
-from router.scheduler import SchedulerStats
 from router.stream import Stream
 
 

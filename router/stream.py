@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Sequence
 
 from router.batch import Generation, SampledToken, TopToken
-from router.detokenizer import Detokenizer
 from router.errors import RouterError
 from router.events import (
     Event,
@@ -27,8 +26,9 @@ from router.events import (
     TokenLogprob,
 )
 from router.request import GenerateRequest
-from router.stopping import StopMatcher
-from router.tokenizer import Tokenizer
+from router.text.detokenizer import Detokenizer
+from router.text.stopping import StopMatcher
+from router.text.tokenizer import Tokenizer
 
 _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 

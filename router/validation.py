@@ -19,7 +19,7 @@ from router.parameters import (
     stop_params,
 )
 from router.request import GenerateRequest
-from router.tokenizer import Tokenizer, check_unicode
+from router.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
 

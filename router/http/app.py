@@ -13,7 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from router.chat_template import ChatTemplate
 from router.errors import RouterError
 from router.http.access import Access
 from router.http.body import BodyReader, Schema
@@ -31,7 +30,8 @@ from router.http.ops import OpsRoutes
 from router.http.server_info import ServerInfo
 from router.infer import Infer
 from router.metrics import Metrics
-from router.tokenizer import Tokenizer
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
 from router.validation import Validation
 
 _BODIES: list[type[Schema]] = [GenerateBody, CompatBody, ChatBody, CompletionBody]

@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.chat_template import ChatTemplate
 from router.events import Finished, PromptScored, TokenGenerated, TokenLogprob
 from router.http.exchange import Exchange
 from router.http.openai import OpenAiFront
@@ -17,6 +16,7 @@ from router.http.openai_schema import ChatBody
 from router.http.openai_stream import OpenAiFrames
 from router.http.openapi import describe
 from router.infer import Completion
+from router.text.chat_template import ChatTemplate
 
 
 class ChatRoutes:

@@ -25,7 +25,7 @@ from router.http.openapi import describe
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
 from router.infer import Infer
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 
 
 class NativeRoutes:

@@ -11,8 +11,9 @@ from time import monotonic
 
 from prometheus_client import CollectorRegistry
 
-from router.allocator import Allocator
 from router.batcher import Batcher, BatcherLimits
+from router.books.allocator import Allocator
+from router.books.scheduler import Scheduler, SchedulerLimits
 from router.events import Event, Failed, Finished, TokenGenerated
 from router.infer import Infer
 from router.metrics import Metrics
@@ -22,11 +23,10 @@ from router.request import (
     SamplingParams,
     StopParams,
 )
-from router.scheduler import Scheduler, SchedulerLimits
 from router.shards import Shards, ShardTimeouts
 from router.step_observer import StepObserver
 from router.stream import Stream
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from tests.fakes import FakeShard, byte_ids, save_byte_tokenizer, serving
 
 PLAIN = SamplingParams()

@@ -9,6 +9,7 @@ import pytest
 
 from proto import generate_pb2 as pb
 from router.batcher import BatcherLimits
+from router.books.scheduler import Scheduler
 from router.errors import (
     Cancelled,
     Draining,
@@ -21,7 +22,6 @@ from router.errors import (
 )
 from router.events import FinishReason, PromptScored, TokenGenerated
 from router.request import LogprobParams, SamplingParams
-from router.scheduler import Scheduler
 from router.shards import ShardTimeouts
 from tests.fakes import EOS_ID, FakeShard, byte_ids, letters, saying
 from tests.router.rig import (

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from router.batcher import BatcherLimits
-from router.chat_template import ChatTemplate
 from router.http.app import Services, create_app
 from router.http.server_info import ServerInfo
 from router.listening import HttpServer, bind
+from router.text.chat_template import ChatTemplate
 from router.validation import Limits, Validation
 from tests.fakes import FakeShard
 from tests.router.rig import Rig, byte_tokenizer, routing, settled

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidRequest
 from router.request import GenerateRequest, LogprobParams, SamplingParams, StopParams
-from router.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer
 from router.validation import Limits, RawParams, Validation
-from tests.router import small_tokenizers
+from tests.router.text import small_tokenizers
 
 LIMITS = Limits(max_input_len=24, max_total_len=32, vocab_size=500)
 SEED = 17

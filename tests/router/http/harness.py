@@ -10,10 +10,10 @@ import httpx
 from starlette.types import ASGIApp
 
 from router.batcher import BatcherLimits
-from router.chat_template import ChatTemplate
 from router.http.app import Services, create_app
 from router.http.server_info import ServerInfo
 from router.listening import HttpServer, bind
+from router.text.chat_template import ChatTemplate
 from router.validation import Limits, Validation
 from tests.fakes import VOCAB_SIZE, FakeShard
 from tests.router.rig import Rig, byte_tokenizer, routing

@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.prefix_cache import Node, PrefixCache
+from router.books.prefix_cache import Node, PrefixCache
 from tests.strategies import token_ids
 
 Tokens = tuple[int, ...]

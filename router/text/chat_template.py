@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from router.errors import TemplateFailed
-from router.template_environment import CompiledTemplate, TemplateLimit
+from router.text.template_environment import CompiledTemplate, TemplateLimit
 
 _DEFAULT = "default"
 _WITH_TOOLS = "tool_use"

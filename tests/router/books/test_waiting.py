@@ -1,5 +1,5 @@
-from router.entry import Entry
-from router.waiting import WaitingQueue
+from router.books.entry import Entry
+from router.books.waiting import WaitingQueue
 from tests.strategies import make_request
 
 

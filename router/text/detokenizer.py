@@ -8,8 +8,8 @@ import os.path
 from collections.abc import Sequence
 from typing import Protocol
 
-from router.pieces import Pieces
-from router.tokenizer import Tokenizer
+from router.text.pieces import Pieces
+from router.text.tokenizer import Tokenizer
 
 # Tokens that may go by without ending at the end of a character. Only broken text has more.
 _MAX_WAITING = 16

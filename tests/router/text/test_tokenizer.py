@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from router.errors import InvalidRequest, StartupFailed
-from router.tokenizer import Tokenizer, TokenSpan
-from tests.router import small_tokenizers
+from router.text.tokenizer import Tokenizer, TokenSpan
+from tests.router.text import small_tokenizers
 
 TEXTS = (
     *small_tokenizers.CORPUS,

@@ -6,7 +6,7 @@ It knows what the books expect of a shard, not how a shard is reached.
 from dataclasses import dataclass
 
 from router.batch import Generation, StepResult
-from router.entry import Row
+from router.books.entry import Row
 from router.errors import ShardFailed
 
 

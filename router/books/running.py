@@ -14,8 +14,8 @@ which is at once when none is in flight.
 from bisect import insort
 from collections.abc import Iterable, Iterator
 
-from router.allocator import Allocator, BlockAllocation
-from router.entry import Entry
+from router.books.allocator import Allocator, BlockAllocation
+from router.books.entry import Entry
 
 
 def _order(entry: Entry) -> int:

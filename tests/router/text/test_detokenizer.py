@@ -11,9 +11,9 @@ from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Decoder
 
-from router.detokenizer import Detokenizer
-from router.tokenizer import Tokenizer
-from tests.router import small_tokenizers
+from router.text.detokenizer import Detokenizer
+from router.text.tokenizer import Tokenizer
+from tests.router.text import small_tokenizers
 
 BYTE_FALLBACK = ("byte_fallback", "byte_fallback_unstripped")
 EXACT = tuple(kind for kind in small_tokenizers.KINDS if kind not in BYTE_FALLBACK)

@@ -22,8 +22,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from router.allocator import BlockAllocation
 from router.batch import Generation
+from router.books.allocator import BlockAllocation
 from router.request import GenerateRequest
 
 

@@ -2,7 +2,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.allocator import Allocator, BlockAllocation, Shortage
+from router.books.allocator import Allocator, BlockAllocation, Shortage
 from tests.strategies import token_ids
 
 Tokens = tuple[int, ...]

@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.block_pool import BlockPool
+from router.books.block_pool import BlockPool
 
 
 def test_a_new_pool_hands_out_every_block_once() -> None:

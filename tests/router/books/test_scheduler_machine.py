@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.allocator import Allocator
 from router.batch import Batch, Generation
+from router.books.allocator import Allocator
+from router.books.scheduler import Scheduler, SchedulerLimits
 from router.events import FinishReason
 from router.request import GenerateRequest
-from router.scheduler import Scheduler, SchedulerLimits
-from tests.router.kv_shard import KvShard, RunStep, expected_output
+from tests.router.books.kv_shard import KvShard, RunStep, expected_output
 from tests.strategies import requests
 
 

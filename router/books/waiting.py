@@ -19,7 +19,7 @@ came, is admitted. That repeats for each one older than E, and then for E.
 from bisect import insort
 from collections.abc import Iterator
 
-from router.entry import Entry
+from router.books.entry import Entry
 
 # How many are looked at in one step: a bound on a step's cost, not on anybody's turn, since the
 # oldest are looked at first.

@@ -1,10 +1,10 @@
 import pytest
 
 from router.batch import Generation, SampledToken, StepResult
-from router.entry import Entry, EntryState, Row
+from router.books.entry import Entry, EntryState, Row
+from router.books.in_flight import StepInFlight
 from router.errors import ShardFailed
 from router.events import FinishReason
-from router.in_flight import StepInFlight
 from tests.strategies import make_request
 
 TOKEN = SampledToken(1, -0.5)

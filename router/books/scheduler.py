@@ -15,15 +15,15 @@ for that, since the shard knows what it drew last; a token in flight is a count 
 from collections import deque
 from dataclasses import dataclass
 
-from router.allocator import Allocator
 from router.batch import Batch, Generation, StepResult
-from router.entry import Entry, EntryState, Row
+from router.books.allocator import Allocator
+from router.books.entry import Entry, EntryState, Row
+from router.books.in_flight import StepInFlight, has_ended
+from router.books.planner import Planner
+from router.books.running import RunningBatch
+from router.books.waiting import WaitingQueue
 from router.errors import InvalidRequest
-from router.in_flight import StepInFlight, has_ended
-from router.planner import Planner
 from router.request import GenerateRequest
-from router.running import RunningBatch
-from router.waiting import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ are evicted when they are needed, least recently used first.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from router.block_pool import BlockPool
-from router.prefix_cache import Node, PrefixCache
+from router.books.block_pool import BlockPool
+from router.books.prefix_cache import Node, PrefixCache
 
 
 @dataclass(slots=True, eq=False)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from router.allocator import Allocator
 from router.batch import Batch, Generation, Growth, SampledToken, StepResult
+from router.books.allocator import Allocator
+from router.books.scheduler import Scheduler, SchedulerLimits
 from router.errors import InvalidRequest, ShardFailed
 from router.events import FinishReason
-from router.scheduler import Scheduler, SchedulerLimits
 from tests.strategies import make_request
 
 

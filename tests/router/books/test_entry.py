@@ -1,8 +1,8 @@
 import pytest
 
-from router.allocator import Allocator, BlockAllocation
 from router.batch import Generation
-from router.entry import LEGAL_MOVES, Entry, EntryState, IllegalMove
+from router.books.allocator import Allocator, BlockAllocation
+from router.books.entry import LEGAL_MOVES, Entry, EntryState, IllegalMove
 from tests.strategies import make_request
 
 

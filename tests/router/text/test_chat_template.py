@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from router.chat_template import ChatTemplate
 from router.errors import TemplateFailed
-from tests.router import small_tokenizers
+from router.text.chat_template import ChatTemplate
+from tests.router.text import small_tokenizers
 
 CHATML = """\
 {% for message in messages %}

@@ -11,11 +11,11 @@ anyhow, nobody is preempted: the one in need sits the step out.
 
 from dataclasses import dataclass, field
 
-from router.allocator import Allocator, BlockAllocation, Shortage
 from router.batch import Growth, NewRequest
-from router.entry import Entry, EntryState, Row
-from router.running import RunningBatch
-from router.waiting import WaitingQueue
+from router.books.allocator import Allocator, BlockAllocation, Shortage
+from router.books.entry import Entry, EntryState, Row
+from router.books.running import RunningBatch
+from router.books.waiting import WaitingQueue
 
 
 @dataclass(slots=True)

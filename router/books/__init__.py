@@ -1,0 +1,1 @@
+"""Who computes what, in which blocks: pure books without async, clock, I/O or text."""
