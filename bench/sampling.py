@@ -94,7 +94,10 @@ class Bench:
 def measure(args: argparse.Namespace) -> dict[str, dict[int, tuple[float, float]]]:
     """By case and batch size: fastest and median milliseconds."""
     benches = {
-        (case.name, size): Bench(case, size, args) for case in CASES for size in args.batch_sizes
+        (case.name, size): Bench(case, size, args)
+        for case in CASES
+        if args.only in case.name
+        for size in args.batch_sizes
     }
     steps: dict[tuple[str, int], list[float]] = {key: [] for key in benches}
     for round_number in range(args.rounds + 3):
@@ -108,6 +111,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[int, tuple[float, float]
             for size in args.batch_sizes
         }
         for case in CASES
+        if args.only in case.name
     }
 
 
@@ -119,6 +123,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--vocab-size", type=int, default=32_000)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
