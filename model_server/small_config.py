@@ -12,8 +12,11 @@ NUM_TOKENS = 128  # of the small vocabulary
 WINDOW_LEN = 8  # of sliding windows and of attention chunks
 
 _MAX_LAYERS = 8
+_SHARED_LAYERS = 2  # that take keys and values of earlier ones, where a model has such layers
 _WIDTH = 64
 _NUM_EXPERTS = 4
+# Twice to three times the usual, so that attention scores are large enough to feel a softcap.
+_WEIGHT_STD = 0.05
 _WIDTHS = (
     "intermediate_size",
     "ffn_dim",
@@ -21,6 +24,8 @@ _WIDTHS = (
     "shared_expert_intermediate_size",
     "intermediate_size_mlp",
 )
+_REACHES = ("sliding_window", "attention_chunk_size")
+_VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
@@ -34,16 +39,16 @@ def shrink(config: Any) -> Any:
     _shrink_layers(text)
     _shrink_heads(text)
     _shrink_experts(text)
-    for name in _WIDTHS:
-        if isinstance(getattr(text, name, None), int):
-            setattr(text, name, _WIDTH)
-    for name in ("sliding_window", "attention_chunk_size"):
-        if getattr(text, name, None):
-            setattr(text, name, WINDOW_LEN)
-    text.vocab_size = NUM_TOKENS
-    for name in _TOKEN_IDS:
-        if getattr(text, name, None) is not None:
-            setattr(text, name, 0)
+    for names, number in (
+        (_WIDTHS, _WIDTH),
+        (_REACHES, WINDOW_LEN),
+        (_VOCABULARIES, NUM_TOKENS),
+        (_TOKEN_IDS, 0),
+    ):
+        for name in names:
+            _set_if_there(text, name, number)
+    if getattr(text, "initializer_range", None):
+        text.initializer_range = _WEIGHT_STD
     for name in small.sub_configs:
         part = getattr(small, name, None)
         if part is not None and part is not text and hasattr(part, "num_hidden_layers"):
@@ -51,23 +56,38 @@ def shrink(config: Any) -> Any:
     return small
 
 
+def _set_if_there(text: Any, name: str, number: int) -> None:
+    """Replace a number, or each of a list of them; what is None stays so."""
+    value = getattr(text, name, None)
+    if isinstance(value, list):
+        setattr(text, name, [number] * len(value))
+    elif value is not None:
+        setattr(text, name, number)
+
+
 def _shrink_layers(text: Any) -> None:
     """The first layers, as many as it takes to have every kind among them."""
     num_layers = text.num_hidden_layers
     kinds = list(getattr(text, "layer_types", None) or ())
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=1)
-    num_kept = min(num_layers, max(2, needed), _MAX_LAYERS)
+    num_shared = min(_SHARED_LAYERS, getattr(text, "num_kv_shared_layers", None) or 0)
+    num_kept = min(num_layers, max(2, needed) + num_shared, _MAX_LAYERS)
     per_layer = {
         name: value[:num_kept]
         for name, value in vars(text).items()
         if isinstance(value, list) and len(value) == num_layers and num_layers > num_kept
     }
     text.num_hidden_layers = num_kept
+    if num_shared:
+        text.num_kv_shared_layers = num_shared
     for name, value in per_layer.items():
         setattr(text, name, value)
 
 
 def _shrink_heads(text: Any) -> None:
+    if getattr(text, "is_heterogeneous", False):
+        # Its layers have heads of unlike sizes, and only the config itself knows which.
+        return
     num_heads = text.num_attention_heads
     num_kv_heads = getattr(text, "num_key_value_heads", None)
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads

@@ -270,17 +270,23 @@ def can_shard(model: ZooModel, world: World) -> bool:
     ):
         return True
     config = model.module.config.get_text_config()
+    is_mixed = getattr(config, "is_heterogeneous", False)
+    for layer in config.per_layer_config if is_mixed else (config,):
+        _require_divisible(model.facts.class_name, layer, world.world_size)
+    return True
+
+
+def _require_divisible(class_name: str, config: Any, world_size: int) -> None:
     num_heads = config.num_attention_heads
     for name, count in (
         ("num_attention_heads", num_heads),
         ("num_key_value_heads", getattr(config, "num_key_value_heads", None) or num_heads),
     ):
-        if count % world.world_size:
+        if count % world_size:
             raise ModelRefused(
-                f"{name} {count} is no multiple of {world.world_size} shards;"
-                f" serve {model.facts.class_name} with another --num-shard"
+                f"{name} {count} is no multiple of {world_size} shards;"
+                f" serve {class_name} with another --num-shard"
             )
-    return True
 
 
 @contextmanager

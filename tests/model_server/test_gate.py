@@ -25,6 +25,7 @@ build_small = partial(zoo.build_small, trust_remote_code=False)
 SERVED = (
     "Llama Qwen2 Qwen3 Mistral Gemma2 Gemma3Text GPT2 GPTNeoX Phi3 OPT Mixtral Qwen3Moe GptOss"
     " Llama4Text DeepseekV3 Cohere2 Olmo2 Granite SmolLM3 Starcoder2"
+    " Gemma4Text Gemma3nText"
 ).split()
 REFUSED = {
     "Bloom": "does not route its attention",
