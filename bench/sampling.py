@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model_server.malloc import keep_freed_memory
 from model_server.request import LogprobParams, SamplingParams, StopParams
-from model_server.sampling import Sampler
+from model_server.sampling.sampler import Sampler
 
 DRAWN = SamplingParams(do_sample=True, temperature=0.8)
 PROMPT_LEN = 200

@@ -23,7 +23,7 @@ from model_server.distributed import World
 from model_server.model import ModelSettings, PagedModel
 from model_server.request import NewSequence, SamplingParams, StepOutput, StopParams
 from model_server.runner import Runner
-from model_server.sampling import Sampler
+from model_server.sampling.sampler import Sampler
 
 _MAX_PREFILL_TOKENS = 2048
 

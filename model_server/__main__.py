@@ -23,9 +23,10 @@ from model_server.distributed import World
 from model_server.errors import ConfigRefused, ShardError
 from model_server.hub import find_checkpoint
 from model_server.logs import start_logging
+from model_server.malloc import keep_freed_memory
 from model_server.model import ModelSettings, PagedModel
 from model_server.runner import Runner
-from model_server.sampling import Sampler
+from model_server.sampling.sampler import Sampler
 from model_server.server import listening
 from model_server.service import TextGenerationService
 from model_server.wire import ModelInfo
@@ -122,6 +123,8 @@ def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo]:
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
     )
+    if device.type == "cpu":
+        keep_freed_memory()
     _log.info(
         "loaded %s in %.1f s: %s, %s attention",
         *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),

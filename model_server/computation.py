@@ -15,7 +15,7 @@ from model_server.errors import OutOfMemory
 from model_server.model import PagedModel
 from model_server.prompt_scores import StepScores, score_prompts
 from model_server.request import FinishReason, Generation, SampledToken
-from model_server.sampling import SampledRows, Sampler
+from model_server.sampling.sampler import SampledRows, Sampler
 from model_server.sequences import PlannedChunk, PromptScore, SequenceState
 from model_server.step import StepInputs
 

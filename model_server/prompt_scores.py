@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from model_server.sampling import Sampler
+from model_server.sampling.sampler import Sampler
 from model_server.sequences import PlannedChunk, PromptScore
 
 # By request, of the tokens that follow the chunk's rows.

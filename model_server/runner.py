@@ -27,7 +27,7 @@ from model_server.request import (
     PoolLimits,
     StepOutput,
 )
-from model_server.sampling import Sampler
+from model_server.sampling.sampler import Sampler
 from model_server.sequences import Batches, PlannedChunk, SequenceState
 from model_server.step import SequenceStep, StepInputs
 from model_server.warmup import blocks_that_fit, try_largest_steps

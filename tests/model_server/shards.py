@@ -7,7 +7,7 @@ import torch
 from model_server.distributed import World
 from model_server.model import ModelSettings, PagedModel
 from model_server.runner import Runner
-from model_server.sampling import Sampler
+from model_server.sampling.sampler import Sampler
 from tests.model_server.driver import Driver
 
 NUM_BLOCKS = 64

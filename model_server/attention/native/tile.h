@@ -143,19 +143,47 @@ struct Blocks {
   const uint32_t *operator[](int64_t block) const { return pool + block_table[block] * stride; }
 };
 
-// Scores of 16 keys. Beside them, `next` is brought into the cache: what is read after this block.
-template <class T, int R>
-ALWAYS_INLINE void score_block(const typename T::Operand *queries, const uint32_t *keys,
-                               const uint32_t *next, int64_t num_words, float *scores) {
-  Floats sums[R] = {};
+// Scores of B blocks of 16 keys; `keys` has their beginnings, and those of as many blocks that are
+// read next, which are brought into the cache on the way.
+template <class T, int R, int B>
+ALWAYS_INLINE void score_blocks(const typename T::Operand *queries, const uint32_t *const *keys,
+                                int64_t num_words, float *scores) {
+  Floats sums[R][B] = {};
   for (int64_t d = 0; d < num_words; ++d) {
-    const Words words = load(keys + d * kBlock);
-    __builtin_prefetch(next + d * kBlock);
+    Words words[B];
+#pragma GCC unroll 2
+    for (int b = 0; b < B; ++b) {
+      words[b] = load(keys[b] + d * kBlock);
+      __builtin_prefetch(keys[b + B] + d * kBlock);
+    }
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) sums[r] = T::dot(sums[r], queries[d * R + r], words);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int b = 0; b < B; ++b) sums[r][b] = T::dot(sums[r][b], queries[d * R + r], words[b]);
   }
 #pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) store(scores + r * kSpan, sums[r]);
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+    for (int b = 0; b < B; ++b) store(scores + r * kSpan + b * kBlock, sums[r][b]);
+}
+
+// Scores of the keys of `blocks`, two blocks at a time where registers allow: with few rows, one
+// block's sums would wait for themselves. `values` are what is read next.
+template <class T, int R>
+ALWAYS_INLINE void score_span(const typename T::Operand *queries, const Blocks &keys,
+                              const Blocks &values, Interval blocks, int64_t num_words,
+                              float *scores) {
+  constexpr int kTogether = 2 * R <= kAccumulators ? 2 : 1;
+  const int64_t num_blocks = blocks.end - blocks.first;
+  const uint32_t *starts[kSpanBlocks + kTogether];
+  for (int64_t n = 0; n < num_blocks; ++n) starts[n] = keys[blocks.first + n];
+  for (int n = 0; n < kTogether; ++n)
+    starts[num_blocks + n] = values[std::min(blocks.first + n, blocks.end - 1)];
+  int64_t n = 0;
+  for (; n + kTogether <= num_blocks; n += kTogether)
+    score_blocks<T, R, kTogether>(queries, starts + n, num_words, scores + n * kBlock);
+  for (; n < num_blocks; ++n)
+    score_blocks<T, R, 1>(queries, starts + n, num_words, scores + n * kBlock);
 }
 
 // Turns a row's scores of whole blocks, from `first_key` on, into weights; those of keys that it
@@ -245,11 +273,7 @@ void attend_span(const Call &call, const Tile &tile, int64_t span, const Scratch
   const Interval blocks = {std::max(span * kSpanBlocks, all.first / kBlock),
                            std::min((span + 1) * kSpanBlocks, (all.end + kBlock - 1) / kBlock)};
 
-  for (int64_t block = blocks.first; block < blocks.end; ++block) {
-    const uint32_t *next = block + 1 < blocks.end ? keys[block + 1] : values[blocks.first];
-    score_block<T, R>(scratch.queries, keys[block], next, num_words,
-                      scratch.scores + (block - blocks.first) * kBlock);
-  }
+  score_span<T, R>(scratch.queries, keys, values, blocks, num_words, scratch.scores);
   for (int r = 0; r < R; ++r)
     std::tie(part.largest[r], part.sums[r]) =
         weigh<T>(call, scratch.scores + r * kSpan, blocks.first * kBlock,

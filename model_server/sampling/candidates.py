@@ -10,8 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.filters import Filters, cut_prefix, keep_prefix, keep_typical, typical_bound
-from model_server.ranking import descending, in_chunks, largest
+from model_server.sampling.filters import (
+    Filters,
+    cut_prefix,
+    keep_prefix,
+    keep_typical,
+    typical_bound,
+)
+from model_server.sampling.ranking import descending, in_chunks, largest
 
 _LOWEST = torch.finfo(torch.float32).min
 

@@ -8,7 +8,7 @@ import torch
 
 from model_server.errors import InvalidStep
 from model_server.request import LogprobParams, SamplingParams
-from tests.model_server.sampling_cases import (
+from tests.model_server.sampling.cases import (
     DRAWN,
     GREEDY,
     NO_STOP,
@@ -17,7 +17,7 @@ from tests.model_server.sampling_cases import (
     sample_once,
     sampler_of,
 )
-from tests.model_server.test_logits_processors import bitmask_of
+from tests.model_server.sampling.test_logits_processors import bitmask_of
 
 
 @pytest.mark.parametrize("sampling", VARIETY)

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.choosing import choose
 from model_server.errors import InvalidStep
-from model_server.logits_processors import add_bias, apply_bitmask, penalise
-from model_server.logprobs import padded_width, score_tokens
-from model_server.penalty_history import PenaltyHistory
 from model_server.request import LogprobParams, SamplingParams, StopParams, TopToken
-from model_server.sampling_outcome import Outcome, gather_outcome
-from model_server.sampling_plan import Penalties, Plan, Planner
-from model_server.sampling_rows import SamplingRows
+from model_server.sampling.choosing import choose
+from model_server.sampling.logits_processors import add_bias, apply_bitmask, penalise
+from model_server.sampling.logprobs import padded_width, score_tokens
+from model_server.sampling.outcome import Outcome, gather_outcome
+from model_server.sampling.penalty_history import PenaltyHistory
+from model_server.sampling.plan import Penalties, Plan, Planner
+from model_server.sampling.rows import SamplingRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from model_server.request import LogprobParams, SamplingParams
-from model_server.sampling import Sampler
-from tests.model_server.sampling_cases import (
+from model_server.sampling.sampler import Sampler
+from tests.model_server.sampling.cases import (
     DRAWN,
     GREEDY,
     NO_STOP,
@@ -18,7 +18,7 @@ from tests.model_server.sampling_cases import (
     sample_once,
     sampler_of,
 )
-from tests.model_server.test_logits_processors import bitmask_of
+from tests.model_server.sampling.test_logits_processors import bitmask_of
 
 
 @pytest.mark.parametrize("sampling", VARIETY)

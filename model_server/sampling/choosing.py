@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.candidates import Candidates, prefix_candidates, typical_candidates
-from model_server.draw import EXACT_BITS, draw, whole_masses
-from model_server.logprobs import top_logprobs
-from model_server.ranking import first_argmax
-from model_server.sampling_plan import Group, Kind, Top
+from model_server.sampling.candidates import Candidates, prefix_candidates, typical_candidates
+from model_server.sampling.draw import EXACT_BITS, draw, whole_masses
+from model_server.sampling.logprobs import top_logprobs
+from model_server.sampling.plan import Group, Kind, Top
+from model_server.sampling.ranking import first_argmax
 
 # Probabilities, whose sum is 1, may be measured this finely and still be added exactly.
 _SHARE_BITS = EXACT_BITS - 1

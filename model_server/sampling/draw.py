@@ -12,7 +12,7 @@ on the number of threads or on the device.
 import torch
 from torch import Tensor
 
-from model_server.ranking import CHUNK_LEN, chunk_at, in_chunks
+from model_server.sampling.ranking import CHUNK_LEN, chunk_at, in_chunks
 
 # Doubles hold whole numbers exactly up to here.
 EXACT_BITS = 53

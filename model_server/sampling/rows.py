@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from model_server.errors import InvalidStep
-from model_server.filters import nucleus_share
-from model_server.philox import uniforms
 from model_server.request import LogprobParams, SamplingParams, StopParams
+from model_server.sampling.filters import nucleus_share
+from model_server.sampling.philox import uniforms
 
 # Draws are computed for so many positions of a row at once: Philox costs the same for 1 and for 64.
 _WINDOW_LEN = 64

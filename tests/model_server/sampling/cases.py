@@ -17,9 +17,9 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from model_server.philox import uniforms
 from model_server.request import LogprobParams, SamplingParams, StopParams
-from model_server.sampling import SampledRows, Sampler
+from model_server.sampling.philox import uniforms
+from model_server.sampling.sampler import SampledRows, Sampler
 
 CPU = torch.device("cpu")
 NO_STOP = StopParams(max_new_tokens=1000)

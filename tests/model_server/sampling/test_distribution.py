@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_server.request import LogprobParams, SamplingParams
-from tests.model_server.sampling_cases import (
+from tests.model_server.sampling.cases import (
     DRAWN,
     NO_STOP,
     PROMPT,

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from model_server.logits_processors import add_bias, apply_bitmask, penalise
-from tests.model_server.sampling_cases import random_logits
+from model_server.sampling.logits_processors import add_bias, apply_bitmask, penalise
+from tests.model_server.sampling.cases import random_logits
 
 
 def bitmask_of(allowed: Tensor) -> Tensor:

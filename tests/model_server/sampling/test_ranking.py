@@ -5,8 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.ranking import ascending_order, descending, first_argmax, largest, top_ids
-from tests.model_server.sampling_cases import random_logits
+from model_server.sampling.ranking import (
+    ascending_order,
+    descending,
+    first_argmax,
+    largest,
+    top_ids,
+)
+from tests.model_server.sampling.cases import random_logits
 
 
 @settings(deadline=None, max_examples=60)

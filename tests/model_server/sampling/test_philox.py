@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from model_server.philox import philox4x32, uniforms
+from model_server.sampling.philox import philox4x32, uniforms
 
 # Random123's known answers for philox4x32 with 10 rounds: counter, key, result.
 KNOWN_ANSWERS = [

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.draw import draw, whole_masses
+from model_server.sampling.draw import draw, whole_masses
 
 MASSES = st.lists(st.integers(0, 2**20), min_size=1, max_size=128).filter(any)
 

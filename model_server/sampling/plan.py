@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.filters import Filters
-from model_server.sampling_rows import Rows, SamplingRows
+from model_server.sampling.filters import Filters
+from model_server.sampling.rows import Rows, SamplingRows
 
 Mask = npt.NDArray[np.bool_]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.ranking import ascending_order
+from model_server.sampling.ranking import ascending_order
 
 # More than any row is wide: all of the tokens at the cut stay.
 _ALL_TIED = 1 << 40

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.request import LogprobParams, StopParams
-from model_server.sampling import SampledRows, Sampler
-from tests.model_server.sampling_cases import (
+from model_server.sampling.sampler import SampledRows, Sampler
+from tests.model_server.sampling.cases import (
     CPU,
     DRAWN,
     GREEDY,
@@ -21,7 +21,7 @@ from tests.model_server.sampling_cases import (
     sample_once,
     sampler_of,
 )
-from tests.model_server.test_logits_processors import bitmask_of
+from tests.model_server.sampling.test_logits_processors import bitmask_of
 
 
 def continuation(
