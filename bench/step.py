@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from model_server.distributed import World
+from model_server.malloc import keep_freed_memory
 from model_server.model import ModelSettings, PagedModel
 from model_server.request import NewSequence, SamplingParams, StepOutput, StopParams
 from model_server.runner import Runner
@@ -45,7 +46,10 @@ class StepTimes:
 def load(folder: Path, *, device: torch.device, dtype: str, attention: str) -> PagedModel:
     """The model of a checkpoint, on one rank."""
     settings = ModelSettings(str(folder), folder, device, dtype=dtype, attention=attention)
-    return PagedModel.load(settings, World())
+    model = PagedModel.load(settings, World())
+    # As the served shard does.
+    keep_freed_memory()
+    return model
 
 
 def measure(model: PagedModel, batch_size: int, context_len: int, num_steps: int) -> StepTimes:
