@@ -20,8 +20,9 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	@echo "Installing Tandem and what it needs into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@{ $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip && \
+	   $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; } \
+	  > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@touch $(STAMP)
 	@echo "Installed."
 
