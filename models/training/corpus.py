@@ -85,7 +85,7 @@ def _story(rng: Random) -> Document:
 
 
 KINDS = (
-    Kind("stories", 0.10, _story),
+    Kind("stories", 0.08, _story),
     Kind("prose", 0.08, lambda rng: as_prose(prose.write(rng, "train"))),
     Kind("talk", 0.02, _either(chat.draw_talk, 0.15)),
     Kind("unknown", 0.05, _either(lambda rng: chat.draw_unknown(rng, "train"), 0.25)),
@@ -94,14 +94,14 @@ KINDS = (
     Kind("facts", 0.05, _either(lambda rng: facts.draw(rng, "train"), 0.4)),
     Kind("about", 0.01, _either(facts.draw_about, 0.3)),
     Kind("portrait", 0.01, facts.draw_portrait),
-    Kind("arithmetic", 0.12, _either(lambda rng: arithmetic.draw(rng, "train"), 0.5)),
+    Kind("arithmetic", 0.10, _either(lambda rng: arithmetic.draw(rng, "train"), 0.5)),
     Kind("odd one out", 0.08, _either(lambda rng: odd_one_out.draw(rng, "train"), 0.5)),
     Kind("date", 0.08, _either(lambda rng: dates.draw_direct(rng, "train"), 0.5)),
-    Kind("date options", 0.13, _either(lambda rng: dates.draw_choice(rng, "train"), 0.5)),
-    Kind("date drill", 0.07, lambda rng: dates.draw_drill(rng, "train")),
-    Kind("date lookup", 0.06, _either(lambda rng: dates.draw_lookup(rng, "train"), 0.5)),
+    Kind("date options", 0.17, _either(lambda rng: dates.draw_choice(rng, "train"), 0.5)),
+    Kind("date drill", 0.11, lambda rng: dates.draw_drill(rng, "train")),
+    Kind("date lookup", 0.10, _either(lambda rng: dates.draw_lookup(rng, "train"), 0.5)),
     Kind("json", 0.10, _either(lambda rng: records.draw(rng, "train"), 0.5)),
-    Kind("search", 0.16, _either(lambda rng: search.draw(rng, "train"), 0.5)),
+    Kind("search", 0.14, _either(lambda rng: search.draw(rng, "train"), 0.5)),
 )
 
 

@@ -90,7 +90,7 @@ def _options(rng: Random, right: date, today: date) -> list[str]:
 
 def walk(options: list[str], right: str) -> str:
     """`(A) 1 no. (B) 09/09/1970 yes. So the answer is (B).`"""
-    steps = []
+    steps: list[str] = []
     for letter, option in zip("ABCDEF", options, strict=False):
         if option == right:
             return f"{' '.join([*steps, f'({letter}) {option} yes.'])} So the answer is ({letter})."
