@@ -39,10 +39,12 @@ def backend() -> CpuOpAttention:
     return CpuOpAttention(CpuOp.load())
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets torch's thread count for one test."""
+    """Sets torch's thread count for one test: one, or what it says. On a busy machine threads that
+    wait for each other take many times longer than one that waits for nobody."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield torch.set_num_threads
     torch.set_num_threads(before)
 

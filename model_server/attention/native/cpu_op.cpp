@@ -1,5 +1,5 @@
-// Paged attention on CPUs, for bfloat16 and float32: one layer of one step per call, through a
-// plain C ABI that cpu_op.py mirrors. tile.h has the layout, the words, and why a row's bits are its own.
+// Paged attention on CPUs, for bfloat16 and float32: one layer of one step per call, by a plain C
+// ABI that cpu_op.py mirrors. tile.h has the layout, the words, and why a row's bits are its own.
 #include <omp.h>
 
 #include <memory>
