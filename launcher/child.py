@@ -8,9 +8,12 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from launcher.console import write
+
 _KEPT_LINES = 20
 # A progress bar redraws one "line" without end; what is longer is cut there.
 _MAX_LINE_BYTES = 64 * 1024
+_LAST_WORDS_S = 1.0
 
 
 class Child:
@@ -59,7 +62,7 @@ class Child:
         code = await asyncio.shield(self._exit)
         # Output ends when the last descendant closes it; do not wait for a stray one for ever.
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._relay), 1.0)
+            await asyncio.wait_for(asyncio.shield(self._relay), _LAST_WORDS_S)
         return code
 
     def signal(self, signum: signal.Signals) -> None:
@@ -79,7 +82,10 @@ class Child:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._exit), timeout_s)
         self.kill_group()
-        await self.wait()
+        # The process is dead; only a stray descendant outside its group could keep its output open.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._exit), _LAST_WORDS_S)
+        self._relay.cancel()
 
     def death_notice(self) -> str:
         """One paragraph: how it ended and what it said last."""
@@ -106,4 +112,4 @@ class Child:
                 continue
             self._last_lines.append(line)
             if not self._quiet:
-                sys.stderr.write(f"{self.name} | {line}\n")
+                write(sys.stderr, f"{self.name} | {line}\n")

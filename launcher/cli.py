@@ -102,6 +102,7 @@ def serve(
             served_model_name=served_model_name or (None if model else BUNDLED_NAME),
             revision=revision,
             num_shard=num_shards(sharded, num_shard, device, os.environ),
+            device=device,
             hostname=hostname,
             port=port,
             uds_path=shard_uds_path or f"{private_folder}/shard",

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import socket
 from pathlib import Path
+from types import MappingProxyType
 
 _PATIENCE_S = 2.0
+# An address for all interfaces is one to listen at, not one to call.
+_REACHED_AT = MappingProxyType({"0.0.0.0": "127.0.0.1", "::": "::1"})
 
 
 def socket_listens(path: Path) -> bool:
@@ -18,9 +21,15 @@ def socket_listens(path: Path) -> bool:
     return True
 
 
+def address(hostname: str, port: int) -> str:
+    """The URL at which a client of this machine reaches a server that listens at `hostname`."""
+    host = _REACHED_AT.get(hostname, hostname)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 async def answers_health(hostname: str, port: int) -> bool:
     """True when GET /health answers 200."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(hostname, hostname)
+    host = _REACHED_AT.get(hostname, hostname)
     try:
         async with asyncio.timeout(_PATIENCE_S):
             reader, writer = await asyncio.open_connection(host, port)

@@ -21,6 +21,7 @@ class ServeSettings:
     served_model_name: str | None
     revision: str | None
     num_shard: int
+    device: str
     hostname: str
     port: int
     uds_path: str
@@ -48,6 +49,9 @@ class ServeSettings:
             "WORLD_SIZE": str(self.num_shard),
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
+            # transformers reads it to choose this rank's GPU.
+            "LOCAL_RANK": str(rank),
+            **({"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}),
         }
 
     def router_argv(self, tokenizer_folder: Path) -> list[str]:
@@ -81,20 +85,24 @@ def num_shards(
         if sharded and num_shard == 1:
             raise BadSetting("--sharded needs --num-shard of 2 or more")
         return num_shard
-    num_gpus = 0 if device == "cpu" else _num_gpus(environ)
+    num_gpus = 0 if device == "cpu" else _num_gpus(environ, count_all=bool(sharded))
     if sharded and num_gpus < 2:
         raise BadSetting(
             f"--sharded: {num_gpus} GPU(s) are visible, which leaves nothing to shard over; "
             "say how many ranks to start with --num-shard N"
         )
-    return num_gpus if sharded else 1
+    return max(1, num_gpus)
 
 
-def _num_gpus(environ: Mapping[str, str]) -> int:
-    visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("NVIDIA_VISIBLE_DEVICES", "all"))
-    if visible != "all":
-        return len([name for name in visible.split(",") if name.strip()])
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+def _num_gpus(environ: Mapping[str, str], *, count_all: bool) -> int:
+    """GPUs named by the environment; without a word there, all of the machine's or none."""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        visible = environ.get(name)
+        if visible is not None and visible != "all":
+            names = [word.strip() for word in visible.split(",")]
+            return len([word for word in names if word not in ("", "-1", "none", "void")])
+        count_all = count_all or visible == "all"
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if count_all else 0
 
 
 def require_free_port(hostname: str, port: int) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
 from launcher.child import Child
+from launcher.console import say, write
 from launcher.errors import ChildFailed
-from launcher.readiness import answers_health, socket_listens
+from launcher.readiness import address, answers_health, socket_listens
 from launcher.settings import ServeSettings
 
 _POLL_S = 0.05
@@ -52,14 +53,14 @@ class Supervisor:
             folder = await self._download()
             await self._start_shards()
             await self._start_router(folder)
-            _say(f"ready after {time.monotonic() - started_s:.1f} s")
+            say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._say_hello()
             await self._watch()
         except Stopped:
             await self._drain()
             return 0
         except ChildFailed as error:
-            _say(f"error: {error}")
+            say(f"error: {error}")
             return 1
         finally:
             await self._stop_everything()
@@ -69,11 +70,11 @@ class Supervisor:
         self._num_signals += 1
         self._stop_asked.set()
         if self._num_signals == 1:
-            _say(f"{signal.Signals(signum).name}: draining; a second signal stops at once")
+            say(f"{signal.Signals(signum).name}: draining; a second signal stops at once")
             return
-        _say("stopping at once")
         for child in self._children():
             child.kill_group()
+        say("stopping at once")
 
     def _children(self) -> list[Child]:
         return [*([self._router] if self._router else []), *self._shards]
@@ -81,7 +82,7 @@ class Supervisor:
     async def _download(self) -> Path:
         if Path(self._settings.model_id).expanduser().is_dir():
             return Path(self._settings.model_id).expanduser().resolve()
-        _say(f"fetching {self._settings.model_id}")
+        say(f"fetching {self._settings.model_id}")
         process = await asyncio.create_subprocess_exec(
             *self._settings.download_argv(),
             env=dict(self._environ),
@@ -102,7 +103,7 @@ class Supervisor:
 
     async def _start_shards(self) -> None:
         settings = self._settings
-        _say(f"loading {settings.model_id} on {settings.num_shard} shard(s)")
+        say(f"loading {settings.model_id} on {settings.num_shard} shard(s)")
         for rank in range(settings.num_shard):
             self._shards.append(
                 await Child.start(
@@ -129,7 +130,7 @@ class Supervisor:
             if now_s - reported_s > _REPORT_EVERY_S:
                 reported_s = now_s
                 names = ", ".join(shards[rank].name for rank in waiting)
-                _say(f"waiting for {names} ({now_s - started_s:.0f} s)")
+                say(f"waiting for {names} ({now_s - started_s:.0f} s)")
             await asyncio.sleep(_POLL_S)
 
     async def _start_router(self, folder: Path) -> None:
@@ -183,18 +184,14 @@ class Supervisor:
         await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))
         for rank in range(self._settings.num_shard):
             Path(f"{self._settings.uds_path}-{rank}").unlink(missing_ok=True)
-        _say("stopped")
+        say("stopped")
 
     def _say_hello(self) -> None:
-        url = f"http://{self._settings.hostname}:{self._settings.port}"
+        url = address(self._settings.hostname, self._settings.port)
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
-        sys.stdout.write(
+        write(
+            sys.stdout,
             f"\nTandem serves at {url}. Try:\n\n"
             f"    curl -N {url}/generate_stream -H 'Content-Type: application/json' \\\n"
-            f"      -d '{body}'\n\n"
+            f"      -d '{body}'\n\n",
         )
-        sys.stdout.flush()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"launcher | {text}\n")

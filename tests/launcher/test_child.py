@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,29 @@ async def test_a_line_without_end_does_not_stop_the_relay() -> None:
     child = await python("print('x' * 300_000); print('after')")
     await child.wait()
     assert child.last_lines[-1] == "after"
+
+
+def test_a_lost_reader_stops_neither_the_child_nor_its_end() -> None:
+    """The launcher's own stderr is a pipe whose reader leaves after the first line."""
+    code = (
+        "import asyncio, os, sys\n"
+        "from launcher.child import Child\n"
+        "async def main():\n"
+        "    talk = 'import time\\nfor i in range(20000): print(i, flush=True)\\ntime.sleep(60)'\n"
+        "    child = await Child.start('child', [sys.executable, '-c', talk], os.environ)\n"
+        "    while '19999' not in child.last_lines: await asyncio.sleep(0.01)\n"
+        "    await child.stop(5)\n"
+        "    sys.stdout.write(f'ended {child.returncode}')\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stderr.close()
+        assert process.stdout.read() == f"ended {-signal.SIGTERM}"
 
 
 async def test_stop_ends_a_child_that_ignores_sigterm_and_its_descendants(

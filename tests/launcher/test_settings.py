@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadSetting
+from launcher.readiness import address
 from launcher.settings import ServeSettings, free_port, num_shards, require_free_port
 
 
@@ -13,6 +14,7 @@ def settings(**changes: object) -> ServeSettings:
         "served_model_name": None,
         "revision": None,
         "num_shard": 2,
+        "device": "auto",
         "hostname": "127.0.0.1",
         "port": 3000,
         "uds_path": "/tmp/x/shard",
@@ -34,6 +36,9 @@ def settings(**changes: object) -> ServeSettings:
         pytest.param(False, None, {"CUDA_VISIBLE_DEVICES": "0,1"}, 1, id="not-sharded"),
         pytest.param(True, None, {"CUDA_VISIBLE_DEVICES": "0,1,3"}, 3, id="all-visible-gpus"),
         pytest.param(True, None, {"NVIDIA_VISIBLE_DEVICES": "0,1"}, 2, id="nvidia-variable"),
+        pytest.param(None, None, {"CUDA_VISIBLE_DEVICES": "0,1"}, 2, id="named-in-environment"),
+        pytest.param(None, None, {"CUDA_VISIBLE_DEVICES": "-1"}, 1, id="hidden"),
+        pytest.param(None, None, {"NVIDIA_VISIBLE_DEVICES": "void"}, 1, id="void"),
         pytest.param(None, 4, {}, 4, id="num-shard"),
         pytest.param(True, 2, {}, 2, id="both"),
     ],
@@ -63,6 +68,25 @@ def test_each_rank_is_told_who_it_is_and_shares_the_cores() -> None:
     assert (environ["RANK"], environ["WORLD_SIZE"], environ["MASTER_PORT"]) == ("1", "2", "29500")
     assert int(environ["OMP_NUM_THREADS"]) >= 1
     assert environ["PATH"] == "/bin"
+    assert environ["LOCAL_RANK"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environ
+
+
+def test_on_a_cpu_the_gpus_are_hidden_from_the_ranks() -> None:
+    assert settings(device="cpu").shard_environ(0, {})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("hostname", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:3000"),
+        ("0.0.0.0", "http://127.0.0.1:3000"),
+        ("::", "http://[::1]:3000"),
+        ("box.local", "http://box.local:3000"),
+    ],
+)
+def test_the_address_to_try_is_one_that_can_be_called(hostname: str, url: str) -> None:
+    assert address(hostname, 3000) == url
 
 
 def test_a_number_of_threads_that_the_operator_set_stays() -> None:
