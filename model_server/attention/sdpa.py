@@ -10,6 +10,7 @@ of our own.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import torch
@@ -83,7 +84,8 @@ def plan_tiles(
 
     A prompt from its first token is one tile of any size: SDPA has a way for it without a mask.
     """
-    row_ends = step.cu_query_lens.tolist()
+    # From the plain numbers: reading a GPU's copy would wait for all that it has to do before.
+    first_rows = list(accumulate(step.query_lens, initial=0))
     tiles = []
     for seq in seqs:
         end, query_len = step.context_lens[seq], step.query_lens[seq]
@@ -92,7 +94,7 @@ def plan_tiles(
         tile_len = query_len if is_one_tile else max(1, max_scores // end)
         for start in range(0, query_len, tile_len):
             queries = positions[start : start + tile_len]
-            first_row = row_ends[seq] + start
+            first_row = first_rows[seq] + start
             rows = slice(first_row, first_row + len(queries))
             tiles.append(_tile(rows, queries, step.block_tables[seq], options, block_size))
     return tiles
