@@ -28,7 +28,7 @@ from router.batcher import Batcher, BatcherLimits
 from router.books.allocator import Allocator
 from router.books.scheduler import Scheduler, SchedulerLimits
 from router.config import BadConfig, RouterConfig, read_config
-from router.errors import ShardFailed, StartupFailed
+from router.errors import Displaced, ShardFailed, StartupFailed
 from router.http.app import Services, create_app
 from router.http.server_info import ServerInfo
 from router.hub import find_tokenizer
@@ -130,8 +130,12 @@ async def _stop(router: _Router, signals: Signals, stepping: asyncio.Task[None])
 
 
 def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
-    if stepping.done() and not stepping.cancelled() and stepping.exception() is not None:
-        _logger.critical("the router cannot go on", exc_info=stepping.exception())
+    error = stepping.exception() if stepping.done() and not stepping.cancelled() else None
+    if isinstance(error, Displaced):
+        _logger.critical("the router ends: %s", error)
+        return 1
+    if error is not None:
+        _logger.critical("the router cannot go on", exc_info=error)
         return 1
     return 1 if signals.second.is_set() else 0
 

@@ -23,6 +23,7 @@ from router.batch import Batch, Generation
 from router.books.scheduler import Scheduler
 from router.errors import (
     Cancelled,
+    Displaced,
     Draining,
     GenerationFailed,
     Overloaded,
@@ -143,7 +144,11 @@ class Batcher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Steps until drained. Raises AssertionError when the books are beyond repair."""
+        """Steps until drained.
+
+        Raises Displaced when another router has the shards, and AssertionError when the books are
+        beyond repair.
+        """
         ticker = asyncio.ensure_future(self._tick())
         try:
             while not self._is_stopping:
@@ -173,6 +178,8 @@ class Batcher:
                 return
             self._note_admitted(batch, begun_s)
             await self._step(batch)
+        except Displaced:
+            raise
         except ShardFailed as error:
             self._lose_shards(error)
         except Exception as error:
@@ -300,20 +307,32 @@ class Batcher:
         self._tell()
 
     async def _recover(self) -> None:
-        """Begins anew with the shards; if they do not answer, nobody waits for them."""
+        """Begins anew with the shards; if they do not answer, nobody waits for them.
+
+        Raises Displaced.
+        """
         try:
             await self._shards.reset()
+        except Displaced as error:
+            self._fail_all(error)
+            raise
         except ShardFailed as error:
             if self._streams:
                 _logger.error("%s", error)
-            self._fail_all(error)
-            self._tell()
-            self._wake.clear()
-            if not self._is_stopping:
-                await asyncio.sleep(self._limits.retry_s)
-            return
-        self._is_broken = False
-        _logger.warning("the shards answer again")
+            await self._retry_later(error)
+        except Exception as error:
+            _logger.exception("the shards could not be asked to begin anew, by a bug")
+            await self._retry_later(_internal(error))
+        else:
+            self._is_broken = False
+            _logger.warning("the shards answer again")
+
+    async def _retry_later(self, error: GenerationFailed) -> None:
+        self._fail_all(error)
+        self._tell()
+        self._wake.clear()
+        if not self._is_stopping:
+            await asyncio.sleep(self._limits.retry_s)
 
     def _start_over(self, error: Exception) -> None:
         """After a bug: ends everything, and goes on if the books are sound when empty."""

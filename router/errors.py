@@ -9,6 +9,7 @@ RouterError
  +-- GenerationFailed          an accepted request came to a bad end
  |    +-- RowFailed            its own row failed (NaN logits, a bad mask); others go on
  |    +-- ShardFailed          a shard answered with an error, not in time, or not at all
+ |    |    +-- Displaced       another router has begun an epoch there; this one is over
  |    +-- Cancelled            the client left
  |    +-- ServerStopped        the drain's time was over
  +-- StartupFailed             the router cannot begin: a port in use, no tokenizer, no shard
@@ -57,6 +58,10 @@ class RowFailed(GenerationFailed):
 
 class ShardFailed(GenerationFailed):
     """A shard answered with an error, not in time, or not at all."""
+
+
+class Displaced(ShardFailed):
+    """Another router has begun an epoch on the shards, which serve one: this one is over."""
 
 
 class Cancelled(GenerationFailed):

@@ -13,7 +13,9 @@ One batch runs in the shards at any time:
     anything       --ClearCache(), a new epoch-----> nothing runs
 
 Whatever goes wrong in a call, on whatever rank, is a ShardFailed that names the rank, the method
-and the reason. After one the ranks may disagree, so that the next call must be `reset`.
+and the reason. After one the ranks may disagree, so that the next call must be `reset`. If that
+finds an epoch later than its own, another router has the shards now: Displaced, and no call will
+ever be answered again.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from proto import generate_pb2 as pb
 from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router import wire
 from router.batch import Batch, StepResult
-from router.errors import ShardFailed, StartupFailed
+from router.errors import Displaced, ShardFailed, StartupFailed
 from router.wire import PoolLimits, ShardInfo
 
 _CHANNEL_OPTIONS = (
@@ -45,6 +47,8 @@ _CHANNEL_OPTIONS = (
 )
 _HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
 _MAX_SOCKET_PATH_LEN = 107
+# A shard's words when it is asked to begin an epoch before its present one.
+_LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
 
 Message = TypeVar("Message")
 Call: TypeAlias = Callable[..., grpc.aio.UnaryUnaryCall[Any, Message]]
@@ -169,7 +173,7 @@ class Shards:
         await self._call_all("Health", pb.HealthRequest(), self._timeouts.control_s)
 
     async def reset(self) -> None:
-        """All ranks forget everything, and a new epoch begins. Raises ShardFailed."""
+        """All ranks forget everything, and a new epoch begins. Raises ShardFailed, Displaced."""
         self._epoch += 1
         self._running_id = None
         await self._call_state(
@@ -292,9 +296,11 @@ class Shards:
             for answer in asked:
                 answer.cancel()
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        failures = [str(answer) for answer in answers if isinstance(answer, ShardFailed)]
+        failures = [answer for answer in answers if isinstance(answer, ShardFailed)]
         if failures:
-            raise ShardFailed("; ".join(failures))
+            is_over = any(isinstance(failure, Displaced) for failure in failures)
+            kind = Displaced if is_over else ShardFailed
+            raise kind("; ".join(map(str, failures)))
         return answers
 
     def _check_epoch(self, method: str, answers: Sequence[Any]) -> None:
@@ -313,12 +319,23 @@ async def _answer_of(rank: _Rank, method: str, call: Any) -> Any:
     try:
         return await call
     except grpc.aio.AioRpcError as error:
+        if _is_displacement(error):
+            raise Displaced(
+                f"another router has taken over {rank.name} ({error.details()})"
+            ) from error
         raise ShardFailed(f"{rank.name}, {method}: {_told(error)}") from error
 
 
 async def _close(ranks: Sequence[_Rank]) -> None:
     for rank in ranks:
         await rank.channel.close()
+
+
+def _is_displacement(error: grpc.aio.AioRpcError) -> bool:
+    return (
+        error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        and _LATER_EPOCH.search(error.details() or "") is not None
+    )
 
 
 def _told(error: grpc.aio.AioRpcError) -> str:

@@ -285,6 +285,11 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             if self.batches.pop(request.batch_id, None) is None:
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {request.batch_id}")
         else:
+            if request.epoch < self.epoch:
+                await context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"epoch {request.epoch} is over: epoch {self.epoch} has begun",
+                )
             self.epoch = request.epoch
             self.batches.clear()
             self._kv.clear()

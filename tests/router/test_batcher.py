@@ -12,6 +12,7 @@ from router.batcher import BatcherLimits
 from router.books.scheduler import Scheduler
 from router.errors import (
     Cancelled,
+    Displaced,
     Draining,
     GenerationFailed,
     InvalidRequest,
@@ -22,7 +23,7 @@ from router.errors import (
 )
 from router.events import FinishReason, PromptScored, TokenGenerated
 from router.request import LogprobParams, SamplingParams
-from router.shards import ShardTimeouts
+from router.shards import Shards, ShardTimeouts
 from tests.fakes import EOS_ID, FakeShard, byte_ids, letters, saying
 from tests.router.rig import (
     PROMPT,
@@ -535,3 +536,36 @@ async def test_a_shard_that_scores_too_little_of_a_prompt_is_told_so() -> None:
         error = error_of(await events_of(rig.batcher.submit(request)))
         assert "7 prompt log-probabilities came instead of 8" in str(error)
         assert byte_tokenizer().vocab_size == shard.vocab_size
+
+
+async def test_a_displaced_router_fails_what_it_has_and_ends() -> None:
+    shard = FakeShard(num_blocks=256)
+    async with routing(shard) as rig:
+        stream = rig.batcher.submit(asking(max_new_tokens=400))
+        await stream.take()
+        shard.epoch += 1000
+        assert isinstance(error_of(await events_of(stream)), ShardFailed)
+        with pytest.raises(Displaced, match="another router has taken over"):
+            await asyncio.wait_for(rig.running, 5.0)
+        rig.running = asyncio.ensure_future(asyncio.sleep(0))
+
+
+async def test_a_bug_while_beginning_anew_is_not_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_tries = 0
+
+    async def reset(shards: Shards) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        raise ZeroDivisionError("a bug")
+
+    shard = FakeShard()
+    limits = BatcherLimits(retry_s=0.2)
+    async with routing(shard, limits=limits) as rig:
+        monkeypatch.setattr(Shards, "reset", reset)
+        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "broken"))
+        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)
+        await asyncio.sleep(0.5)
+        assert 2 <= num_tries <= 4
+        monkeypatch.undo()

@@ -113,6 +113,23 @@ async def test_a_second_signal_stops_at_once(tokenizer: Path) -> None:
         assert "error" in (await running.events())[-1]
 
 
+async def test_a_router_that_another_one_displaced_ends_with_one_sentence(
+    tokenizer: Path,
+) -> None:
+    shard = FakeShard(num_blocks=1024)
+    shard.faults.delay_s = 0.02
+    async with router_over(shard, tokenizer) as router:
+        running = await stream(router.port, "Hello", 3000)
+        await running.until(b"\n\n")
+        shard.epoch *= 2
+        assert "error" in (await running.events())[-1]
+        assert await router.ended() == 1
+        told = [line for line in router.log if "CRITICAL" in line]
+        assert len(told) == 1
+        assert "another router has taken over shard 0" in told[0]
+        assert not any("Traceback" in line for line in router.log)
+
+
 async def test_it_can_be_stopped_while_the_shard_warms_up(tokenizer: Path) -> None:
     shard = FakeShard()
     shard.faults.hangs.add("Warmup")

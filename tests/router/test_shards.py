@@ -10,7 +10,7 @@ import pytest
 
 from proto import generate_pb2 as pb
 from router.batch import Batch, Growth, NewRequest, StepResult
-from router.errors import ShardFailed, StartupFailed
+from router.errors import Displaced, ShardFailed, StartupFailed
 from router.request import GenerateRequest, SamplingParams, StopParams
 from router.shards import Shards, ShardTimeouts, dial_target
 from tests.fakes import FakeShard, letters, serving
@@ -295,3 +295,31 @@ def test_an_address_is_host_and_port_or_a_path(address: str, target: str) -> Non
 def test_a_socket_path_beyond_the_systems_limit_is_refused_with_numbers() -> None:
     with pytest.raises(StartupFailed, match="at most 107"):
         dial_target("/tmp/" + "x" * 200)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_a_later_routers_epoch_displaces_this_one(num_ranks: int) -> None:
+    ranks = [FakeShard(rank=rank, world_size=num_ranks) for rank in range(num_ranks)]
+    async with connected(*ranks) as shards:
+        later = await Shards.connect(ranks[0].urls[0], QUICK, first_epoch=500)
+        with pytest.raises(Displaced, match=r"another router .* epoch 501 has begun"):
+            await shards.reset()
+        await later.close()
+
+
+async def test_another_precondition_displaces_nobody() -> None:
+    shard = FakeShard()
+    async with connected(shard) as shards:
+        shard.faults.fails.append(
+            ("ClearCache", grpc.StatusCode.FAILED_PRECONDITION, "not warmed up")
+        )
+        with pytest.raises(ShardFailed) as refusal:
+            await shards.reset()
+        assert not isinstance(refusal.value, Displaced)
+
+
+async def test_a_router_that_comes_too_late_does_not_start() -> None:
+    shard = FakeShard()
+    async with connected(shard):
+        with pytest.raises(StartupFailed, match="another router has taken over"):
+            await Shards.connect(shard.urls[0], QUICK, first_epoch=1)
