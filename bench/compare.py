@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -102,17 +102,18 @@ def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Pat
 
 
 def compare(
-    a: Target, b: Target, load: Load, prompts: Sequence[str], rounds: int
+    a: Target, b: Target, load: Load, tokenizer: Tokenizer, rounds: int
 ) -> dict[str, object]:
     """A B A B ...; the figures of each round and the median ratio A/B of each metric."""
-    warm_up = Load(
-        num_requests=4, prompt_len=load.prompt_len, output_len=8, concurrency=4, seed=load.seed
-    )
+    warm_up = replace(load, num_requests=4, output_len=8, concurrency=4, seed=load.seed - 1)
     for target in (a, b):
-        asyncio.run(run(target, warm_up, prompts[:4]))
+        asyncio.run(run(target, warm_up, random_prompts(tokenizer, warm_up)))
     pairs: list[tuple[Report, Report]] = []
     for number in range(rounds):
-        pair = (asyncio.run(run(a, load, prompts)), asyncio.run(run(b, load, prompts)))
+        # New prompts each round: a prefix cache is not what is compared here.
+        part = replace(load, seed=load.seed + number)
+        prompts = random_prompts(tokenizer, part)
+        pair = (asyncio.run(run(a, part, prompts)), asyncio.run(run(b, part, prompts)))
         pairs.append(pair)
         sys.stderr.write(f"round {number + 1}: {_line(pair[0])} against {_line(pair[1])}\n")
     ratios = {
@@ -166,7 +167,7 @@ def main(argv: Sequence[str]) -> int:
         output_len=args.output_len,
         concurrency=args.concurrency,
     )
-    prompts = random_prompts(Tokenizer.from_file(str(args.model / "tokenizer.json")), load)
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     ours = tandem(args.model, args.port, shlex.split(args.tandem_flags))
     peer = transformers_serve(args.model, args.port + 1, args.peer_bin)
     with contextlib.ExitStack() as stack:
@@ -176,7 +177,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             stack.enter_context(running(peer))
             other = peer.target
-        result = compare(ours.target, other, load, prompts, args.rounds)
+        result = compare(ours.target, other, load, tokenizer, args.rounds)
     sys.stdout.write(json.dumps(result) + "\n")
     return 0
 
