@@ -1,8 +1,8 @@
 """Between the router's words and protobuf: the only file of this tier that names message fields.
 
 It knows no connection and no rank. What a shard says is judged here by its form alone (known enum
-values, the right epoch, numbers that are numbers); whether it fits the books is the scheduler's
-to say. A malformed answer raises ShardFailed.
+values, the right epoch); whether it fits the books is the scheduler's to say. A malformed answer raises
+ShardFailed; a log-probability that is not a number is the error of its row alone.
 """
 
 from collections.abc import Iterable
@@ -249,6 +249,10 @@ def _constraint_to_pb(constraint: Constraint | None) -> pb.Constraint | None:
 def _generation_from_pb(message: pb.Generation) -> Generation:
     code = message.finish_reason
     tokens = tuple([_token_from_pb(token) for token in message.tokens])
+    if not message.error and any([isnan(token.logprob) for token in tokens]):
+        return Generation(
+            message.request_id, error="the log-probability of its token is not a number"
+        )
     if code == pb.FINISH_REASON_NONE and not message.prompt_logprobs and not message.error:
         return Generation(message.request_id, tokens)
     if code not in _FINISH_REASONS:
@@ -259,8 +263,10 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
             f"error {message.error!r}; one demands the other"
         )
     prompt_logprobs = tuple(message.prompt_logprobs)
-    if any(map(isnan, prompt_logprobs)):
-        raise ShardFailed(f"request {message.request_id}: a prompt log-probability is no number")
+    if not message.error and any(map(isnan, prompt_logprobs)):
+        return Generation(
+            message.request_id, error="a log-probability of its prompt is not a number"
+        )
     return Generation(
         request_id=message.request_id,
         tokens=tokens if not message.error else (),
@@ -275,8 +281,6 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
 
 def _token_from_pb(message: pb.SampledToken) -> SampledToken:
     logprob = message.logprob
-    if isnan(logprob):
-        raise ShardFailed(f"token {message.id}: its log-probability is not a number")
     top_tokens = message.top_tokens
     if not top_tokens:
         return SampledToken(message.id, logprob)

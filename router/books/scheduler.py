@@ -91,8 +91,6 @@ class Scheduler:
             self._running,
         )
         self._live: dict[int, Entry] = {}
-        # Ended entries that had been admitted, until the next answer: for usage and timings.
-        self._ended: dict[int, Entry] = {}
         self._deadlines_s: dict[int, float] = {}
         self._in_flight: deque[StepInFlight] = deque()
         self._num_added = 0
@@ -172,17 +170,18 @@ class Scheduler:
         step = self._in_flight[0]
         generations = step.read(result)
         self._in_flight.popleft()
-        self._ended.clear()
         counted = []
+        remaining_ids = frozenset(result.remaining_ids)
         for request_id, row in step.rows.items():
             entry = row.entry
             entry.num_steps_in_flight -= 1
             generation = generations.get(request_id)
             if entry.is_live:
-                kept = self._apply_row(row, generation)
+                kept = self._apply_row(row, generation, remains=request_id in remaining_ids)
                 if kept is not None:
                     counted.append(kept)
-            self._running.answered(entry, has_ended=has_ended(generation))
+            is_gone = has_ended(generation) and request_id not in remaining_ids
+            self._running.answered(entry, has_ended=is_gone)
         return tuple(counted)
 
     def fail(self) -> tuple[int, ...]:
@@ -204,19 +203,6 @@ class Scheduler:
             for request_id, deadline_s in self._deadlines_s.items()
             if deadline_s <= now_s
         )
-
-    def cached_len(self, request_id: int) -> int:
-        """Prompt tokens that the first admission found in the prefix cache.
-
-        Known until the next answer after the end; 0 before the admission and after that.
-        """
-        entry = self._entry(request_id)
-        return 0 if entry is None else entry.cached_len
-
-    def first_scheduled_s(self, request_id: int) -> float | None:
-        """When it was first admitted; None if it was not yet. Known as long as `cached_len`."""
-        entry = self._entry(request_id)
-        return None if entry is None else entry.first_scheduled_s
 
     def stats(self) -> SchedulerStats:
         """The books in numbers, now."""
@@ -261,13 +247,16 @@ class Scheduler:
                 f" {num_blocks} KV blocks; the pool has {self._allocator.num_blocks}"
             )
 
-    def _apply_row(self, row: Row, generation: Generation | None) -> Generation | None:
+    def _apply_row(
+        self, row: Row, generation: Generation | None, *, remains: bool
+    ) -> Generation | None:
         entry = row.entry
         if row.samples:
             entry.num_pending -= 1
         if generation is not None and generation.error is not None:
             entry.is_suspect = True
-            self._end(entry, EntryState.FAILED)
+            # What is wrong may have been found on our side of the wire: the shard goes on then.
+            self._end(entry, EntryState.FAILED, is_held=remains)
             return generation
         if generation is not None:
             entry.output_ids += [token.token_id for token in generation.tokens]
@@ -289,11 +278,14 @@ class Scheduler:
             token_ids = entry.token_ids(allocation.committed_len, computed_len)
             self._allocator.commit(allocation, token_ids)
 
-    def _end(self, entry: Entry, state: EntryState) -> None:
-        """The way out of a request that ends by itself or by the router, not by `fail`."""
+    def _end(self, entry: Entry, state: EntryState, *, is_held: bool = False) -> None:
+        """The way out of a request that ends by itself or by the router, not by `fail`.
+
+        `is_held`: the shards still have it, although its answer ended it.
+        """
         if entry.state is EntryState.WAITING:
             self._waiting.remove(entry)
-        elif state is EntryState.CANCELLED:
+        elif is_held or state is EntryState.CANCELLED:
             self._running.drop(entry)
         else:
             self._running.leave(entry)
@@ -303,8 +295,3 @@ class Scheduler:
         entry.move(state)
         del self._live[entry.request_id]
         self._deadlines_s.pop(entry.request_id, None)
-        if entry.first_scheduled_s is not None:
-            self._ended[entry.request_id] = entry
-
-    def _entry(self, request_id: int) -> Entry | None:
-        return self._live.get(request_id) or self._ended.get(request_id)

@@ -338,10 +338,6 @@ def _double(answer: pb.StepResponse) -> None:
     answer.generations.extend(answer.generations[:1])
 
 
-def _nan(answer: pb.StepResponse) -> None:
-    answer.generations[0].tokens[0].logprob = float("nan")
-
-
 def _stranger(answer: pb.StepResponse) -> None:
     answer.generations[0].request_id = 999
 
@@ -350,7 +346,7 @@ def _silence(answer: pb.StepResponse) -> None:
     del answer.generations[:]
 
 
-@pytest.mark.parametrize("spoil", [_double, _nan, _stranger, _silence])
+@pytest.mark.parametrize("spoil", [_double, _stranger, _silence])
 async def test_an_answer_that_contradicts_the_books_is_a_failure_of_the_shard(
     spoil: Callable[[pb.StepResponse], None],
 ) -> None:
@@ -569,3 +565,24 @@ async def test_a_bug_while_beginning_anew_is_not_tried_again_at_once(
         await asyncio.sleep(0.5)
         assert 2 <= num_tries <= 4
         monkeypatch.undo()
+
+
+async def test_a_logprob_that_is_not_a_number_costs_its_own_request_alone() -> None:
+    shard = FakeShard(num_blocks=256)
+
+    def spoil(answer: pb.StepResponse) -> None:
+        for generation in answer.generations:
+            if generation.request_id == 1 and not generation.finish_reason:
+                generation.tokens[0].logprob = float("nan")
+
+    async with routing(shard) as rig:
+        first = rig.batcher.submit(asking(max_new_tokens=40))
+        second = rig.batcher.submit(asking("Long ago", max_new_tokens=20))
+        await second.take()
+        shard.faults.spoil = spoil
+        error = error_of(await events_of(first))
+        assert isinstance(error, RowFailed)
+        assert "is not a number" in str(error)
+        assert end_of(await events_of(second)).text == expected_text("Long ago", 20)
+        await settled(rig)
+        assert shard.num_held == 0, "the shard is told to forget the row"

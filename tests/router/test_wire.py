@@ -161,13 +161,27 @@ def test_a_failed_row_brings_its_reason_and_no_token() -> None:
             pb.Generation(request_id=9, finish_reason=pb.FINISH_REASON_ERROR),
             "one demands the other",
         ),
-        (pb.Generation(request_id=9, tokens=[token(logprob=float("nan"))]), "not a number"),
-        (pb.Generation(request_id=9, prompt_logprobs=[float("nan")]), "no number"),
     ],
 )
 def test_a_malformed_generation_is_refused(message: pb.Generation, words: str) -> None:
     with pytest.raises(ShardFailed, match=words):
         wire.step_from_pb(answer(message), 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Generation(request_id=9, tokens=[token(logprob=float("nan"))]),
+        pb.Generation(request_id=9, prompt_logprobs=[-1.0, float("nan")]),
+    ],
+)
+def test_what_is_not_a_number_fails_its_row_alone(message: pb.Generation) -> None:
+    other = pb.Generation(request_id=8, tokens=[token()])
+    failed, kept = wire.step_from_pb(answer(message, other), 1).result.generations
+    assert failed.error is not None
+    assert "is not a number" in failed.error
+    assert (failed.tokens, failed.prompt_logprobs) == ((), ())
+    assert kept == Generation(8, (SampledToken(5, -0.5),))
 
 
 def test_an_unknown_enum_value_survives_the_encoding_and_is_refused() -> None:
