@@ -101,8 +101,3 @@ class GenerateRequest:
             return self
         seed = (self.sampling.seed + index) % NUM_SEEDS
         return replace(self, sampling=replace(self.sampling, seed=seed))
-
-    @property
-    def max_total_len(self) -> int:
-        """Tokens of prompt and output together, at most."""
-        return len(self.prompt_ids) + self.stop.max_new_tokens

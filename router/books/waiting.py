@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from router.books.entry import Entry
 
 # How many are looked at in one step: a bound on a step's cost, not on anybody's turn, since the
-# oldest are looked at first.
+# oldest are looked at first. So it is also the most that one step admits; those behind have the
+# next step.
 _MAX_OFFERS = 64
 
 

@@ -203,7 +203,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(
 
 async def test_a_prompt_fits_with_its_output_or_not_at_all(validation: Validation) -> None:
     fits = await validation.validate_ids((5,) * 24, RawParams(max_new_tokens=8))
-    assert fits.max_total_len == 32
+    assert (len(fits.prompt_ids), fits.stop.max_new_tokens) == (24, 8)
     with pytest.raises(
         InvalidRequest,
         match=r"`inputs` tokens \+ `max_new_tokens` must be at most 32. "

@@ -171,7 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "tracked"):
             return
         lives = [self.tracked[request_id].request for request_id in self.live_ids()]
-        num_rounds = 10 + 3 * (len(lives) + 1) * sum(life.max_total_len for life in lives)
+        num_tokens = sum(len(life.prompt_ids) + life.stop.max_new_tokens for life in lives)
+        num_rounds = 10 + 3 * (len(lives) + 1) * num_tokens
         while self.scheduler.has_work:
             self.schedule()
             if self.in_flight:
