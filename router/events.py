@@ -46,7 +46,8 @@ class TokenGenerated:
 
     `text` is what the client may show now: it never splits a character, never holds a stop
     string that is to be dropped, and may be empty while text is held back. `token.text` is the
-    token's own incremental text, special tokens included.
+    token's own incremental text, special tokens included, up to where a stop string ends the
+    output.
     """
 
     token: TokenLogprob

@@ -12,6 +12,7 @@ step or a slow reader has gathered.
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 
 from router.batch import Generation, SampledToken, TopToken
 from router.errors import RouterError
@@ -25,6 +26,7 @@ from router.events import (
     TokenGenerated,
     TokenLogprob,
 )
+from router.reported import ReportedTokens
 from router.request import GenerateRequest
 from router.text.detokenizer import Detokenizer
 from router.text.stopping import StopMatcher
@@ -48,6 +50,7 @@ class Stream:
         "_matcher",
         "_prompt_logprobs",
         "_prompt_top_tokens",
+        "_reported",
         "_texts",
         "_tokenizer",
         "_waiter",
@@ -81,6 +84,7 @@ class Stream:
             StopMatcher(stop.stop_strings, stop.keep_stop_string) if stop.stop_strings else None
         )
         self._keeps_stop_token = stop.keep_stop_string
+        self._reported = ReportedTokens(keeps_alternatives=stop.keep_stop_string)
         self._prompt_logprobs: list[float] = []
         self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
         self._texts: list[str] = []
@@ -136,6 +140,8 @@ class Stream:
             if self._matcher is not None:
                 tail = self._matcher.push(tail) + self._matcher.flush()
                 matched = self._matcher.matched
+            self._reported.show(len(tail))
+            self._events += self._reported.cut()
         sampling = self.request.sampling
         self.end = Finished(
             reason=FinishReason.STOP_STRING if matched is not None else reason,
@@ -166,20 +172,23 @@ class Stream:
         token_id = token.token_id
         self.num_generated += 1
         special = self._tokenizer.is_special(token_id)
-        if ends and not self._keeps_stop_token:
-            own, shown = self._tokenizer.token_text(token_id), ""
-        else:
-            own = shown = self._detokenizer.push(token_id)
-            if special:
-                own = self._tokenizer.token_text(token_id)
-            if self._matcher is not None:
-                shown = self._matcher.push(shown)
+        is_dropped = ends and not self._keeps_stop_token
+        pushed = "" if is_dropped else self._detokenizer.push(token_id)
+        shown = pushed if self._matcher is None else self._matcher.push(pushed)
         if shown:
             self._texts.append(shown)
-        top_tokens = self._reported(token.top_tokens) if token.top_tokens else ()
-        self._events.append(
-            TokenGenerated(TokenLogprob(token_id, own, token.logprob, special), shown, top_tokens)
+        own = self._tokenizer.token_text(token_id) if special or is_dropped else pushed
+        top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
+        event = TokenGenerated(
+            TokenLogprob(token_id, own, token.logprob, special), shown, top_tokens
         )
+        if self._matcher is None:
+            self._events.append(event)
+            return
+        self._reported.add(event, len(pushed))
+        self._reported.show(len(shown))
+        is_cut = self._matcher.matched is not None
+        self._events += self._reported.cut() if is_cut else self._reported.whole()
 
     def _scored_prompt(self) -> PromptScored:
         prompt_ids, logprobs = self.request.prompt_ids, self._prompt_logprobs
@@ -187,11 +196,14 @@ class Stream:
             self._report(token_id, logprob)
             for token_id, logprob in zip(prompt_ids, (None, *logprobs), strict=True)
         ]
-        top_tokens = [self._reported(top) for top in self._prompt_top_tokens]
+        top_tokens = [self._alternatives(top) for top in self._prompt_top_tokens]
         return PromptScored(tuple(tokens), ((), *top_tokens) if top_tokens else ())
 
-    def _reported(self, top_tokens: Sequence[TopToken]) -> tuple[TokenLogprob, ...]:
-        return tuple([self._report(top.token_id, top.logprob) for top in top_tokens])
+    def _alternatives(self, top_tokens: Sequence[TopToken]) -> tuple[TokenLogprob, ...]:
+        # Where fewer tokens than were asked for can be drawn, the rest has no probability at all.
+        return tuple(
+            [self._report(top.token_id, top.logprob) for top in top_tokens if top.logprob > -inf]
+        )
 
     def _report(self, token_id: int, logprob: float | None) -> TokenLogprob:
         text = self._tokenizer.token_text(token_id)

@@ -586,3 +586,49 @@ async def test_a_logprob_that_is_not_a_number_costs_its_own_request_alone() -> N
         assert end_of(await events_of(second)).text == expected_text("Long ago", 20)
         await settled(rig)
         assert shard.num_held == 0, "the shard is told to forget the row"
+
+
+@pytest.mark.parametrize(
+    ("keep", "told", "text"),
+    [
+        (True, ["a", "b", "c", "d"], "abcd"),
+        (False, ["a", "b", "", ""], "ab"),
+    ],
+)
+async def test_tokens_tell_no_more_of_a_stop_string_than_the_text_does(
+    keep: bool, told: list[str], text: str
+) -> None:
+    async with routing(says("abcdef")) as rig:
+        request = asking(
+            max_new_tokens=20,
+            stop=("cd",),
+            keep_stop_string=keep,
+            logprobs=LogprobParams(num_top_tokens=2),
+        )
+        events = await events_of(rig.batcher.submit(request))
+        tokens = [event for event in events if isinstance(event, TokenGenerated)]
+        assert [event.token.text for event in tokens] == told
+        assert end_of(events).text == text
+        seen = [other.text for event in tokens for other in event.top_tokens]
+        assert ("c" in seen, len(seen)) == ((True, 8) if keep else (True, 4))
+
+
+async def test_tokens_that_waited_for_a_stop_string_are_told_whole_when_there_is_none() -> None:
+    async with routing(says("abc")) as rig:
+        request = asking(max_new_tokens=20, stop=("bcd",), keep_stop_string=False)
+        events = await events_of(rig.batcher.submit(request))
+        tokens = [event for event in events if isinstance(event, TokenGenerated)]
+        assert [event.token.text for event in tokens] == ["a", "b", "c", "</s>"]
+
+
+async def test_alternatives_without_any_probability_are_left_out() -> None:
+    def spoil(answer: pb.StepResponse) -> None:
+        answer.generations[0].tokens[0].top_tokens[1].logprob = float("-inf")
+
+    shard = FakeShard()
+    shard.faults.spoil = spoil
+    async with routing(shard) as rig:
+        request = asking(max_new_tokens=2, logprobs=LogprobParams(num_top_tokens=3))
+        events = await events_of(rig.batcher.submit(request))
+        tokens = [event for event in events if isinstance(event, TokenGenerated)]
+        assert [len(event.top_tokens) for event in tokens] == [2, 2]

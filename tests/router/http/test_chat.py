@@ -402,3 +402,22 @@ async def test_a_failing_shard_is_a_500_or_an_event_then_the_end() -> None:
         assert text_of(chunks) == "h"
         assert failure["error"]["type"] == "server_error"
         assert "no memory" in failure["error"]["message"]
+
+
+async def test_no_logprob_tells_of_a_stop_string() -> None:
+    async with housing(saying_after_hi("hello")) as house:
+        fields = {"stop": "llo", "logprobs": True, "top_logprobs": 1}
+        answer = await post(house, **fields)
+        chunks = await stream(house, **fields)
+
+    told = answer["choices"][0]["logprobs"]["content"]
+    assert [token["token"] for token in told] == ["h", "e", "", "", ""]
+    assert [len(token["top_logprobs"]) for token in told] == [1, 1, 0, 0, 0]
+    streamed = [
+        token
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["logprobs"]
+        for token in choice["logprobs"]["content"]
+    ]
+    assert streamed == told

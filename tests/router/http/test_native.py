@@ -1,5 +1,6 @@
 """TGI's routes: shapes, defaults and semantics that its clients look at."""
 
+import json
 from typing import Any
 
 import grpc
@@ -110,6 +111,24 @@ async def test_a_stop_string_stays_in_the_text(stop: list[str], text: str) -> No
     assert answer["generated_text"] == text
     reason = "eos_token" if text == "world" else "stop_sequence"
     assert answer["details"]["finish_reason"] == reason
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_the_texts_of_the_tokens_end_where_the_text_does(path: str) -> None:
+    stop = ["ly ma"]
+    async with housing(saying_after_prompt("a lonely man")) as house, house.client as client:
+        body = {"inputs": PROMPT, "parameters": {"stop": stop, "details": True}}
+        answer = await client.post(path, json=body)
+    if path == "/generate":
+        whole = answer.json()
+        texts = [token["text"] for token in whole["details"]["tokens"]]
+        assert "".join(texts) == whole["generated_text"] == "a lonely ma"
+    else:
+        frames = [
+            json.loads(line.removeprefix("data:")) for line in answer.text.splitlines() if line
+        ]
+        texts = [frame["token"]["text"] for frame in frames]
+        assert "".join(texts) == frames[-1]["generated_text"] == "a lonely ma"
 
 
 async def test_a_stop_string_is_left_out_on_request() -> None:
