@@ -121,7 +121,8 @@ def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Serve
         device=args.device,
         attention=args.attention,
         trust_remote_code=args.trust_remote_code,
-        uds_path=args.uds_path,
+        # The router may dial it from another working directory.
+        uds_path=os.path.abspath(args.uds_path),
         listen=_listen(args.listen),
         advertise_host=args.advertise_host,
         rank=rank,

@@ -26,6 +26,15 @@ def test_ranks_come_from_the_environment_and_name_their_own_socket() -> None:
     assert config.master_port == 4711
 
 
+def test_a_relative_socket_is_told_to_others_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = serve("--uds-path", "run/../x")
+    assert config.urls == (f"unix://{tmp_path}/x-0",)
+    assert config.address == tmp_path / "x-0"
+
+
 def test_over_tcp_each_rank_takes_the_next_port_and_the_advertised_name_is_dialled() -> None:
     config = serve("--listen", "0.0.0.0:7000", "--advertise-host", "box", RANK="1", WORLD_SIZE="2")
     assert config.address == "0.0.0.0:7001"
