@@ -37,6 +37,13 @@ def peak_of(device: torch.device, run: Callable[[], None]) -> int:
     return torch.cuda.max_memory_reserved(device)
 
 
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an error says that memory ran out; torch has no class of its own for the host's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
 def pool_bytes(
     device: torch.device, *, peak_bytes: int, memory_fraction: float, num_ranks: int
 ) -> int:

@@ -9,6 +9,7 @@ the prefix cache.
 """
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import TypeAlias
 
 from torch import Tensor
@@ -39,6 +40,15 @@ def score_prompts(logits: Tensor, chunks: Sequence[PlannedChunk]) -> StepScores:
             ]
         start += chunk.num_logits
     return scores
+
+
+def failed_scores(scores: StepScores) -> dict[int, str]:
+    """Why a request's prompt cannot be scored, by request; such a row has failed."""
+    return {
+        request_id: "the model's logits over its prompt hold NaN or +inf"
+        for request_id, found in scores.items()
+        if any(isnan(score.logprob) for score in found)
+    }
 
 
 def take_scores(chunk: PlannedChunk, scores: StepScores) -> Sequence[PromptScore]:

@@ -250,17 +250,18 @@ class Runner:
         """Bring the books up to date; answers generations on rank 0, nothing elsewhere."""
         generations: list[Generation] = []
         ended: list[int] = []
+        token_ids = iter(computed.token_ids)
         row = 0
         for chunk in chunks:
             sequence, samples = chunk.sequence, chunk.samples
             scores = take_scores(chunk, computed.scores)
             sequence.computed_len += chunk.chunk_len
             finish_reason = None
-            if samples:
-                finish_reason = self._append(sequence, computed.token_ids[row])
+            if chunk.num_logits:
+                finish_reason = self._finish_reason(sequence, samples, next(token_ids))
                 if finish_reason is not None:
                     ended.append(sequence.request_id)
-            if self._sampler is not None and (samples or scores):
+            if self._sampler is not None and (samples or scores or finish_reason is not None):
                 sampled_row = row if samples else None
                 generations.append(
                     computed.generation(sequence, sampled_row, finish_reason, scores)
@@ -269,9 +270,14 @@ class Runner:
         self._forget(batch_id, ended)
         return tuple(generations)
 
-    def _append(self, sequence: SequenceState, token_id: int | None) -> FinishReason | None:
+    def _finish_reason(
+        self, sequence: SequenceState, samples: bool, token_id: int | None
+    ) -> FinishReason | None:
+        """Append the token, if there is one; why the sequence ends, or None when it goes on."""
         if token_id is None:
             return FinishReason.ERROR
+        if not samples:
+            return None
         sequence.token_ids.append(token_id)
         sequence.is_decoding = True
         return sequence.finish_reason(self._model.eos_token_ids)

@@ -211,6 +211,29 @@ def test_a_row_that_fails_takes_nobody_with_it(
     assert driver.outputs[1] == alone.outputs[1]
 
 
+@pytest.mark.parametrize("step_tokens", [16, 64])
+def test_a_prompt_that_cannot_be_scored_fails_alone(
+    model: PagedModel, driver: Driver, poisoned_id: int, step_tokens: int
+) -> None:
+    alone = driver_of(model)
+    alone.add(1, PROMPT, 8)
+    alone.run()
+
+    driver.add(1, PROMPT, 8)
+    scored = LogprobParams(num_top_tokens=1, prompt=True)
+    failed = driver.add(2, (*PROMPT[:5], poisoned_id, *PROMPT), 8, logprobs=scored)
+    good = driver.add(3, PROMPT, 8, logprobs=scored)
+    driver.run(step_tokens)
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "NaN" in str(failed.generations[-1].error)
+    # In chunks it fails with the chunk in which the bad token lies, and reports no score of it.
+    reported = [score for g in failed.generations for score in g.prompt_logprobs]
+    assert all(score <= 0.0 for score in reported)
+    assert failed.output == []
+    assert driver.outputs[1] == driver.outputs[3] == alone.outputs[1]
+    assert sum(len(g.prompt_logprobs) for g in good.generations) == len(PROMPT) - 1
+
+
 def test_a_seed_means_the_same_alone_and_in_company(model: PagedModel, driver: Driver) -> None:
     warm = SamplingParams(do_sample=True, temperature=1.5, seed=3)
     alone = driver_of(model, seed=1)
@@ -332,6 +355,30 @@ def test_a_failed_forward_leaves_books_that_can_be_cleared(
     runner.clear(None)
     with pytest.raises(UnknownBatch):
         runner.decode([1], ())
+    assert token_ids(runner.prefill(1, [new(1)], None, ())) == token_ids(first)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_a_lone_rank_outlives_a_step_that_does_not_fit(
+    model: PagedModel, runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    first = runner.prefill(1, [new(1)], None, ())
+
+    def fail(inputs: object) -> Tensor:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(model, "forward", fail)
+        with pytest.raises(OutOfMemory, match="a step of 21 tokens does not fit"):
+            runner.prefill(2, [new(2)], 1, ())
+    runner.clear(None)
     assert token_ids(runner.prefill(1, [new(1)], None, ())) == token_ids(first)
 
 
