@@ -4,6 +4,7 @@ A World is handed down, never looked up. It knows no model, request or RPC; the 
 a forward pass are the model's own and run over the same process group.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +17,7 @@ from model_server.errors import RanksDiverged
 # Loading a large checkpoint takes some ranks minutes longer than others; a step does not.
 LOAD_TIMEOUT_S = 1800.0
 STEP_TIMEOUT_S = 120.0
+ABANDON_TIMEOUT_S = 2.0
 
 # On the wire between ranks only: a row without a token, and a step that rank 0 gave up.
 _FAILED_ROW = -1
@@ -102,9 +104,14 @@ class World:
         return tuple(None if token_id == _FAILED_ROW else token_id for token_id in chosen)
 
     def abandon(self, num_rows: int) -> None:
-        """Rank 0: release the others from `broadcast_tokens` of a step that failed here."""
+        """Rank 0: release the others from `broadcast_tokens` of a step that failed here.
+
+        Those that are not there within ABANDON_TIMEOUT_S hang in the forward pass that this rank
+        left; only the end of its process releases them. Raises RanksDiverged.
+        """
         if self.group is not None:
-            self._broadcast(torch.full((num_rows + 1,), _ABANDONED, dtype=torch.int64))
+            rows = torch.full((num_rows + 1,), _ABANDONED, dtype=torch.int64)
+            self._broadcast_soon(rows)
 
     def smallest(self, number: int) -> int:
         """The smallest of what the ranks hand in."""
@@ -117,14 +124,21 @@ class World:
             raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
         return int(numbers.item())
 
-    def barrier(self) -> None:
-        """Wait until every rank has come this far."""
-        self.smallest(0)
-
-    def close(self) -> None:
-        """Leave the group. The World is of no use afterwards."""
-        if self.group is not None:
-            dist.destroy_process_group()
+    def _broadcast_soon(self, rows: torch.Tensor) -> None:
+        # Asked again and again: gloo's own wait takes the group's time limit, whatever it is told.
+        try:
+            work = dist.broadcast(rows, src=0, group=self.group, async_op=True)
+            deadline_s = time.monotonic() + ABANDON_TIMEOUT_S
+            while not work.is_completed():
+                if time.monotonic() > deadline_s:
+                    raise RanksDiverged(
+                        f"rank {self.rank} abandoned a step and the others did not come to hear it"
+                        f" within {ABANDON_TIMEOUT_S} s"
+                    )
+                time.sleep(0.01)
+            work.wait()
+        except RuntimeError as error:
+            raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
 
     def _broadcast(self, rows: torch.Tensor) -> None:
         try:

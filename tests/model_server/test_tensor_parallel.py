@@ -1,7 +1,9 @@
 """Two ranks are one model: the same tokens as one rank, and an end when one of them fails."""
 
 import multiprocessing
+import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +17,7 @@ import transformers
 
 from model_server.distributed import World
 from model_server.errors import ModelRefused, RanksDiverged
+from model_server.step import StepInputs
 from tests.model_server import tiny_models
 from tests.model_server.driver import Driver
 from tests.model_server.shards import NUM_BLOCKS, load, warmed_up
@@ -53,7 +56,8 @@ def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:
             step_timeout_s=20.0,
         )
         answer.send(work(world))
-        world.close()
+        # As a shard does: the process group's own clean-up waits for its peers.
+        os._exit(0)
     except BaseException:
         answer.send(traceback.format_exc())
         raise
@@ -251,9 +255,49 @@ def test_a_rank_that_never_comes_is_given_up() -> None:
         )
 
 
+class _FailingStep:
+    """A step that one rank fails in; what it says on this rank, and after how long."""
+
+    def __init__(self, folder: Path, failing_rank: int, *, after_forward: bool) -> None:
+        self.folder = folder
+        self.failing_rank = failing_rank
+        self.after_forward = after_forward
+
+    def __call__(self, world: World) -> tuple[str, float]:
+        model = load(self.folder, world)
+        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
+        driver.add(0, PROMPTS[0], NUM_NEW)
+        if world.rank == self.failing_rank:
+            forward = model.forward
+
+            def fail(inputs: StepInputs) -> torch.Tensor:
+                if self.after_forward:
+                    forward(inputs)
+                raise torch.OutOfMemoryError("no memory left")
+
+            model.forward = fail  # type: ignore[method-assign]
+        started_s = time.monotonic()
+        try:
+            driver.step()
+        except RanksDiverged as error:
+            return str(error), time.monotonic() - started_s
+        return "noticed nothing", 0.0
+
+
+@pytest.mark.parametrize(("failing_rank", "after_forward"), [(0, True), (0, False), (1, False)])
+def test_a_step_that_fails_on_one_rank_ends_soon_on_all(
+    tmp_path: Path, failing_rank: int, after_forward: bool
+) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    answers = on_two_ranks(_FailingStep(folder, failing_rank, after_forward=after_forward))
+    for rank, (said, took_s) in enumerate(answers):
+        assert f"rank {rank} " in said
+        # Well below the step's time limit.
+        assert took_s < 15.0
+    assert "OutOfMemoryError: no memory left" in answers[failing_rank][0]
+
+
 def test_one_rank_needs_no_group() -> None:
     world = World()
     assert world.broadcast_tokens((3, None), 2) == (3, None)
     assert world.smallest(4) == 4
-    world.barrier()
-    world.close()
