@@ -258,6 +258,7 @@ def _limits(config: RouterConfig, info: ShardInfo, pool: PoolLimits) -> Limits:
         max_stop_sequences=config.max_stop_sequences,
         max_top_n_tokens=config.max_top_n_tokens,
         max_client_batch_size=config.max_client_batch_size,
+        max_duration_s=config.max_request_duration,
     )
 
 
@@ -274,7 +275,7 @@ def _server_info(
         created_s=int(time.time()),
         max_concurrent_requests=config.max_concurrent_requests,
         validation_workers=config.validation_workers,
-        compute_type=config.compute_type,
+        compute_type=config.compute_type or _compute_type(info),
         model_dtype=info.dtype,
         model_device_type=info.device_type,
         attention=info.attention_backend,
@@ -284,6 +285,11 @@ def _server_info(
         max_batch_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.batch_size,
     )
+
+
+def _compute_type(info: ShardInfo) -> str:
+    """TGI's word for a GPU, which its clients know, and a plain one for a CPU."""
+    return "cpu" if info.device_type == "cpu" else "gpu+optimized"
 
 
 def _warn_of_what_has_no_effect(config: RouterConfig) -> None:

@@ -159,7 +159,8 @@ class RouterConfig:
 
     tokenizer_name: str | None = _knob(
         None,
-        "folder or hub id of the tokenizer; absent: the model id that the shard reports",
+        "folder or hub id of the tokenizer; absent: the model id that the shard reports. For the "
+        "hub HF_HOME, HF_HUB_CACHE and HF_TOKEN are honoured",
         group=_TIERS,
     )
     tokenizer_config_path: Path | None = _knob(  # noqa: RUF009 (a dataclass field, by our name)
@@ -200,8 +201,11 @@ class RouterConfig:
     payload_limit: int = _knob(
         2_000_000, "bytes of a request's body, at most", _whole(1), group=_HTTP
     )
-    compute_type: str = _knob(
-        "gpu+optimized", "value of the x-compute-type response header", group=_HTTP
+    compute_type: str | None = _knob(
+        None,
+        "value of the x-compute-type response header; absent: cpu or gpu+optimized, as the shard "
+        "computes",
+        group=_HTTP,
     )
 
     max_input_tokens: int | None = _knob(
@@ -222,6 +226,14 @@ class RouterConfig:
     max_top_n_tokens: int = _knob(5, "largest top_n_tokens", _whole(0), group=_LIMITS)
     max_client_batch_size: int = _knob(
         4, "most prompts of one /v1/completions call", _whole(1), group=_LIMITS
+    )
+
+    max_request_duration: float | None = _knob(
+        None,
+        "seconds from a request's arrival after which it ends with the text so far and the finish "
+        "reason deadline; absent: never",
+        _seconds,
+        group=_LIMITS,
     )
 
     max_concurrent_requests: int = _knob(

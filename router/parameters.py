@@ -29,6 +29,7 @@ class Limits:
     """The bounds of this server. Lengths of prompts and outputs are in tokens.
 
     `vocab_size` is the model's. `max_stop_string_len` is in characters.
+    `max_duration_s`: seconds that a request may take from its arrival; None: as long as it likes.
     """
 
     max_input_len: int
@@ -39,6 +40,7 @@ class Limits:
     max_top_n_tokens: int = 5
     max_client_batch_size: int = 4
     max_stop_string_len: int = 1000
+    max_duration_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ class _Range:
     low: float
     high: float = math.inf
     is_open: bool = False
+    is_whole: bool = False
 
     def check(self, raw: RawParams) -> None:
         value = getattr(raw, self.word)
@@ -112,6 +115,8 @@ class _Range:
             raise raw.refuse(self.word, self._rule(), value)
 
     def _rule(self) -> str:
+        if self.is_whole:
+            return f"a whole number of at least {self.low:g}"
         if self.high == math.inf:
             return f"finite and {'greater than' if self.is_open else 'at least'} {self.low:g}"
         if self.is_open:
@@ -128,9 +133,9 @@ _NUMBERS = (
     _Range("top_p", 0, 1, is_open=True),
     _Range("typical_p", 0, 1, is_open=True),
     _Range("min_p", 0, 1),
-    _Range("top_k", 1),
-    _Range("max_new_tokens", 1),
-    _Range("min_new_tokens", 0),
+    _Range("top_k", 1, is_whole=True),
+    _Range("max_new_tokens", 1, is_whole=True),
+    _Range("min_new_tokens", 0, is_whole=True),
 )
 
 

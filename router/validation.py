@@ -62,7 +62,8 @@ class Validation:
         """Everything that can be said before the prompt is tokenized, which is what costs."""
         check_parameters(raw, self.limits)
         if is_empty:
-            raise raw.refuse("inputs", "a prompt of at least 1 token", "an empty one")
+            name = raw.name("inputs")
+            raise InvalidRequest(f"`{name}` must not be empty", name)
         if raw.truncate is not None and not 1 <= raw.truncate <= self.limits.max_input_len:
             raise raw.refuse("truncate", f"between 1 and {self.limits.max_input_len}", raw.truncate)
         check_unserved(raw)
@@ -78,7 +79,8 @@ class Validation:
         self, token_ids: Sequence[int], text: str, raw: RawParams, trace_id: str
     ) -> GenerateRequest:
         if not token_ids:
-            raise raw.refuse("inputs", "a prompt of at least 1 token", "text without any")
+            name = raw.name("inputs")
+            raise InvalidRequest(f"`{name}` must not be empty: its text has no tokens", name)
         self._check_ids(token_ids, raw)
         # The end of a prompt is what the answer follows from.
         prompt_ids = tuple(token_ids if raw.truncate is None else token_ids[-raw.truncate :])

@@ -7,6 +7,7 @@ surrogates, NaN and infinities are no JSON here. Answers 413, 415 and 400 as `Ht
 types are an `InvalidRequest`, like every other fault of a parameter.
 """
 
+import json
 from typing import Any, TypeVar
 
 import orjson
@@ -19,12 +20,22 @@ from router.http.errors import HttpError
 MAX_DEPTH = 64
 _MAX_QUOTED_LEN = 60
 _MAX_DROPPED_LEN = 1 << 28
+# What the JSON parser reads exactly; beyond it makes floats of whole numbers.
+_MIN_WHOLE = -(1 << 63)
+_MAX_WHOLE = (1 << 64) - 1
+_MIN_BIG_LEN = len(str(-_MIN_WHOLE))
 
 
 class Schema(BaseModel):
     """A body, or a part of one: exact types, unknown fields ignored, never changed."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+
+
+class _Digits(str):
+    """A whole number, unread."""
+
+    __slots__ = ()
 
 
 S = TypeVar("S", bound=Schema)
@@ -82,7 +93,7 @@ def parse(body: bytes, schema: type[S]) -> S:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise _first_fault(error) from error
+        raise _first_fault(error, body) from error
 
 
 def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
@@ -127,7 +138,7 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
     return bool(level)
 
 
-def _first_fault(error: ValidationError) -> InvalidRequest:
+def _first_fault(error: ValidationError, body: bytes) -> InvalidRequest:
     fault = error.errors(include_url=False)[0]
     field = _path(fault["loc"])
     if fault["type"] == "missing":
@@ -140,7 +151,24 @@ def _first_fault(error: ValidationError) -> InvalidRequest:
         rule = "must be an object"
     else:
         rule = fault["msg"].replace("Input should", "must")
+    digits = _digits(body, fault["loc"]) if fault["type"].startswith("int") else None
+    if digits is not None:
+        rule = f"must be a whole number between {_MIN_WHOLE} and {_MAX_WHOLE}"
+        return InvalidRequest(f"`{field}` {rule}. Given: {_cut(digits)}", field)
     return InvalidRequest(f"`{field}` {rule}. Given: {_quote(fault['input'])}", field)
+
+
+def _digits(body: bytes, loc: tuple[int | str, ...]) -> str | None:
+    """A whole number as it was written, where the parser made a float of it; else None."""
+    # Only for an error's text: slower, but it lets us look at the digits.
+    value = json.loads(body, parse_int=_Digits)
+    for step in loc:
+        # A place may name the branch of a union, which is no place of the body.
+        if (isinstance(value, dict) and step in value) or isinstance(value, list):
+            value = value[step]
+    if not isinstance(value, _Digits) or len(value) < _MIN_BIG_LEN:
+        return None
+    return str(value)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -33,7 +34,13 @@ class Intake:
         *,
         add_special_tokens: bool = True,
     ) -> GenerateRequest:
-        """The request, valid. `prompt` is text or token ids. Raises InvalidRequest."""
+        """The request, valid, with its deadline. `prompt` is text or token ids.
+
+        Raises InvalidRequest.
+        """
+        max_duration_s = self._validation.limits.max_duration_s
+        if max_duration_s is not None:
+            raw = replace(raw, deadline_s=exchange.started_s + max_duration_s)
         clock = time.monotonic
         begun_s = clock()
         if isinstance(prompt, str):

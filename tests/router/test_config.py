@@ -115,3 +115,10 @@ def test_a_chat_template_file_is_a_path(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer_config.json"
     path.write_text("{}")
     assert read_config(["--tokenizer-config-path", str(path)], {}).tokenizer_config_path == path
+
+
+def test_a_request_may_be_given_a_longest_duration() -> None:
+    assert read_config([], {}).max_request_duration is None
+    assert read_config([], {"MAX_REQUEST_DURATION": "2.5"}).max_request_duration == 2.5
+    with pytest.raises(BadConfig, match="number of seconds above 0"):
+        read_config(["--max-request-duration", "0"], {})

@@ -17,6 +17,7 @@ from router.__main__ import main
 from tests.fakes import FakeShard, save_byte_tokenizer, serving
 from tests.router.process import (
     RouterProcess,
+    ask,
     launched,
     serving_http,
     status_of,
@@ -111,6 +112,38 @@ async def test_a_second_signal_stops_at_once(tokenizer: Path) -> None:
         assert await router.ended() == 1
         assert monotonic() - began_s < 2.0
         assert "error" in (await running.events())[-1]
+
+
+async def test_a_request_ends_at_its_longest_duration_with_what_there_is(tokenizer: Path) -> None:
+    shard = FakeShard(num_blocks=1024)
+    shard.faults.delay_s = 0.02
+    async with router_over(shard, tokenizer, "--max-request-duration", "0.5") as router:
+        began_s = monotonic()
+        body = {
+            "inputs": "Hello",
+            "parameters": {"max_new_tokens": 3000, "details": True},
+        }
+        exchange = await ask(router.port, "POST", "/generate_stream", body)
+        events = await exchange.events()
+        assert monotonic() - began_s < 3.0
+        last = events[-1]
+        assert isinstance(last["details"], dict)
+        assert last["details"]["finish_reason"] == "deadline"
+        assert 1 <= len(str(last["generated_text"])) < 100
+
+
+async def test_the_compute_type_is_the_shards_unless_it_is_told(tokenizer: Path) -> None:
+    for flags, told in ((), b"cpu"), (("--compute-type", "tpu"), b"tpu"):
+        async with router_over(FakeShard(), tokenizer, *flags) as router:
+            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+            body = b'{"inputs": "a", "parameters": {"max_new_tokens": 1}}'
+            writer.write(
+                b"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            answer = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            assert b"x-compute-type: " + told + b"\r\n" in answer
 
 
 async def test_a_router_that_another_one_displaced_ends_with_one_sentence(
