@@ -37,7 +37,7 @@ class Shard:
 
     path: Path
     stub: Any
-    channel: grpc.aio.Channel
+    channel: Any  # the stubs of probes are typed for the blocking one alone
     fatal: list[str] = field(default_factory=list)
 
     async def warm_up(self) -> pb.WarmupResponse:
@@ -85,6 +85,10 @@ async def shard(service: TextGenerationService, tmp_path: Path) -> AsyncIterator
         grpc.aio.insecure_channel(f"unix:{path}") as channel,
     ):
         yield Shard(path, pb_grpc.TextGenerationServiceStub(channel), channel, fatal)
+
+
+def _unexpected(reason: str) -> None:
+    raise AssertionError(reason)
 
 
 def request(request_id: int, **changes: Any) -> pb.Request:
@@ -238,7 +242,7 @@ async def test_health_answers_while_a_step_runs(
 
 
 async def test_reflection_lists_the_service(shard: Shard) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(shard.channel)
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(shard.channel)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     answers = [answer async for answer in stub.ServerReflectionInfo(iter([asked]))]
     names = {service.name for service in answers[0].list_services_response.service}
@@ -247,7 +251,7 @@ async def test_reflection_lists_the_service(shard: Shard) -> None:
 
 @pytest.mark.parametrize("name", ["", SERVICE])
 async def test_the_standard_health_service_says_serving(shard: Shard, name: str) -> None:
-    stub = health_pb2_grpc.HealthStub(shard.channel)
+    stub: Any = health_pb2_grpc.HealthStub(shard.channel)
     answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -260,7 +264,7 @@ async def test_a_stale_socket_is_replaced_and_gone_at_the_end(
         dead.bind(str(path))
     assert path.is_socket()
     async with (
-        listening(service, path, [].append),
+        listening(service, path, _unexpected),
         grpc.aio.insecure_channel(f"unix:{path}") as channel,
     ):
         stub: Any = pb_grpc.TextGenerationServiceStub(channel)
@@ -272,6 +276,6 @@ async def test_a_socket_in_use_is_refused_and_left_alone(
     shard: Shard, service: TextGenerationService
 ) -> None:
     with pytest.raises(ConfigRefused, match=f"socket {shard.path} is in use"):
-        async with listening(service, shard.path, [].append):
+        async with listening(service, shard.path, _unexpected):
             pass
     assert (await shard.stub.Info(pb.InfoRequest())).model_id == "tiny"
