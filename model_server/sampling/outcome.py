@@ -70,8 +70,6 @@ def gather_outcome(plan: Plan, choices: Sequence[Choice], logits: Tensor) -> Out
     rest = values[3:]
     if plan.raw is not None:
         outcome.logprobs[plan.raw.places] = rest.pop(0)
-        # A mask or a bias may hide a NaN of the model from the draw, but not from its own scores.
-        outcome.failed |= np.isnan(outcome.logprobs)
     for index, found in enumerate(tops):
         shape = found.token_ids.shape
         ids, logprobs = rest[2 * index].reshape(shape), rest[2 * index + 1].reshape(shape)

@@ -82,7 +82,7 @@ def test_prompt_tokens_are_scored_by_the_rows_before_them() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_row_whose_own_logprob_is_unknown_fails_though_the_mask_hides_why(bad: float) -> None:
+def test_a_mask_does_not_hide_logits_that_are_no_numbers(bad: float) -> None:
     logits = random_logits(2, 100)
     logits[1, 7] = bad
     allowed = torch.zeros(2, 100, dtype=torch.bool)
