@@ -220,6 +220,8 @@ class Batcher:
             if stream is None:
                 continue
             if generation.error is not None:
+                trace_id = stream.request.trace_id
+                _logger.error("request_id=%s failed alone: %s", trace_id, generation.error)
                 self._fail(stream, RowFailed(generation.error))
                 continue
             if stream.last_token_s is not None and generation.tokens:
@@ -227,7 +229,7 @@ class Batcher:
             try:
                 stream.add(generation, now_s)
             except Exception as error:
-                _logger.exception("request %d failed by a bug", stream.request_id)
+                _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
                 self._fail(stream, _internal(error))
                 continue
             num_tokens += len(generation.tokens)

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.errors import StartupFailed
+from router.http.protocol import Protocol
 
 # Clients keep connections for about a minute; one that is closed while they write is an error.
 _KEEP_ALIVE_S = 75
@@ -54,7 +55,7 @@ class HttpServer:
         """`stop_timeout_s`: how long `stop` waits for answers that are being written."""
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -7,6 +7,10 @@ exposed twice: as a counter under `<name>_total`, and, for dashboards made for T
 without a type under the bare `<name>`. Tandem's own instruments begin with `tandem_` and have
 the suffix alone.
 
+TGI's `tgi_batch_concat_duration` is missing on purpose: there it is the time that a separate step
+takes to merge two batches, while here new prompts join the running batch inside of their own step,
+whose time is in `tgi_batch_inference_duration`.
+
 Cost. The instruments are plain numbers, touched by the event loop's thread alone and turned
 into families when somebody scrapes; an observation is a bisection and three additions.
 """
@@ -24,6 +28,21 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+METHODS = ("prefill", "decode")
+# Causes known beforehand; alerts on a rate want to see them before the first failure.
+FAILURES = (
+    "validation",
+    "template",
+    "overloaded",
+    "draining",
+    "generation",
+    "incomplete",
+    "dropped",
+    "payload_too_large",
+    "unsupported_media_type",
+    "internal_error",
+)
+
 # TGI's: 35 geometric steps from 150 us to 145.6 s.
 DURATION_BUCKETS = tuple(0.00015 * 1.5**k for k in range(35))
 # The gaps between tokens are milliseconds; twice the resolution where they lie.
@@ -32,13 +51,22 @@ BATCH_SIZE_BUCKETS = tuple(float(2**k) for k in range(11))
 
 
 class Counter:
-    """A number that only grows, one for each value of its label (or one without)."""
+    """A number that only grows, one for each value of its label (or one without).
 
-    def __init__(self, name: str, documentation: str, label: str | None = None) -> None:
+    `label_values` are told from the start; others as they come.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        label: str | None = None,
+        label_values: Sequence[str] = (),
+    ) -> None:
         self._name = name
         self._documentation = documentation
         self._label = label
-        self._values: dict[str, float] = {} if label else {"": 0.0}
+        self._values: dict[str, float] = dict.fromkeys(label_values if label else ("",), 0.0)
 
     def inc(self, label_value: str = "", amount: float = 1.0) -> None:
         """Add `amount`; a counter with a label wants its value."""
@@ -155,7 +183,10 @@ class Metrics(Collector):
         self.request_count = Counter("tgi_request_count", "Generation requests received")
         self.request_success = Counter("tgi_request_success", "Requests answered in full")
         self.request_failure = Counter(
-            "tgi_request_failure", "Requests that failed, by cause", label="err"
+            "tgi_request_failure",
+            "Requests that failed, by cause",
+            label="err",
+            label_values=FAILURES,
         )
         self.request_duration = Histogram(
             "tgi_request_duration", "Seconds from receipt to the last token", DURATION_BUCKETS
@@ -216,13 +247,13 @@ class Metrics(Collector):
     def _declare_steps(self) -> None:
         """Written by the batcher, once for each step."""
         self.batch_inference_count = Counter(
-            "tgi_batch_inference_count", "Steps begun", label="method"
+            "tgi_batch_inference_count", "Steps begun", label="method", label_values=METHODS
         )
         self.batch_inference_success = Counter(
-            "tgi_batch_inference_success", "Steps answered", label="method"
+            "tgi_batch_inference_success", "Steps answered", label="method", label_values=METHODS
         )
         self.batch_inference_failure = Counter(
-            "tgi_batch_inference_failure", "Steps failed", label="method"
+            "tgi_batch_inference_failure", "Steps failed", label="method", label_values=METHODS
         )
         self.batch_concat = Counter(
             "tgi_batch_concat", "Steps in which prompts joined a running batch", label="reason"

@@ -83,6 +83,7 @@ class GenerateRequest:
 
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
+    `trace_id` is what log lines call it.
     """
 
     prompt_ids: tuple[int, ...]

@@ -4,11 +4,16 @@ It decides nothing and keeps nothing; the batcher could run without it. The meth
 TGI's word: "prefill" when a prompt begins in it, else "decode".
 """
 
+import re
+
 from router.batch import Batch, StepResult
 from router.books.scheduler import SchedulerStats
+from router.errors import RouterError
 from router.events import Failed, Finished
 from router.metrics import Metrics
 from router.stream import Stream
+
+_INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class StepObserver:
@@ -82,7 +87,7 @@ class StepObserver:
         """A stream has its end."""
         metrics, end = self._metrics, stream.end
         if isinstance(end, Failed):
-            metrics.sequence_ends.inc(type(end.error).__name__)
+            metrics.sequence_ends.inc(_word(end.error))
         if not isinstance(end, Finished) or end.timings is None:
             return
         timings = end.timings
@@ -94,6 +99,11 @@ class StepObserver:
             metrics.time_to_first_token.observe(timings.time_to_first_token_s)
             metrics.inference_duration.observe(timings.inference_s)
             metrics.mean_time_per_token.observe(timings.inference_s / end.num_generated_tokens)
+
+
+def _word(error: RouterError) -> str:
+    """The error's class in the words of the other reasons: RowFailed is row_failed."""
+    return _INNER_CAPITAL.sub("_", type(error).__name__).lower()
 
 
 def _method(batch: Batch) -> str:

@@ -1,8 +1,8 @@
 """Between the router's words and protobuf: the only file of this tier that names message fields.
 
 It knows no connection and no rank. What a shard says is judged here by its form alone (known enum
-values, the right epoch); whether it fits the books is the scheduler's to say. A malformed answer raises
-ShardFailed; a log-probability that is not a number is the error of its row alone.
+values, the right epoch); whether it fits the books is the scheduler's to say. A malformed answer
+raises ShardFailed; a log-probability that is not a number is the error of its row alone.
 """
 
 from collections.abc import Iterable
@@ -249,7 +249,7 @@ def _constraint_to_pb(constraint: Constraint | None) -> pb.Constraint | None:
 def _generation_from_pb(message: pb.Generation) -> Generation:
     code = message.finish_reason
     tokens = tuple([_token_from_pb(token) for token in message.tokens])
-    if not message.error and any([isnan(token.logprob) for token in tokens]):
+    if not message.error and any(isnan(token.logprob) for token in tokens):
         return Generation(
             message.request_id, error="the log-probability of its token is not a number"
         )

@@ -165,7 +165,7 @@ def _digits(body: bytes, loc: tuple[int | str, ...]) -> str | None:
     for step in loc:
         # A place may name the branch of a union, which is no place of the body.
         if (isinstance(value, dict) and step in value) or isinstance(value, list):
-            value = value[step]
+            value = value[step]  # type: ignore[index]
     if not isinstance(value, _Digits) or len(value) < _MIN_BIG_LEN:
         return None
     return str(value)

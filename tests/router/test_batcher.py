@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 
 import grpc
@@ -586,6 +587,32 @@ async def test_a_logprob_that_is_not_a_number_costs_its_own_request_alone() -> N
         assert end_of(await events_of(second)).text == expected_text("Long ago", 20)
         await settled(rig)
         assert shard.num_held == 0, "the shard is told to forget the row"
+        assert rig.metrics.sequence_ends.value("row_failed") == 1
+
+
+async def test_a_line_about_a_request_carries_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    shard = FakeShard()
+    shard.faults.row_errors[1] = "NaN logits"
+    async with routing(shard) as rig:
+        await events_of(rig.batcher.submit(replace(asking(), trace_id="abc-1")))
+        assert "request_id=abc-1 failed alone: NaN logits" in caplog.text
+
+
+async def test_what_can_fail_is_counted_from_zero() -> None:
+    async with routing(FakeShard()) as rig:
+        told = rig.metrics.exposition().decode()
+        assert 'tgi_batch_inference_failure_total{method="prefill"} 0.0' in told
+        assert 'tgi_batch_inference_failure{method="decode"} 0.0' in told
+        assert 'tgi_request_failure{err="validation"} 0.0' in told
+
+
+async def test_reasons_of_an_end_are_words_in_small_letters() -> None:
+    async with routing(FakeShard(num_blocks=256)) as rig:
+        stream = rig.batcher.submit(asking(max_new_tokens=400))
+        await stream.take()
+        rig.batcher.cancel(stream)
+        await settled(rig)
+        assert rig.metrics.sequence_ends.value("cancelled") == 1
 
 
 @pytest.mark.parametrize(

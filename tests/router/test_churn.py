@@ -140,5 +140,5 @@ async def test_all_blocks_come_back_and_no_task_and_no_memory_is_left() -> None:
         assert 1500 < num_left < 2500
         metrics = rig.metrics
         assert metrics.request_count.value() == _NUM_REQUESTS + 10
-        assert metrics.sequence_ends.value("Cancelled") > 100
+        assert metrics.sequence_ends.value("cancelled") > 100
         assert metrics.preemptions.value() > 0

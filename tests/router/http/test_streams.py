@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
@@ -263,3 +264,17 @@ async def test_streams_run_side_by_side() -> None:
 
     assert {len(text(answer)) for answer in answers} == {20}
     assert len({text(answer) for answer in answers}) == 1
+
+
+async def test_bytes_that_are_no_http_are_answered_in_json_with_an_id() -> None:
+    async with housing(FakeShard()) as house, listening(house.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x16\x03\x01 garbage\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    assert re.search(rb"x-request-id: [0-9a-f]{32}\r\n", head)
+    assert json.loads(body).keys() == {"error", "error_type"}
