@@ -68,6 +68,7 @@ def serve(
     max_client_batch_size: options.MaxClientBatchSize = 4,
     payload_limit: options.PayloadLimit = 2_000_000,
     validation_workers: options.ValidationWorkers = 2,
+    max_request_duration: options.MaxRequestDuration = None,
     graceful_termination_timeout: options.GracefulTerminationTimeout = 90.0,
     shard_startup_timeout: options.ShardStartupTimeout = 1800.0,
     json_output: options.JsonOutput = False,
@@ -133,6 +134,7 @@ def serve(
                 max_client_batch_size=max_client_batch_size,
                 payload_limit=payload_limit,
                 validation_workers=validation_workers,
+                max_request_duration=max_request_duration,
                 json_output=json_output,
             ),
         )

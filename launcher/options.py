@@ -168,6 +168,15 @@ PayloadLimit = Annotated[
 ValidationWorkers = Annotated[
     int, typer.Option(envvar="VALIDATION_WORKERS", min=1, rich_help_panel=LIMITS)
 ]
+MaxRequestDuration = Annotated[
+    Optional[float],
+    typer.Option(
+        envvar="MAX_REQUEST_DURATION",
+        min=0.001,
+        rich_help_panel=LIMITS,
+        help="Seconds after which an answer ends with what there is (default: none).",
+    ),
+]
 GracefulTerminationTimeout = Annotated[
     float,
     typer.Option(
