@@ -27,12 +27,13 @@ from prometheus_client import CollectorRegistry
 from router.batcher import Batcher, BatcherLimits
 from router.books.allocator import Allocator
 from router.books.scheduler import Scheduler, SchedulerLimits
-from router.config import BadConfig, RouterConfig, read_config
+from router.config import RouterConfig, read_config
 from router.errors import Displaced, ShardFailed, StartupFailed
 from router.http.app import Services, create_app
 from router.http.server_info import ServerInfo
 from router.hub import find_tokenizer
 from router.infer import Infer
+from router.knobs import BadConfig
 from router.listening import HttpServer, bind
 from router.logs import start_logging
 from router.metrics import Metrics

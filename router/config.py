@@ -12,14 +12,25 @@ It knows nothing of what the knobs do.
 import argparse
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from router.knobs import (
+    BadConfig,
+    Parse,
+    file,
+    knob,
+    number,
+    one_of,
+    refused,
+    seconds,
+    switch,
+    whole,
+)
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off", ""})
 _NO_KEYS = (
     "keys are not checked yet, and a server that only seems to check them is worse than none; put "
     "a proxy that does in front"
@@ -32,112 +43,11 @@ _NGROK = (
     "point it at --port"
 )
 
-Parse = Callable[[str], Any]
-
-
-class BadConfig(ValueError):
-    """A flag or variable that breaks its rule; the text names it, its value and the rule."""
-
-
-def _whole(low: int, high: int | None = None) -> Parse:
-    rule = f"a whole number, at least {low}" + (f" and at most {high}" if high is not None else "")
-
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise BadConfig(f"must be {rule}") from None
-        if number < low or (high is not None and number > high):
-            raise BadConfig(f"must be {rule}")
-        return number
-
-    return parse
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 < number < 1e9:
-        raise BadConfig("must be a number of seconds above 0")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise BadConfig("must be a number") from None
-
-
-def _word(text: str) -> str:
-    if not text.strip():
-        raise BadConfig("must not be empty")
-    return text
-
-
-def _one_of(*words: str) -> Parse:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise BadConfig(f"must be one of {', '.join(words)}")
-        return text.lower()
-
-    return parse
-
-
-def _switch(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise BadConfig("must be true or false")
-
-
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.is_file():
-        raise BadConfig("must be a file that exists")
-    return path
-
-
-def _refused(reason: str) -> Parse:
-    def parse(text: str) -> NoReturn:
-        raise BadConfig(reason)
-
-    return parse
-
 
 def _no_tunnel(text: str) -> bool:
-    if _switch(text):
+    if switch(text):
         raise BadConfig(_NGROK)
     return False
-
-
-def _knob(
-    default: Any,
-    help: str,
-    parse: Parse = _word,
-    *,
-    group: str,
-    env: bool = True,
-    aliases: tuple[str, ...] = (),
-    kind: str = "value",
-) -> Any:
-    """A knob, declared as a field of RouterConfig.
-
-    With `env` its variable is the flag's name in capitals. `kind` is "value" or "switch", a
-    flag without a value. `aliases` are older names.
-    """
-    knob = {
-        "help": help,
-        "parse": _switch if kind == "switch" and parse is _word else parse,
-        "group": group,
-        "env": env,
-        "aliases": aliases,
-        "kind": kind,
-    }
-    return field(default=default, metadata=knob)
 
 
 _TIERS = "the model and the shards"
@@ -157,166 +67,164 @@ class RouterConfig:
     Raises BadConfig when knobs contradict each other.
     """
 
-    tokenizer_name: str | None = _knob(
+    tokenizer_name: str | None = knob(
         None,
         "folder or hub id of the tokenizer; absent: the model id that the shard reports. For the "
         "hub HF_HOME, HF_HUB_CACHE and HF_TOKEN are honoured",
         group=_TIERS,
     )
-    tokenizer_config_path: Path | None = _knob(  # noqa: RUF009 (a dataclass field, by our name)
+    tokenizer_config_path: Path | None = knob(  # noqa: RUF009 (a dataclass field, by our name)
         None,
         "another tokenizer_config.json, for its chat template",
-        _file,
+        file,
         group=_TIERS,
     )
-    revision: str | None = _knob(
+    revision: str | None = knob(
         None, "branch, tag or commit of a tokenizer from the hub", group=_TIERS
     )
-    served_model_name: str | None = _knob(
+    served_model_name: str | None = knob(
         None,
         "the model's name in answers, /info and /v1/models; absent: --tokenizer-name",
         group=_TIERS,
     )
-    master_shard_uds_path: str = _knob(
+    master_shard_uds_path: str = knob(
         str(Path(tempfile.gettempdir(), "text-generation-server-0")),
         "rank 0's Unix socket, or host:port; it names the other ranks",
         group=_TIERS,
     )
-    prefix_caching: bool = _knob(
+    prefix_caching: bool = knob(
         True,
         "keep the KV blocks of past prompts and answers for requests that begin alike",
-        _switch,
+        switch,
         group=_TIERS,
     )
 
-    hostname: str = _knob(
+    hostname: str = knob(
         "127.0.0.1",
         "address to bind; 0.0.0.0 for every interface",
         group=_HTTP,
         env=False,
     )
-    port: int = _knob(
-        3000, "port to bind; 0 takes a free one and logs it", _whole(0, 65535), group=_HTTP
+    port: int = knob(
+        3000, "port to bind; 0 takes a free one and logs it", whole(0, 65535), group=_HTTP
     )
-    payload_limit: int = _knob(
-        2_000_000, "bytes of a request's body, at most", _whole(1), group=_HTTP
+    payload_limit: int = knob(
+        2_000_000, "bytes of a request's body, at most", whole(1), group=_HTTP
     )
-    compute_type: str | None = _knob(
+    compute_type: str | None = knob(
         None,
         "value of the x-compute-type response header; absent: cpu or gpu+optimized, as the shard "
         "computes",
         group=_HTTP,
     )
 
-    max_input_tokens: int | None = _knob(
+    max_input_tokens: int | None = knob(
         None,
         "longest prompt; absent: --max-total-tokens less one",
-        _whole(1),
+        whole(1),
         group=_LIMITS,
         aliases=("max_input_length",),
     )
-    max_total_tokens: int | None = _knob(
+    max_total_tokens: int | None = knob(
         None,
         "longest prompt and answer together; absent: what the model and the KV cache hold",
-        _whole(2),
+        whole(2),
         group=_LIMITS,
     )
-    max_best_of: int = _knob(2, "largest best_of", _whole(1), group=_LIMITS)
-    max_stop_sequences: int = _knob(4, "most stop strings", _whole(0), group=_LIMITS)
-    max_top_n_tokens: int = _knob(5, "largest top_n_tokens", _whole(0), group=_LIMITS)
-    max_client_batch_size: int = _knob(
-        4, "most prompts of one /v1/completions call", _whole(1), group=_LIMITS
+    max_best_of: int = knob(2, "largest best_of", whole(1), group=_LIMITS)
+    max_stop_sequences: int = knob(4, "most stop strings", whole(0), group=_LIMITS)
+    max_top_n_tokens: int = knob(5, "largest top_n_tokens", whole(0), group=_LIMITS)
+    max_client_batch_size: int = knob(
+        4, "most prompts of one /v1/completions call", whole(1), group=_LIMITS
     )
 
-    max_request_duration: float | None = _knob(
+    max_request_duration: float | None = knob(
         None,
         "seconds from a request's arrival after which it ends with the text so far and the finish "
         "reason deadline; absent: never",
-        _seconds,
+        seconds,
         group=_LIMITS,
     )
 
-    max_concurrent_requests: int = _knob(
-        128, "sequences waiting and running; more are answered 429", _whole(1), group=_STEPS
+    max_concurrent_requests: int = knob(
+        128, "sequences waiting and running; more are answered 429", whole(1), group=_STEPS
     )
-    max_batch_prefill_tokens: int = _knob(
-        4096, "tokens of one step, prompt chunks and decodes together", _whole(1), group=_STEPS
+    max_batch_prefill_tokens: int = knob(
+        4096, "tokens of one step, prompt chunks and decodes together", whole(1), group=_STEPS
     )
-    max_batch_size: int | None = _knob(
+    max_batch_size: int | None = knob(
         None,
         "sequences that run at once; absent: --max-concurrent-requests, or the tokens of a "
         "step if they are fewer",
-        _whole(1),
+        whole(1),
         group=_STEPS,
     )
-    validation_workers: int = _knob(
-        2, "threads that tokenize long prompts", _whole(1, 256), group=_STEPS
+    validation_workers: int = knob(
+        2, "threads that tokenize long prompts", whole(1, 256), group=_STEPS
     )
 
-    graceful_termination_timeout: float = _knob(
-        90.0, "seconds that running requests get after the first signal", _seconds, group=_TIME
+    graceful_termination_timeout: float = knob(
+        90.0, "seconds that running requests get after the first signal", seconds, group=_TIME
     )
-    parent_pid: int | None = _knob(
+    parent_pid: int | None = knob(
         None,
         "drain and stop once this process is no longer the parent",
-        _whole(1),
+        whole(1),
         group=_TIME,
         env=False,
     )
-    shard_connect_timeout: float = _knob(
-        60.0, "seconds to wait for the shards at start", _seconds, group=_TIME
+    shard_connect_timeout: float = knob(
+        60.0, "seconds to wait for the shards at start", seconds, group=_TIME
     )
-    shard_warmup_timeout: float = _knob(
-        1800.0, "seconds that a shard may take to warm up", _seconds, group=_TIME
+    shard_warmup_timeout: float = knob(
+        1800.0, "seconds that a shard may take to warm up", seconds, group=_TIME
     )
-    shard_step_timeout: float = _knob(
-        120.0, "seconds after which a step counts as failed", _seconds, group=_TIME
+    shard_step_timeout: float = knob(
+        120.0, "seconds after which a step counts as failed", seconds, group=_TIME
     )
 
-    log_level: str = _knob("info", "least severe lines to log", _one_of(*LOG_LEVELS), group=_LOGS)
-    json_output: bool = _knob(False, "log JSON lines", group=_LOGS, kind="switch")
+    log_level: str = knob("info", "least severe lines to log", one_of(*LOG_LEVELS), group=_LOGS)
+    json_output: bool = knob(False, "log JSON lines", group=_LOGS, kind="switch")
 
-    otlp_endpoint: str | None = _knob(
+    otlp_endpoint: str | None = knob(
         None, "traces are not exported yet; a warning says so", group=_INERT
     )
-    otlp_service_name: str = _knob(
+    otlp_service_name: str = knob(
         "text-generation-inference.router", "see --otlp-endpoint", group=_INERT
     )
-    waiting_served_ratio: float = _knob(
+    waiting_served_ratio: float = knob(
         1.2,
         "prompts and decodes share each step, so nothing waits for a ratio",
-        _number,
+        number,
         group=_INERT,
     )
-    max_waiting_tokens: int = _knob(20, "see --waiting-served-ratio", _whole(0), group=_INERT)
-    max_batch_total_tokens: int | None = _knob(
-        None, "the KV cache is sized by the shards (their --kv-blocks)", _whole(1), group=_INERT
+    max_waiting_tokens: int = knob(20, "see --waiting-served-ratio", whole(0), group=_INERT)
+    max_batch_total_tokens: int | None = knob(
+        None, "the KV cache is sized by the shards (their --kv-blocks)", whole(1), group=_INERT
     )
-    disable_grammar_support: bool = _knob(
+    disable_grammar_support: bool = knob(
         False, "no grammar is served yet", group=_INERT, kind="switch"
     )
-    messages_api_enabled: bool = _knob(
+    messages_api_enabled: bool = knob(
         False, "/v1/chat/completions is always on", group=_INERT, kind="switch"
     )
-    enable_prefill_logprobs: bool = _knob(
+    enable_prefill_logprobs: bool = knob(
         False, "prompt log-probabilities are always available", group=_INERT, kind="switch"
     )
-    prometheus_port: int = _knob(
-        9000, "/metrics is on the main port", _whole(0, 65535), group=_INERT
+    prometheus_port: int = knob(9000, "/metrics is on the main port", whole(0, 65535), group=_INERT)
+    max_image_fetch_size: int = knob(
+        1_073_741_824, "no model with images is served yet", whole(0), group=_INERT
     )
-    max_image_fetch_size: int = _knob(
-        1_073_741_824, "no model with images is served yet", _whole(0), group=_INERT
-    )
-    usage_stats: str = _knob(
-        "off", "Tandem sends nothing home", _one_of("on", "off", "no-stack"), group=_INERT
+    usage_stats: str = knob(
+        "off", "Tandem sends nothing home", one_of("on", "off", "no-stack"), group=_INERT
     )
 
-    api_key: None = _knob(None, _NO_KEYS, _refused(_NO_KEYS), group=_REFUSED)
-    cors_allow_origin: None = _knob(None, _NO_CORS, _refused(_NO_CORS), group=_REFUSED)
-    ngrok: bool = _knob(False, _NGROK, _no_tunnel, group=_REFUSED, kind="switch")
+    api_key: None = knob(None, _NO_KEYS, refused(_NO_KEYS), group=_REFUSED)
+    cors_allow_origin: None = knob(None, _NO_CORS, refused(_NO_CORS), group=_REFUSED)
+    ngrok: bool = knob(False, _NGROK, _no_tunnel, group=_REFUSED, kind="switch")
     # The variables of these two may well be set for ngrok's own client.
-    ngrok_authtoken: None = _knob(None, "see --ngrok", _refused(_NGROK), group=_REFUSED, env=False)
-    ngrok_edge: None = _knob(None, "see --ngrok", _refused(_NGROK), group=_REFUSED, env=False)
+    ngrok_authtoken: None = knob(None, "see --ngrok", refused(_NGROK), group=_REFUSED, env=False)
+    ngrok_edge: None = knob(None, "see --ngrok", refused(_NGROK), group=_REFUSED, env=False)
 
     def __post_init__(self) -> None:
         total, prompt = self.max_total_tokens, self.max_input_tokens
@@ -348,11 +256,11 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     environ = os.environ if environ is None else environ
     told = vars(_parser().parse_args(argv))
     values: dict[str, Any] = {}
-    for knob in fields(RouterConfig):
-        parse: Parse = knob.metadata["parse"]
-        for source, text in _sources(knob.name, knob.metadata, told, environ):
+    for each in fields(RouterConfig):
+        parse: Parse = each.metadata["parse"]
+        for source, text in _sources(each.name, each.metadata, told, environ):
             try:
-                values[knob.name] = parse(text)
+                values[each.name] = parse(text)
             except BadConfig as error:
                 raise BadConfig(f"{source} {text!r}: {error}") from None
             break
@@ -392,18 +300,18 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     groups: dict[str, Any] = {}
-    for knob in fields(RouterConfig):
-        meta = knob.metadata
+    for each in fields(RouterConfig):
+        meta = each.metadata
         group = groups.get(meta["group"]) or parser.add_argument_group(meta["group"])
         groups[meta["group"]] = group
         shown = "" if knob.default in (None, (), False) else f" (default {knob.default})"
-        options: dict[str, Any] = {"dest": knob.name, "help": (meta["help"] + shown)}
+        options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
         if meta["kind"] == "switch":
             options |= {"action": "store_const", "const": "true"}
         else:
             options |= {"metavar": "VALUE"}
-        group.add_argument(_flag(knob.name), **options)
+        group.add_argument(_flag(each.name), **options)
         for alias in meta["aliases"]:
-            options |= {"dest": alias, "help": f"older name of {_flag(knob.name)}"}
+            options |= {"dest": alias, "help": f"older name of {_flag(each.name)}"}
             group.add_argument(_flag(alias), **options)
     return parser

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config import BadConfig, RouterConfig, read_config
+from router.config import RouterConfig, read_config
+from router.knobs import BadConfig
 
 
 def test_defaults_are_tgis_but_for_the_address() -> None:
