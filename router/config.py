@@ -304,7 +304,7 @@ def _parser() -> argparse.ArgumentParser:
         meta = each.metadata
         group = groups.get(meta["group"]) or parser.add_argument_group(meta["group"])
         groups[meta["group"]] = group
-        shown = "" if knob.default in (None, (), False) else f" (default {knob.default})"
+        shown = "" if each.default in (None, (), False) else f" (default {each.default})"
         options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
         if meta["kind"] == "switch":
             options |= {"action": "store_const", "const": "true"}
