@@ -32,7 +32,7 @@ async def _request(url: str, draw: random.Random, *, leaves: bool) -> str:
         "inputs": "Once there was " + draw.choice(("a fox", "a goat", "an old man", "a town")),
         "parameters": {"max_new_tokens": output_len, "ignore_eos": True},
     }
-    leave_after = draw.randint(0, output_len) if leaves else output_len + 1
+    leave_after = draw.randint(0, output_len - 1) if leaves else output_len
     num_events = 0
     try:
         async for _ in post_events(f"{url}/generate_stream", json.dumps(body).encode()):
