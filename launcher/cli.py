@@ -22,6 +22,7 @@ from launcher.settings import (
     BUNDLED_MODEL,
     BUNDLED_NAME,
     ServeSettings,
+    children_environ,
     free_port,
     num_shards,
     require_free_port,
@@ -43,6 +44,8 @@ def serve(
     model_id_flag: options.ModelIdFlag = None,
     served_model_name: options.ServedModelName = None,
     revision: options.Revision = None,
+    huggingface_hub_cache: options.HuggingfaceHubCache = None,
+    weights_cache_override: options.WeightsCacheOverride = None,
     dtype: options.DtypeOption = options.Dtype.auto,
     trust_remote_code: options.TrustRemoteCode = False,
     tokenizer_config_path: options.TokenizerConfigPath = None,
@@ -138,7 +141,8 @@ def serve(
                 json_output=json_output,
             ),
         )
-        code = asyncio.run(Supervisor(settings, os.environ).run())
+        environ = children_environ(os.environ, weights_cache_override or huggingface_hub_cache)
+        code = asyncio.run(Supervisor(settings, environ).run())
     raise typer.Exit(code)
 
 

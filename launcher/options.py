@@ -52,6 +52,22 @@ Revision = Annotated[
     Optional[str],
     typer.Option(envvar="REVISION", rich_help_panel=MODEL, help="Branch, tag or commit."),
 ]
+HuggingfaceHubCache = Annotated[
+    Optional[Path],
+    typer.Option(
+        envvar="HUGGINGFACE_HUB_CACHE",
+        rich_help_panel=MODEL,
+        help="Folder of the hub's cache (default: that of huggingface_hub).",
+    ),
+]
+WeightsCacheOverride = Annotated[
+    Optional[Path],
+    typer.Option(
+        envvar="WEIGHTS_CACHE_OVERRIDE",
+        rich_help_panel=MODEL,
+        help="The same, and stronger than --huggingface-hub-cache.",
+    ),
+]
 DtypeOption = Annotated[
     Dtype, typer.Option(envvar="DTYPE", rich_help_panel=MODEL, help="auto is bfloat16.")
 ]

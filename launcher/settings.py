@@ -74,6 +74,11 @@ class ServeSettings:
         return argv + _revision(self.revision)
 
 
+def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
+    """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
+    return {**environ, **({"HF_HUB_CACHE": str(hub_cache)} if hub_cache else {})}
+
+
 def num_shards(
     sharded: bool | None, num_shard: int | None, device: str, environ: Mapping[str, str]
 ) -> int:

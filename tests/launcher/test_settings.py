@@ -5,7 +5,13 @@ import pytest
 
 from launcher.errors import BadSetting
 from launcher.readiness import address
-from launcher.settings import ServeSettings, free_port, num_shards, require_free_port
+from launcher.settings import (
+    ServeSettings,
+    children_environ,
+    free_port,
+    num_shards,
+    require_free_port,
+)
 
 
 def settings(**changes: object) -> ServeSettings:
@@ -74,6 +80,12 @@ def test_each_rank_is_told_who_it_is_and_shares_the_cores() -> None:
 
 def test_on_a_cpu_the_gpus_are_hidden_from_the_ranks() -> None:
     assert settings(device="cpu").shard_environ(0, {})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_the_hubs_cache_is_handed_on_in_its_own_word() -> None:
+    environ = children_environ({"HF_HUB_CACHE": "/old", "PATH": "/bin"}, Path("/new"))
+    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"}
+    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"}
 
 
 @pytest.mark.parametrize(
