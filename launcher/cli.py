@@ -114,7 +114,6 @@ def serve(
             master_port=master_port or free_port(),
             graceful_timeout_s=graceful_termination_timeout,
             startup_timeout_s=shard_startup_timeout,
-            json_output=json_output,
             shard_flags=_flags(
                 dtype=dtype,
                 device=device,

@@ -69,7 +69,8 @@ WeightsCacheOverride = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    Dtype, typer.Option(envvar="DTYPE", rich_help_panel=MODEL, help="auto is bfloat16.")
+    Dtype,
+    typer.Option(envvar="DTYPE", rich_help_panel=MODEL, help="auto is bfloat16 where it is fast."),
 ]
 TrustRemoteCode = Annotated[
     bool,

@@ -29,7 +29,6 @@ class ServeSettings:
     master_port: int
     graceful_timeout_s: float
     startup_timeout_s: float
-    json_output: bool
     shard_flags: tuple[str, ...]
     router_flags: tuple[str, ...]
 

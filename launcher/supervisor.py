@@ -25,7 +25,6 @@ _REPORT_EVERY_S = 10.0
 _SHARD_STOP_S = 5.0
 # The router ends by itself when its drain is over; this is the slack it gets beyond that.
 _ROUTER_SLACK_S = 5.0
-_DOWNLOAD_NAME = "download"
 
 
 class Stopped(Exception):

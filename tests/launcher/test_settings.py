@@ -28,7 +28,6 @@ def settings(**changes: object) -> ServeSettings:
         "master_port": 29500,
         "graceful_timeout_s": 9.0,
         "startup_timeout_s": 60.0,
-        "json_output": False,
         "shard_flags": ("--dtype", "float32"),
         "router_flags": ("--max-best-of", "3"),
     }
