@@ -40,7 +40,7 @@ from router.books.allocator import Allocator
 from router.books.scheduler import Scheduler, SchedulerLimits
 from router.events import Event
 from router.http.exchange import Exchange
-from router.http.native_frames import NativeFrames
+from router.http.tgi.frames import NativeFrames
 from router.request import GenerateRequest, SamplingParams, StopParams
 from router.shards import Shards, ShardTimeouts
 from router.stream import Stream

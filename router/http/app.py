@@ -16,18 +16,18 @@ from starlette.types import ASGIApp
 from router.errors import RouterError
 from router.http.access import Access
 from router.http.body import BodyReader, Schema
-from router.http.chat import ChatRoutes
-from router.http.completions import CompletionRoutes
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
 from router.http.intake import Intake
-from router.http.native import NativeRoutes
-from router.http.native_schema import CompatBody, GenerateBody
-from router.http.openai import OpenAiFront
-from router.http.openai_schema import ChatBody, CompletionBody
+from router.http.openai.chat import ChatRoutes
+from router.http.openai.completions import CompletionRoutes
+from router.http.openai.front import OpenAiFront
+from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.openapi import document
 from router.http.ops import OpsRoutes
 from router.http.server_info import ServerInfo
+from router.http.tgi.generate import NativeRoutes
+from router.http.tgi.schema import CompatBody, GenerateBody
 from router.infer import Infer
 from router.metrics import Metrics
 from router.text.chat_template import ChatTemplate

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.http.native_schema import Parameters
+from router.http.tgi.schema import Parameters
 from router.request import GenerateRequest
 from router.stream import Stream
 from tests.fakes import FakeShard, saying

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from router.errors import InvalidRequest
 from router.events import Finished, PromptScored, TokenGenerated, TokenLogprob
 from router.http.exchange import Exchange
-from router.http.openai import OpenAiFront
-from router.http.openai_reply import FINISH_REASONS, Envelope, Usage, logprob
-from router.http.openai_schema import CompletionBody
-from router.http.openai_stream import OpenAiFrames
+from router.http.openai.frames import OpenAiFrames
+from router.http.openai.front import OpenAiFront
+from router.http.openai.reply import FINISH_REASONS, Envelope, Usage, logprob
+from router.http.openai.schema import CompletionBody
 from router.http.openapi import describe
 from router.infer import Completion
 from router.request import GenerateRequest

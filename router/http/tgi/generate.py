@@ -19,11 +19,11 @@ from router.http.disconnect import unless_disconnected
 from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
 from router.http.intake import Intake
-from router.http.native_frames import NativeFrames, reply
-from router.http.native_schema import CompatBody, GenerateBody, Parameters, to_raw
 from router.http.openapi import describe
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
+from router.http.tgi.frames import NativeFrames, reply
+from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, to_raw
 from router.infer import Infer
 from router.text.tokenizer import Tokenizer
 

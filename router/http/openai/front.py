@@ -20,9 +20,9 @@ from router.http.errors import model_not_found
 from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
 from router.http.intake import Intake
-from router.http.openai_reply import Envelope, Usage
-from router.http.openai_schema import OpenAiBody
-from router.http.openai_stream import OpenAiFrames
+from router.http.openai.frames import OpenAiFrames
+from router.http.openai.reply import Envelope, Usage
+from router.http.openai.schema import OpenAiBody
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
 from router.infer import Completion, Infer

@@ -12,7 +12,7 @@ from router.errors import RouterError
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.http.errors import Dialect, Problem
 from router.http.exchange import Exchange
-from router.http.openai_reply import Envelope, Usage
+from router.http.openai.reply import Envelope, Usage
 
 _DONE = b"data: [DONE]\n\n"
 
