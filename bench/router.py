@@ -16,17 +16,14 @@ of the total is HTTP, ASGI and the event loop.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
-import re
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +31,8 @@ from typing import cast
 
 import uvloop
 
-from proto import generate_pb2 as pb
+from bench.processes import RouterOverQuickShard, cpu_s, quick_shard, router_over_quick_shard
+from bench.quick_shard import BLOCK_SIZE
 from router.batch import Generation, SampledToken, StepResult
 from router.books.allocator import Allocator
 from router.books.scheduler import Scheduler, SchedulerLimits
@@ -45,99 +43,10 @@ from router.request import GenerateRequest, SamplingParams, StopParams
 from router.shards import Shards, ShardTimeouts
 from router.stream import Stream
 from router.text.tokenizer import Tokenizer
-from tests.fakes import Context, FakeShard, byte_ids, save_byte_tokenizer
+from tests.fakes import byte_ids
 
-_BLOCK_SIZE = 16
-_MAX_TOTAL_LEN = 4096
-_MAX_STEP_TOKENS = 4096
 _PROMPT = "Once upon a time there was a little"
-_LISTENING = re.compile(r"(listening)\n")
-_READY = re.compile(r"ready at (http://\S+)\n")
 _NUM_STEPS = 200
-
-
-class QuickShard(FakeShard):
-    """Answers each step with the same letter for every row, at next to no cost of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(num_blocks=1 << 15, block_size=_BLOCK_SIZE, max_total_len=_MAX_TOTAL_LEN)
-        self._left: dict[int, int] = {}
-        self._token = pb.SampledToken(id=byte_ids("e")[0], logprob=-0.75)
-
-    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
-        """New rows draw their first token; running ones the next."""
-        for new in request.batch.requests:
-            self._left[new.id] = new.stopping.max_new_tokens
-        return self._answer(request.cached_batch_id or request.batch.id)
-
-    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
-        """Every row draws a token."""
-        return self._answer(request.batch_ids[0])
-
-    async def FilterBatch(
-        self, request: pb.FilterBatchRequest, context: Context
-    ) -> pb.FilterBatchResponse:
-        """Forgets the others."""
-        self._left = {key: self._left[key] for key in request.request_ids}
-        batch = pb.CachedBatch(id=request.batch_id, request_ids=list(self._left))
-        return pb.FilterBatchResponse(epoch=self.epoch, batch=batch)
-
-    async def ClearCache(
-        self, request: pb.ClearCacheRequest, context: Context
-    ) -> pb.ClearCacheResponse:
-        """Forgets all."""
-        self._left.clear()
-        self.epoch = request.epoch
-        return pb.ClearCacheResponse(epoch=self.epoch)
-
-    def _answer(self, batch_id: int) -> pb.StepResponse:
-        answer = pb.StepResponse(epoch=self.epoch)
-        for key in list(self._left):
-            self._left[key] -= 1
-            generation = answer.generations.add(request_id=key, tokens=(self._token,))
-            if not self._left[key]:
-                generation.finish_reason = pb.FINISH_REASON_LENGTH
-                del self._left[key]
-        if self._left:
-            answer.batch.id = batch_id
-            answer.batch.request_ids.extend(self._left)
-        return answer
-
-
-async def serve_shard(path: str) -> None:
-    """The shard's process."""
-    shard = QuickShard()
-    await shard.start(f"unix:{path}")
-    sys.stdout.write("listening\n")
-    sys.stdout.flush()
-    await asyncio.Event().wait()
-
-
-@contextlib.contextmanager
-def process(log: Path, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this interpreter that ends with the block; it writes to `log`."""
-    with log.open("wb") as output:
-        child = subprocess.Popen([sys.executable, "-m", *argv], stdout=output, stderr=output)
-    try:
-        yield child
-    finally:
-        child.terminate()
-        child.wait(timeout=20)
-
-
-def until(child: subprocess.Popen[bytes], log: Path, pattern: re.Pattern[str]) -> str:
-    """The first match's group in a process's log. Raises RuntimeError when it ends before."""
-    while child.poll() is None:
-        if found := pattern.search(log.read_text()):
-            return found[1]
-        time.sleep(0.02)
-    raise RuntimeError(f"the process ended before it was ready: {log.read_text()}")
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class _Client(asyncio.Protocol):
@@ -192,13 +101,12 @@ class Round:
     client_us: float
 
 
-def measure_round(
-    port: int, router_pid: int, shard_pid: int, num_streams: int, num_tokens: int
-) -> Round:
+def measure_round(served: RouterOverQuickShard, num_streams: int, num_tokens: int) -> Round:
     """All streams once."""
-    before = (cpu_s(router_pid), cpu_s(shard_pid), _own_cpu_s())
-    wall_s = uvloop.run(load(port, num_streams, num_tokens))
-    after = (cpu_s(router_pid), cpu_s(shard_pid), _own_cpu_s())
+    pids = (served.router_pid, served.shard_pid)
+    before = (*map(cpu_s, pids), _own_cpu_s())
+    wall_s = uvloop.run(load(served.port, num_streams, num_tokens))
+    after = (*map(cpu_s, pids), _own_cpu_s())
     total = num_streams * num_tokens
     micros = [1e6 * (end - begin) / total for begin, end in zip(before, after, strict=True)]
     return Round(total / wall_s, *micros)
@@ -244,7 +152,7 @@ def books_us(num_streams: int) -> float:
 
 
 def _scheduler(num_streams: int) -> Scheduler:
-    allocator = Allocator(1 << 15, _BLOCK_SIZE)
+    allocator = Allocator(1 << 15, BLOCK_SIZE)
     limits = SchedulerLimits(num_streams * len(_PROMPT), num_streams)
     scheduler = Scheduler(limits, allocator)
     for request_id, request in enumerate(_requests(num_streams)):
@@ -313,16 +221,14 @@ def best(measure: Callable[[], float], num_tries: int = 3) -> float:
 def run(num_streams: int, num_tokens: int, num_rounds: int) -> dict[str, object]:
     """The whole measurement."""
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer_folder = save_byte_tokenizer(Path(folder, "tokenizer"))
-        path = f"{folder}/shard-0"
-        log = Path(folder, "shard.log")
-        with process(log, "bench.router", "--shard", path) as shard:
-            until(shard, log, _LISTENING)
-            rounds = _measure_rounds(
-                path, tokenizer_folder, shard.pid, (num_streams, num_tokens, num_rounds)
-            )
+        with router_over_quick_shard(
+            Path(folder), "--max-concurrent-requests", str(2 * num_streams)
+        ) as served:
+            measure_round(served, num_streams, min(32, num_tokens))
+            rounds = [measure_round(served, num_streams, num_tokens) for _ in range(num_rounds)]
+            tokenizer = Tokenizer.load(served.tokenizer_folder)
+        with quick_shard(Path(folder)) as (path, _):
             grpc = best(lambda: uvloop.run(grpc_us(path, num_streams)))
-        tokenizer = Tokenizer.load(tokenizer_folder)
         tries = [text_and_sse_us(tokenizer, num_streams) for _ in range(3)]
         parts = {
             "books": best(lambda: books_us(num_streams)),
@@ -332,21 +238,6 @@ def run(num_streams: int, num_tokens: int, num_rounds: int) -> dict[str, object]
         }
         tokenizer.close()
     return _report(num_streams, num_tokens, rounds, parts)
-
-
-def _measure_rounds(
-    path: str, tokenizer_folder: Path, shard_pid: int, sizes: tuple[int, int, int]
-) -> list[Round]:
-    num_streams, num_tokens, num_rounds = sizes
-    flags = ["--master-shard-uds-path", path, "--tokenizer-name", str(tokenizer_folder)]
-    flags += ["--port", "0", "--max-batch-prefill-tokens", str(_MAX_STEP_TOKENS)]
-    flags += ["--max-concurrent-requests", str(2 * num_streams)]
-    log = tokenizer_folder.with_name("router.log")
-    with process(log, "router", *flags) as router:
-        port = int(until(router, log, _READY).rpartition(":")[2])
-        arguments = (port, router.pid, shard_pid, num_streams)
-        measure_round(*arguments, min(32, num_tokens))
-        return [measure_round(*arguments, num_tokens) for _ in range(num_rounds)]
 
 
 def _report(
@@ -377,11 +268,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="write the JSON there, too")
-    parser.add_argument("--shard", metavar="PATH", help=argparse.SUPPRESS)
     told = parser.parse_args(argv)
-    if told.shard:
-        uvloop.run(serve_shard(told.shard))
-        return 0
     if min(told.streams, told.tokens, told.rounds) < 1:
         parser.error("--streams, --tokens and --rounds must be at least 1")
     report = json.dumps(run(told.streams, told.tokens, told.rounds), indent=2)
