@@ -2,7 +2,8 @@
 
     python -m bench.quick_shard PATH [--step-s SECONDS]
 
-It listens at the Unix socket PATH and says so on stdout. A step takes `--step-s`, or no time at all.
+It listens at the Unix socket PATH and says so on stdout. A step takes
+`--step-s`, or no time at all.
 """
 
 import argparse

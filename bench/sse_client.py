@@ -5,18 +5,19 @@ request, chunked or plain bodies.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from urllib.parse import urlsplit
 
 _LIMIT_BYTES = 4 * 2**20
 
 
 class HttpError(Exception):
-    """The server answered with another status than 200. `status` and the body's beginning."""
+    """The server answered with another status than 200. Names of `headers` are in small letters."""
 
-    def __init__(self, status: int, body: str) -> None:
+    def __init__(self, status: int, headers: Mapping[str, str], body: str) -> None:
         super().__init__(f"HTTP {status}: {body[:300]}")
         self.status = status
+        self.headers = headers
 
 
 async def post_events(url: str, body: bytes) -> AsyncIterator[bytes]:
@@ -35,11 +36,12 @@ async def post_events(url: str, body: bytes) -> AsyncIterator[bytes]:
             "Accept: text/event-stream\r\nConnection: close\r\n\r\n"
         )
         writer.write(head.encode() + body)
-        status, chunked = await _read_head(reader)
+        status, headers = await _read_head(reader)
         if status != 200:
             rest = await reader.read(_LIMIT_BYTES)
-            raise HttpError(status, rest.decode(errors="replace"))
-        pieces = _chunks(reader) if chunked else _plain(reader)
+            raise HttpError(status, headers, rest.decode(errors="replace"))
+        is_chunked = "chunked" in headers.get("transfer-encoding", "")
+        pieces = _chunks(reader) if is_chunked else _plain(reader)
         buffer = b""
         async for piece in pieces:
             buffer += piece
@@ -51,12 +53,14 @@ async def post_events(url: str, body: bytes) -> AsyncIterator[bytes]:
         writer.close()
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     head = await reader.readuntil(b"\r\n\r\n")
-    status_line, *header_lines = head.split(b"\r\n")
-    headers = [line.lower() for line in header_lines]
-    chunked = any(line.startswith(b"transfer-encoding:") and b"chunked" in line for line in headers)
-    return int(status_line.split()[1]), chunked
+    status_line, *lines = head.decode("latin-1").rstrip().split("\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.lower()] = value.strip()
+    return int(status_line.split()[1]), headers
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -1,0 +1,179 @@
+"""Three times more clients than the server takes: is it as fast as before, and are they told when?
+
+    python -m bench.overload [--capacity 32] [--factor 3] [--seconds 120] [--peak-seconds 40]
+
+Starts `launcher serve` on the bundled model with `--max-concurrent-requests CAPACITY`. CAPACITY
+clients, each with one request at a time, make the peak; then FACTOR times as many, who obey: one
+that is refused waits as long as `retry-after` says and asks again; then the peak once more. Prints
+JSON. Exit code 1 when a figure misses its mark: goodput below 95 % of the peak, a refusal without
+`retry-after`, another error than 429, or fewer than 95 % of the requests served in the end.
+
+Goodput counts the tokens of answers that came whole, in the phase's own time.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench.compare import running, tandem
+from bench.sse_client import HttpError, post_events
+from launcher.settings import BUNDLED_MODEL, free_port
+
+_MAX_OUTPUT_LEN = 96
+_SUBJECTS = ("a fox", "a goat", "an old man", "a town", "two sisters", "a miller")
+
+
+@dataclass(slots=True)
+class Phase:
+    """What the clients of one phase saw. `num_tries` counts, for each served request, its tries."""
+
+    ends_s: float
+    num_tokens: int = 0
+    num_refusals: int = 0
+    num_untold: int = 0
+    num_tries: Counter[int] = field(default_factory=Counter)
+    waits_s: list[float] = field(default_factory=list)
+    told_s: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    num_given_up: int = 0
+
+    def is_over(self) -> bool:
+        """Whether no new request should begin."""
+        return time.perf_counter() > self.ends_s
+
+
+async def _client(url: str, phase: Phase, draw: random.Random, patience_s: float) -> None:
+    while not phase.is_over():
+        output_len = draw.randint(_MAX_OUTPUT_LEN // 4, _MAX_OUTPUT_LEN)
+        body = {
+            "prompt": "Once there was " + draw.choice(_SUBJECTS),
+            "max_tokens": output_len,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        await _served(url, json.dumps(body).encode(), output_len, phase, patience_s)
+
+
+async def _served(url: str, body: bytes, output_len: int, phase: Phase, patience_s: float) -> None:
+    begun_s = time.perf_counter()
+    num_tries = 0
+    while True:
+        num_tries += 1
+        try:
+            async for payload in post_events(f"{url}/v1/completions", body):
+                if payload != b"[DONE]" and "error" in json.loads(payload):
+                    raise ValueError(payload.decode())
+        except HttpError as error:
+            if error.status != 429:
+                phase.errors[f"HTTP {error.status}"] += 1
+                return
+            wait_s = _told(error, phase)
+            # When the phase is over, nobody waits for places that nobody wants any more.
+            if time.perf_counter() + wait_s > phase.ends_s + patience_s:
+                phase.num_given_up += 1
+                return
+            await asyncio.sleep(wait_s)
+            continue
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            phase.errors[type(error).__name__] += 1
+            return
+        phase.num_tries[num_tries] += 1
+        phase.waits_s.append(time.perf_counter() - begun_s)
+        if not phase.is_over():
+            phase.num_tokens += output_len
+        return
+
+
+def _told(error: HttpError, phase: Phase) -> float:
+    """Seconds that the server asked to wait."""
+    phase.num_refusals += 1
+    if "retry-after" not in error.headers:
+        phase.num_untold += 1
+        return 1.0
+    milliseconds = error.headers.get("retry-after-ms")
+    wait_s = float(milliseconds) / 1000 if milliseconds else float(error.headers["retry-after"])
+    phase.told_s.append(wait_s)
+    return wait_s
+
+
+async def _run_phase(url: str, num_clients: int, seconds: float, patience_s: float) -> Phase:
+    phase = Phase(ends_s=time.perf_counter() + seconds)
+    draws = [random.Random(f"{num_clients} {number}") for number in range(num_clients)]
+    await asyncio.gather(*(_client(url, phase, draw, patience_s) for draw in draws))
+    return phase
+
+
+def _summary(phase: Phase, num_clients: int, seconds: float) -> dict[str, object]:
+    num_served = sum(phase.num_tries.values())
+    return {
+        "num_clients": num_clients,
+        "goodput_tokens_per_s": round(phase.num_tokens / seconds, 1),
+        "num_served": num_served,
+        "num_given_up": phase.num_given_up,
+        "num_refusals": phase.num_refusals,
+        "num_refusals_without_retry_after": phase.num_untold,
+        "retry_after_s": _quantiles(phase.told_s),
+        "served_at_try": {str(tries): n for tries, n in sorted(phase.num_tries.items())},
+        "seconds_to_the_end": _quantiles(phase.waits_s),
+        "errors": dict(phase.errors),
+    }
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    if len(values) < 2:
+        return {}
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {"p50": round(cuts[49], 2), "p99": round(cuts[98], 2), "max": round(max(values), 2)}
+
+
+async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
+    capacity, many = args.capacity, args.capacity * args.factor
+    await _run_phase(url, capacity, 5.0, 0.0)
+    before = await _run_phase(url, capacity, args.peak_seconds, 0.0)
+    crowded = await _run_phase(url, many, args.seconds, args.patience)
+    after = await _run_phase(url, capacity, args.peak_seconds, 0.0)
+    peak = max(before.num_tokens, after.num_tokens) / args.peak_seconds
+    ratio = crowded.num_tokens / args.seconds / peak
+    num_served = sum(crowded.num_tries.values())
+    return {
+        "goodput_ratio": round(ratio, 3),
+        "share_served": round(num_served / max(1, num_served + crowded.num_given_up), 3),
+        "peak_before": _summary(before, capacity, args.peak_seconds),
+        "overload": _summary(crowded, many, args.seconds),
+        "peak_after": _summary(after, capacity, args.peak_seconds),
+        "is_good": (
+            ratio >= 0.95
+            and not crowded.num_untold
+            and not crowded.errors
+            and num_served >= 0.95 * (num_served + crowded.num_given_up)
+        ),
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--capacity", type=int, default=32)
+    parser.add_argument("--factor", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--peak-seconds", type=float, default=40.0)
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds after the phase")
+    args = parser.parse_args(argv)
+    port = free_port()
+    flags = ("--max-concurrent-requests", str(args.capacity))
+    with running(tandem(BUNDLED_MODEL, port, flags)):
+        report = asyncio.run(_measure(f"http://127.0.0.1:{port}", args))
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    return 0 if report["is_good"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
