@@ -91,7 +91,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     elif not isinstance(error, RouterError | HttpError):
         message = f"a bug; the server's log has more under request_id {exchange.request_id}"
         error = HttpError(500, "internal_error", message)
-    problem = Problem.of(error, Dialect.of_path(request.url.path))
+    problem = Problem.of(error, Dialect.of_path(request.url.path), exchange.request_id)
     exchange.error_type = problem.error_type
     return problem.response()
 

@@ -1,11 +1,13 @@
 """Errors as a client reads them: the one place where domain words meet HTTP status codes.
 
-Two dialects. TGI's routes answer `{"error", "error_type"}`; everything under `/v1` answers OpenAI's
-`{"error": {"message", "type", "param", "code"}}`. It does not know who raised what, or where.
+Three dialects. TGI's routes answer `{"error", "error_type"}`; everything under `/v1` answers
+OpenAI's `{"error": {"message", "type", "param", "code"}}`, but for `/v1/messages`, which answers
+Anthropic's `{"type": "error", "error": {"type", "message"}, "request_id"}`. It does not know who
+raised what, or where.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import orjson
@@ -30,10 +32,13 @@ class Dialect(Enum):
 
     TGI = "tgi"
     OPENAI = "openai"
+    ANTHROPIC = "anthropic"
 
     @classmethod
     def of_path(cls, path: str) -> "Dialect":
         """The dialect of a path, which also holds for routes that do not exist."""
+        if path == "/v1/messages" or path.startswith("/v1/messages/"):
+            return cls.ANTHROPIC
         return cls.OPENAI if path == "/v1" or path.startswith("/v1/") else cls.TGI
 
 
@@ -131,8 +136,15 @@ class Problem:
     headers: Mapping[str, str]
 
     @classmethod
-    def of(cls, error: RouterError | HttpError, dialect: Dialect) -> "Problem":
-        """Translates an error; the table is looked up along the error's class order."""
+    def of(
+        cls, error: RouterError | HttpError, dialect: Dialect, request_id: str | None = None
+    ) -> "Problem":
+        """Translates an error; the table is looked up along the error's class order.
+
+        Anthropic's bodies and headers name the request.
+        """
+        if dialect is Dialect.ANTHROPIC:
+            return _anthropic(cls.of(error, Dialect.OPENAI), error, request_id)
         if isinstance(error, HttpError):
             return cls(
                 error.status, error.error_type, _edge_body(error, dialect), dict(error.headers)
@@ -170,3 +182,25 @@ def _openai_body(message: str, error_type: str, param: str | None, code: str | N
     return orjson.dumps(
         {"error": {"message": message, "type": error_type, "param": param, "code": code}}
     )
+
+
+# Where Anthropic's word for a status is another than for its neighbours.
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def _anthropic(problem: Problem, error: Exception, request_id: str | None) -> Problem:
+    """Anthropic's statuses are OpenAI's; its types follow from them."""
+    other = "invalid_request_error" if problem.status < 500 else "api_error"
+    fault = {"type": _ANTHROPIC_TYPES.get(problem.status, other), "message": str(error)}
+    body = orjson.dumps({"type": "error", "error": fault, "request_id": request_id})
+    headers = {} if request_id is None else {"request-id": request_id}
+    return replace(problem, body=body, headers={**problem.headers, **headers})
