@@ -1,43 +1,119 @@
 """The OpenAPI document: bodies are read by hand, so it is told what they are.
 
-FastAPI documents what it parses itself; here routes name their schema with `describe`, and
-`document` adds the schemas.
+FastAPI documents what it parses itself; here routes name their bodies and answers with `describe`
+and `tell`, and `document` adds the schemas, the path's parameters, and to every error the shape of
+its path's dialect.
 """
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
 
 from router.http.body import Schema
+from router.http.errors import Dialect
+
+Answer = type[BaseModel] | Mapping[str, Any]
 
 _REF = "#/components/schemas/{model}"
-_FAILURES = {
-    400: "The body is not valid JSON",
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+_ANY_ROUTE = {
+    400: "The request is malformed",
+    401: "The API key is missing or wrong",
+    500: "A bug",
+}
+_BODY = {
+    400: "The body is not valid JSON, or a parameter breaks a rule",
     413: "The body is too large",
     415: "The body is not JSON",
     422: "A parameter breaks a rule",
+}
+_GENERATION = {
     424: "The generation failed",
     429: "Too many requests",
-    500: "A bug",
     503: "Not ready, or shutting down",
+}
+_TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_ERRORS: Mapping[Dialect, tuple[str, dict[str, Any]]] = {
+    Dialect.TGI: ("ErrorResponse", _object(error=_TEXT, error_type=_TEXT)),
+    Dialect.OPENAI: (
+        "OpenAiErrorResponse",
+        _object(error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)),
+    ),
+    Dialect.ANTHROPIC: (
+        "AnthropicErrorResponse",
+        _object(
+            type={"const": "error"},
+            error=_object(type=_TEXT, message=_TEXT),
+            request_id=_TEXT_OR_NULL,
+        ),
+    ),
 }
 
 
-def describe(body: type[Schema]) -> dict[str, Any]:
-    """Arguments of `add_api_route` for a route that reads `body`."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=body.__name__)}}}
+def describe(
+    body: type[Schema],
+    *,
+    answer: Answer | None = None,
+    events: Answer | None = None,
+    generates: bool = True,
+) -> dict[str, Any]:
+    """Arguments of `add_api_route` for a route that reads `body`.
+
+    `answer` is what a 200 holds, `events` the data of each of its server-sent events.
+    """
+    failures = {**_BODY, **(_GENERATION if generates else {})}
+    content = {_JSON: {"schema": _schema(body)}}
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": {status: {"description": text} for status, text in _FAILURES.items()},
+        **tell(answer, events=events, failures=failures),
     }
 
 
-def document(app: FastAPI, bodies: list[type[Schema]]) -> dict[str, Any]:
-    """The OpenAPI document of `app`, with the schemas of `bodies`."""
+def tell(
+    answer: Answer | None = None,
+    *,
+    events: Answer | None = None,
+    media_type: str = _JSON,
+    failures: Mapping[int, str] | None = None,
+) -> dict[str, Any]:
+    """Arguments of `add_api_route` for what a route answers, besides what any route can."""
+    content = {
+        kind: {"schema": _schema(told)}
+        for kind, told in ((media_type, answer), (_EVENTS, events))
+        if told is not None
+    }
+    success: dict[str, Any] = {"description": "As asked for"}
+    if content:
+        success["content"] = content
+    told_failures = {**_ANY_ROUTE, **(failures or {})}
+    return {
+        # Without it FastAPI documents a JSON body for every route.
+        "response_class": Response,
+        "responses": {
+            200: success,
+            **{status: {"description": text} for status, text in sorted(told_failures.items())},
+        },
+    }
+
+
+def document(app: FastAPI, models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """The OpenAPI document of `app`, with the schemas of `models`."""
     _, definitions = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template=_REF
+        [(model, "validation") for model in models], ref_template=_REF
     )
     spec = get_openapi(
         title=app.title,
@@ -48,4 +124,29 @@ def document(app: FastAPI, bodies: list[type[Schema]]) -> dict[str, Any]:
     )
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(definitions["$defs"])
+    schemas.update(dict(_ERRORS.values()))
+    for path, operations in spec["paths"].items():
+        for operation in operations.values():
+            _add_parameters(path, operation)
+            _add_errors(path, operation["responses"])
     return spec
+
+
+def _schema(told: Answer) -> Mapping[str, Any]:
+    return told if isinstance(told, Mapping) else {"$ref": _REF.format(model=told.__name__)}
+
+
+def _add_parameters(path: str, operation: dict[str, Any]) -> None:
+    told = {parameter["name"] for parameter in operation.get("parameters", ())}
+    for name in re.findall(r"{(\w+)}", path):
+        if name not in told:
+            parameter = {"name": name, "in": "path", "required": True, "schema": _TEXT}
+            operation.setdefault("parameters", []).append(parameter)
+
+
+def _add_errors(path: str, responses: dict[str, Any]) -> None:
+    name, _ = _ERRORS[Dialect.of_path(path)]
+    content = {_JSON: {"schema": {"$ref": _REF.format(model=name)}}}
+    for status, response in responses.items():
+        if int(status) >= 400:
+            response.setdefault("content", content)
