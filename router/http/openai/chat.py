@@ -16,6 +16,7 @@ from router.http.openai.reply import FINISH_REASONS, Envelope, Usage, logprob
 from router.http.openai.schema import ChatBody
 from router.http.openapi import describe
 from router.infer import Completion
+from router.request import GenerateRequest
 from router.text.chat_template import ChatTemplate
 
 
@@ -38,9 +39,7 @@ class ChatRoutes:
         """Answer a chat, whole or as server-sent events."""
         exchange = self._front.intake.begin(request)
         body = await self._front.read(request, ChatBody)
-        raw = body.to_raw(self._front.limits)
-        prompt = await self._render(body)
-        checked = await self._front.intake.check(exchange, prompt, raw, add_special_tokens=False)
+        checked = await self.check(exchange, body)
         draws = self._front.draws([checked], body.num_draws)
         usage = Usage(body.num_draws)
         if body.stream:
@@ -56,6 +55,22 @@ class ChatRoutes:
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion")
         return self._front.reply(exchange, envelope, choices, usage)
 
+    async def check(self, exchange: Exchange, body: ChatBody) -> GenerateRequest:
+        """The request for one answer. Raises InvalidRequest."""
+        raw = body.to_raw(self._front.limits)
+        prompt = await self.render(body)
+        return await self._front.intake.check(exchange, prompt, raw, add_special_tokens=False)
+
+    async def render(self, body: ChatBody) -> str:
+        """The prompt. Raises TemplateFailed."""
+        # Off the event loop: a template is the model's program, and a chat may be long.
+        return await asyncio.to_thread(
+            self._template.render,
+            [message.for_template() for message in body.messages],
+            add_generation_prompt=not body.continues and body.add_generation_prompt is not False,
+            continue_final_message=body.continues,
+        )
+
     def _frames(self, exchange: Exchange, body: ChatBody, usage: Usage) -> OpenAiFrames:
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion.chunk")
         choices = [
@@ -65,15 +80,6 @@ class ChatRoutes:
             for index in range(body.num_draws)
         ]
         return OpenAiFrames(exchange, envelope, choices, usage, includes_usage=body.includes_usage)
-
-    async def _render(self, body: ChatBody) -> str:
-        # Off the event loop: a template is the model's program, and a chat may be long.
-        return await asyncio.to_thread(
-            self._template.render,
-            [message.for_template() for message in body.messages],
-            add_generation_prompt=not body.continues and body.add_generation_prompt is not False,
-            continue_final_message=body.continues,
-        )
 
 
 class ChatChoiceFrames:

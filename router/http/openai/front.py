@@ -52,7 +52,10 @@ class OpenAiFront:
 
     async def read(self, request: Request, schema: type[B]) -> B:
         """The body, checked as far as both routes agree. Raises HttpError, InvalidRequest."""
-        body = await self._bodies.read(request, schema)
+        return self.admit(await self._bodies.read(request, schema))
+
+    def admit(self, body: B) -> B:
+        """The body, if it asks for the served model and what is served. Raises as `read`."""
         if body.model not in _PLACEHOLDERS and body.model not in self._info.model_names:
             raise model_not_found(str(body.model))
         body.check_supported()
