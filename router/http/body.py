@@ -49,8 +49,12 @@ class BodyReader:
 
     async def read(self, request: Request, schema: type[S]) -> S:
         """The request's body as `schema`. Raises HttpError, InvalidRequest."""
+        return parse(await self.read_json(request), schema)
+
+    async def read_json(self, request: Request) -> bytes:
+        """The request's body, which says that it is JSON. Raises HttpError."""
         _check_media_type(request.headers.get("content-type"))
-        return parse(await self._read_bytes(request), schema)
+        return await self._read_bytes(request)
 
     async def _read_bytes(self, request: Request) -> bytes:
         # A client that asks before it sends is told at once.
@@ -90,10 +94,15 @@ def parse(body: bytes, schema: type[S]) -> S:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object. Given: {_quote(value)}")
     _check_depth(body, value)
+    return parse_part(body, value, (), schema)
+
+
+def parse_part(body: bytes, value: object, place: tuple[int | str, ...], schema: type[S]) -> S:
+    """What was parsed from `body` at `place`, as `schema`. Raises InvalidRequest."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise _first_fault(error, body) from error
+        raise _first_fault(error, body, place) from error
 
 
 def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
@@ -138,9 +147,12 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
     return bool(level)
 
 
-def _first_fault(error: ValidationError, body: bytes) -> InvalidRequest:
+def _first_fault(
+    error: ValidationError, body: bytes, place: tuple[int | str, ...]
+) -> InvalidRequest:
     fault = error.errors(include_url=False)[0]
-    field = _path(fault["loc"])
+    loc = (*place, *fault["loc"])
+    field = _path(loc)
     if fault["type"] == "missing":
         return InvalidRequest(f"`{field}` is required", field)
     if fault["type"] == "value_error":
@@ -151,7 +163,7 @@ def _first_fault(error: ValidationError, body: bytes) -> InvalidRequest:
         rule = "must be an object"
     else:
         rule = fault["msg"].replace("Input should", "must")
-    digits = _digits(body, fault["loc"]) if fault["type"].startswith("int") else None
+    digits = _digits(body, loc) if fault["type"].startswith("int") else None
     if digits is not None:
         rule = f"must be a whole number between {_MIN_WHOLE} and {_MAX_WHOLE}"
         return InvalidRequest(f"`{field}` {rule}. Given: {_cut(digits)}", field)

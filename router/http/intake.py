@@ -20,10 +20,11 @@ class Intake:
         self._metrics = metrics
 
     def begin(self, request: Request) -> Exchange:
-        """Counts a request to generate, before anything can go wrong with it."""
-        self._metrics.request_count.inc()
+        """Counts a request to generate, once, before anything can go wrong with it."""
         exchange = Exchange.of(request)
-        exchange.is_generation = True
+        if not exchange.is_generation:
+            self._metrics.request_count.inc()
+            exchange.is_generation = True
         return exchange
 
     async def check(

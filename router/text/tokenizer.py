@@ -112,11 +112,11 @@ class Tokenizer:
             lambda: self.encode(text, add_special_tokens=add_special_tokens)
         )
 
-    async def spans(self, text: str) -> list[TokenSpan]:
-        """The tokens of `text`, special ones added, with the bytes each stands for."""
+    async def spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
+        """The tokens of `text` with the bytes each stands for."""
         if len(text) <= _IN_PLACE_LEN:
-            return self._spans(text)
-        return await self._in_worker(lambda: self._spans(text))
+            return self._spans(text, add_special_tokens)
+        return await self._in_worker(lambda: self._spans(text, add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, as the library decodes it.
@@ -178,8 +178,8 @@ class Tokenizer:
             check_unicode(text, "inputs")
             raise InvalidRequest(f"`inputs` cannot be encoded: {error}", "inputs") from error
 
-    def _spans(self, text: str) -> list[TokenSpan]:
-        encoding = self._encode(self._backend.encode_batch, text, True)
+    def _spans(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
+        encoding = self._encode(self._backend.encode_batch, text, add_special_tokens)
         # The library counts characters, the API counts bytes.
         byte_offsets: Sequence[int] = range(len(text) + 1)
         if not text.isascii():
