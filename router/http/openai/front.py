@@ -3,10 +3,9 @@
 It knows neither chats nor completions; their shapes are in `chat.py` and `completions.py`.
 """
 
-import asyncio
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -15,7 +14,7 @@ from starlette.responses import Response
 
 from router.errors import InvalidRequest
 from router.http.body import BodyReader
-from router.http.disconnect import end, unless_disconnected
+from router.http.disconnect import together, unless_disconnected
 from router.http.errors import model_not_found
 from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
@@ -32,7 +31,6 @@ from router.validation import Limits
 # What clients send that know of one model only: TGI's and the hub's.
 _PLACEHOLDERS = (None, "", "tgi", "dummy")
 
-T = TypeVar("T")
 B = TypeVar("B", bound=OpenAiBody)
 
 
@@ -86,7 +84,7 @@ class OpenAiFront:
     ) -> list[Completion]:
         """All draws, in their order. Raises the first error, and Cancelled if the client leaves."""
         completions = await unless_disconnected(
-            request, _gather([self._infer.complete(draw) for draw in draws])
+            request, together([self._infer.complete(draw) for draw in draws])
         )
         exchange = Exchange.of(request)
         for completion in completions:
@@ -112,12 +110,3 @@ class OpenAiFront:
         )
         await stream.begin()
         return stream
-
-
-async def _gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all return, in order; the first error ends the others."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await end(*tasks)

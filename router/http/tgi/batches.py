@@ -1,0 +1,76 @@
+"""Several prompts of one call to their texts, in order: Vertex' instances and KServe's tensors.
+
+One prompt that is refused or fails ends the whole call.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from router.errors import InvalidRequest
+from router.http.disconnect import together, unless_disconnected
+from router.http.exchange import Exchange
+from router.http.headers import answer_headers
+from router.http.intake import Intake
+from router.http.server_info import ServerInfo
+from router.http.tgi.schema import GenerateBody, to_raw
+from router.infer import Infer
+from router.request import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A prompt, checked. The best of `num_draws` answers counts, behind `prefix`."""
+
+    checked: GenerateRequest
+    num_draws: int = 1
+    prefix: str = ""
+
+
+class Batches:
+    """Checks prompts and answers them all at once."""
+
+    def __init__(self, infer: Infer, intake: Intake, info: ServerInfo) -> None:
+        self._infer = infer
+        self._intake = intake
+        self._info = info
+
+    def check_size(self, field: str, num_prompts: int) -> None:
+        """Raises InvalidRequest for more prompts than could ever run beside each other."""
+        most = self._info.max_concurrent_requests
+        if num_prompts > most:
+            raise InvalidRequest(
+                f"`{field}` must hold at most {most} prompts. Given: {num_prompts}", field
+            )
+
+    async def prepare(self, exchange: Exchange, body: GenerateBody) -> Draw:
+        """The draw for one of TGI's bodies. Raises InvalidRequest."""
+        checked = await self._intake.check(exchange, body.inputs, to_raw(body.chosen))
+        prefix = body.inputs if body.chosen.return_full_text else ""
+        return Draw(checked, body.chosen.best_of or 1, prefix)
+
+    async def texts(
+        self, request: Request, draws: Sequence[Draw]
+    ) -> tuple[list[str], dict[str, str]]:
+        """The text of each, and the timing headers. Raises the first RouterError."""
+        works = [self._infer.best_of(draw.checked, draw.num_draws) for draw in draws]
+        answers = await unless_disconnected(request, together(works))
+        exchange = Exchange.of(request)
+        for completions in answers:
+            for completion in completions:
+                exchange.finished(completion.finished)
+        best = [completions[0].finished for completions in answers]
+        texts = [draw.prefix + end.text for draw, end in zip(draws, best, strict=True)]
+        num_generated_tokens = sum(end.num_generated_tokens for end in best)
+        return texts, answer_headers(self._info, exchange, num_generated_tokens)
+
+
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """Lets the errors of one prompt's rules say which prompt they mean."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise type(error)(f"{error}, in `{place}`", error.field) from error
