@@ -55,6 +55,8 @@ def serve(
     attention: options.AttentionOption = options.Attention.auto,
     cuda_memory_fraction: options.CudaMemoryFraction = 0.9,
     kv_blocks: options.KvBlocks = None,
+    watermark_gamma: options.WatermarkGamma = None,
+    watermark_delta: options.WatermarkDelta = None,
     hostname: options.Hostname = "127.0.0.1",
     port: options.Port = 3000,
     shard_uds_path: options.ShardUdsPath = None,
@@ -121,6 +123,8 @@ def serve(
                 trust_remote_code=trust_remote_code,
                 cuda_memory_fraction=cuda_memory_fraction,
                 kv_blocks=kv_blocks,
+                watermark_gamma=watermark_gamma,
+                watermark_delta=watermark_delta,
                 json_output=json_output,
             ),
             router_flags=_flags(

@@ -114,6 +114,22 @@ KvBlocks = Annotated[
     Optional[int],
     typer.Option(rich_help_panel=PLACE, help="Blocks of the KV pool (default: by memory)."),
 ]
+WatermarkGamma = Annotated[
+    Optional[float],
+    typer.Option(
+        envvar="WATERMARK_GAMMA",
+        rich_help_panel=MODEL,
+        help="Share of the tokens that a watermark favours (default: 0.5).",
+    ),
+]
+WatermarkDelta = Annotated[
+    Optional[float],
+    typer.Option(
+        envvar="WATERMARK_DELTA",
+        rich_help_panel=MODEL,
+        help="What a watermark adds to their logits (default: 2).",
+    ),
+]
 Hostname = Annotated[
     str,
     typer.Option(rich_help_panel=PLACE, help="Address to listen at; 0.0.0.0 for all."),

@@ -113,9 +113,7 @@ def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo]:
     )
     _log.info("loading %s on %s", settings.model_id, device)
     model = PagedModel.load(_model_settings(settings, folder, device), world)
-    sampler = (
-        Sampler(model.vocab_size, device, model.eos_token_ids, 64) if world.rank == 0 else None
-    )
+    sampler = _sampler(settings, model) if world.rank == 0 else None
     runner = Runner(
         model,
         sampler,
@@ -164,6 +162,17 @@ def _info(settings: config.ServeConfig, model: PagedModel) -> ModelInfo:
         model_type=model.model_type,
         dtype=str(model.dtype).removeprefix("torch."),
         device_type=model.device.type,
+def _sampler(settings: config.ServeConfig, model: PagedModel) -> Sampler:
+    return Sampler(
+        model.vocab_size,
+        model.device,
+        model.eos_token_ids,
+        max_rows=64,
+        watermark_gamma=settings.watermark_gamma,
+        watermark_delta=settings.watermark_delta,
+    )
+
+
         attention_backend=model.attention_backend,
         block_size=model.block_size,
         vocab_size=model.vocab_size,

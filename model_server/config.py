@@ -23,6 +23,8 @@ DEVICES = ("auto", "cpu", "cuda")
 ATTENTIONS = ("auto", "reference", "cpu", "cpu-op", "cuda")
 DEFAULT_UDS_PATH = "/tmp/tandem-shard"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+# Beyond this a score may leave float32; any delta of some dozens decides alone already.
+_MAX_DELTA = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class ServeConfig:
     kv_blocks: int | None
     cuda_memory_fraction: float
     logger_level: str
+    watermark_gamma: float
+    watermark_delta: float
     json_output: bool
     parent_pid: int | None
 
@@ -116,6 +120,7 @@ def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Serve
     num_threads = environ.get("OMP_NUM_THREADS")
     return ServeConfig(
         model_id=args.model_id,
+    _check_watermark(args.watermark_gamma, args.watermark_delta)
         revision=args.revision,
         dtype=args.dtype,
         device=args.device,
@@ -135,6 +140,8 @@ def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Serve
         logger_level=args.logger_level.upper(),
         json_output=args.json_output,
         parent_pid=args.parent_pid,
+        watermark_gamma=args.watermark_gamma,
+        watermark_delta=args.watermark_delta,
     )
 
 
@@ -143,6 +150,15 @@ def _int(environ: Mapping[str, str], name: str, default: int, lowest: int) -> in
     if not text.isdecimal() or int(text) < lowest:
         raise ConfigRefused(f"{name}={text!r}: must be a whole number of at least {lowest}")
     return int(text)
+def _check_watermark(gamma: float, delta: float) -> None:
+    if not 0.0 < gamma < 1.0:
+        raise ConfigRefused(f"--watermark-gamma {gamma}: must be above 0 and below 1")
+    if not abs(delta) <= _MAX_DELTA:
+        raise ConfigRefused(
+            f"--watermark-delta {delta}: must be finite, between {-_MAX_DELTA:g} and {_MAX_DELTA:g}"
+        )
+
+
 
 
 def _listen(text: str | None) -> tuple[str, int] | None:
@@ -194,3 +210,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_id", metavar="MODEL_ID", help="a local folder or a hub id")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    serve.add_argument(
+        "--watermark-gamma", type=float, default=0.5, help="share of the tokens that it favours"
+    )
+    serve.add_argument(
+        "--watermark-delta", type=float, default=2.0, help="what it adds to their logits"
+    )

@@ -28,6 +28,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     seed: int = 0
+    watermark: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ def _sampling_from_pb(message: pb.SamplingParameters) -> SamplingParams:
         frequency_penalty=message.frequency_penalty,
         logit_bias=dict(message.logit_bias),
         seed=message.seed,
+        watermark=message.watermark,
     )
 
 

@@ -166,9 +166,6 @@ def check_unserved(raw: RawParams) -> None:
         raise InvalidRequest(
             f"`{name}` is not served yet: outputs cannot be constrained so far; leave it out", name
         )
-    if raw.watermark:
-        name = raw.name("watermark")
-        raise InvalidRequest(f"`{name}` is not served yet; leave it out or false", name)
     if raw.deadline_s is not None and not math.isfinite(raw.deadline_s):
         raise raw.refuse("deadline_s", "finite", raw.deadline_s)
 
@@ -191,6 +188,7 @@ def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]
         frequency_penalty=float(raw.frequency_penalty or 0.0),
         logit_bias=MappingProxyType(bias),
         seed=seed,
+        watermark=raw.watermark,
     )
 
 

@@ -30,6 +30,7 @@ class SamplingParams:
     seed: int = 0
 
 
+    watermark: bool = False
 @dataclass(frozen=True, slots=True)
 class StopParams:
     """When a sequence ends.

@@ -237,6 +237,7 @@ def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParameters:
         frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias),
         seed=sampling.seed,
+        watermark=sampling.watermark,
     )
 
 

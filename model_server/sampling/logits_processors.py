@@ -4,15 +4,16 @@ They know rows and token ids, not requests, and work in place on float32 scores
 [num_rows, width], width >= vocab_size, whatever lies beyond the vocabulary being -inf. Only the
 places named are touched, so a step pays for the rows that need a processor and not for the others.
 
-The order is transformers': bias, repetition penalty, then the penalties that transformers lacks.
-Masks may come anywhere, since -inf stays -inf under all of them; a token is masked by adding -inf,
-which leaves a NaN or +inf of the model in sight (as NaN) instead of hiding it.
+First comes the watermark (`watermark.py`), as in TGI; then the order is transformers': bias,
+repetition penalty, then the penalties that transformers lacks. Masks may come anywhere, since -inf
+stays -inf under all of them; a token is masked by adding -inf, which leaves a NaN or +inf of the
+model in sight (as NaN) instead of hiding it.
 """
 
 import torch
 from torch import Tensor
 
-_BITS_PER_WORD = 32
+BITS_PER_WORD = 32
 # The sign and exponent bits of float32: read as a float, -inf.
 _MINUS_INF_BITS = -0x0080_0000
 
@@ -22,15 +23,22 @@ def apply_bitmask(scores: Tensor, bitmask: Tensor) -> None:
 
     bitmask: [num_rows, num_words] int32; token t is bit t % 32 of word t // 32. Bits beyond the
     vocabulary are ignored; the words must fit into the width of the scores.
-
-    Each bit is moved to the sign, spread over the word, cut down to the bits of -inf and added: no
-    branch per token, which makes this twenty times faster than masked_fill.
     """
-    num_rows, num_words = bitmask.shape
-    to_sign = torch.arange(_BITS_PER_WORD - 1, -1, -1, dtype=torch.int32, device=scores.device)
-    spread = (~bitmask).unsqueeze(-1) << to_sign  # [num_rows, num_words, 32]
-    spread.bitwise_right_shift_(_BITS_PER_WORD - 1).bitwise_and_(_MINUS_INF_BITS)
-    scores[:, : num_words * _BITS_PER_WORD] += spread.view(torch.float32).view(num_rows, -1)
+    scores[:, : bitmask.shape[-1] * BITS_PER_WORD] += spread_bits(~bitmask, _MINUS_INF_BITS)
+
+
+def spread_bits(words: Tensor, value_bits: int) -> Tensor:
+    """The float32 of these bits where a bit of `words` is set, else 0: [num_rows, num_words * 32].
+
+    words: [num_rows, num_words] int32; number t is bit t % 32 of word t // 32
+
+    Each bit is moved to the sign, spread over the word and cut down to the value's bits: no branch
+    per token, which makes masking twenty times faster than masked_fill.
+    """
+    to_sign = torch.arange(BITS_PER_WORD - 1, -1, -1, dtype=torch.int32, device=words.device)
+    spread = words.unsqueeze(-1) << to_sign  # [num_rows, num_words, 32]
+    spread.bitwise_right_shift_(BITS_PER_WORD - 1).bitwise_and_(value_bits)
+    return spread.view(torch.float32).view(len(words), -1)
 
 
 def add_bias(scores: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:

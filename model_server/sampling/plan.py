@@ -78,6 +78,15 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Watermarked:
+    """Rows with a watermark, each [n]; `rows_on_host` are of the table."""
+
+    rows_on_host: Rows
+    places: Rows
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Penalties:
     """Rows with a penalty; the tensors are [n] but for `rows_on_host`, rows of the table."""
 
@@ -105,6 +114,7 @@ class Plan:
 
     rows: Rows  # of the table
     may_not_end: Mask
+    watermarked: Watermarked | None
     bias: Bias | None
     penalties: Penalties | None
     groups: tuple[Group, ...]
@@ -133,7 +143,8 @@ class Planner:
         table = self._rows.table[rows]
         may_not_end = self._rows.may_not_end(rows)
         biased = table["has_bias"] | may_not_end
-        changed = biased | table["is_penalised"] | masked | self._is_warped(table)
+        edited = biased | table["is_watermarked"] | table["is_penalised"] | masked
+        changed = edited | self._is_warped(table)
         raw = table["raw"] & changed
         groups = tuple(self._groups(table, ~raw, complete))
         merged = np.concatenate([group.places for group in groups])
@@ -141,6 +152,7 @@ class Planner:
         return Plan(
             rows=rows,
             may_not_end=may_not_end,
+            watermarked=self._watermarked(rows, np.flatnonzero(table["is_watermarked"])),
             bias=self._bias(rows, np.flatnonzero(biased)),
             penalties=self._penalties(rows, table),
             groups=groups,
@@ -230,6 +242,11 @@ class Planner:
             self._to_device(np.array(token_ids)),
             self._to_device(np.array(values, dtype=np.float32)),
         )
+
+    def _watermarked(self, rows: Rows, places: Rows) -> Watermarked | None:
+        if len(places) == 0:
+            return None
+        return Watermarked(rows[places], places, self._to_device(places))
 
     def _penalties(self, rows: Rows, table: npt.NDArray[np.void]) -> Penalties | None:
         places = np.flatnonzero(table["is_penalised"])

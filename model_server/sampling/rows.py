@@ -41,6 +41,8 @@ ROW = np.dtype(
         ("raw", np.bool_),
         ("is_penalised", np.bool_),
         ("slot", np.int64),  # in the penalty history, if it is penalised
+        ("is_watermarked", np.bool_),
+        ("previous_token", np.int64),  # the one before position, if it is watermarked
         ("window", np.int64),  # number of the row's window of draws
     ],
     align=True,
@@ -164,6 +166,7 @@ class SamplingRows:
             or sampling.frequency_penalty != 0.0
         )
         entry["has_bias"] = len(sampling.logit_bias) > 0
+        entry["is_watermarked"] = sampling.watermark
         entry["seed"] = sampling.seed
 
 

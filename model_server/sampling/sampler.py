@@ -1,8 +1,9 @@
 """The sampler: from a step's logits to one token for each row, with its log-probability.
 
     logits -> scores ................ -> groups ........ -> candidates -> draw -> log-probabilities
-              bitmask, bias, penalties;  greedy, plain,     of filtered
-              only rows that need them   filtered           rows
+              watermark, bitmask, bias,  greedy, plain,     of filtered
+              penalties; only rows       filtered           rows
+              that need them
 
 It knows requests by id, parameters and logits, neither model nor batch nor text. Nothing that a
 row gets depends on the rows beside it: the draw is a function of (seed, position), sums are exact
@@ -26,6 +27,7 @@ from model_server.sampling.outcome import Outcome, gather_outcome
 from model_server.sampling.penalty_history import PenaltyHistory
 from model_server.sampling.plan import Penalties, Plan, Planner
 from model_server.sampling.rows import SamplingRows
+from model_server.sampling.watermark import Watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Sampler:
     vocab_size:    width of the logits
     eos_token_ids: tokens that end a sequence of this model
     max_rows:      requests expected at once; more are taken, at the cost of a reallocation
+    watermark_gamma, watermark_delta: see `Watermark`
     """
 
     def __init__(
@@ -56,12 +59,16 @@ class Sampler:
         device: torch.device,
         eos_token_ids: tuple[int, ...],
         max_rows: int,
+        *,
+        watermark_gamma: float = 0.5,
+        watermark_delta: float = 2.0,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._width = padded_width(vocab_size)
         self._rows = SamplingRows(vocab_size, eos_token_ids, max_rows)
         self._history = PenaltyHistory(vocab_size, device)
+        self._watermark = Watermark(vocab_size, device, watermark_gamma, watermark_delta)
         self._planner = Planner(self._rows, device, self._width)
         self._plan: Plan | None = None
         self._plan_key: tuple[object, ...] = ()
@@ -83,6 +90,8 @@ class Sampler:
         Raises InvalidStep for parameters out of range and for an id that is held already.
         """
         row = self._rows.add(request_id, sampling, stop, logprobs, len(token_ids), prompt_len)
+        if sampling.watermark:
+            self._rows.table["previous_token"][row] = token_ids[-1]
         if not self._rows.table["is_penalised"][row]:
             return
         try:
@@ -149,7 +158,8 @@ class Sampler:
 
     def _scores(self, plan: Plan, logits: Tensor, bitmask: Tensor | None) -> Tensor:
         """The logits after everything that comes before the filters, [num_rows, width] float32."""
-        is_edited = plan.bias is not None or plan.penalties is not None or bitmask is not None
+        edits = (plan.watermarked, plan.bias, plan.penalties, bitmask)
+        is_edited = any(edit is not None for edit in edits)
         fits = logits.dtype == torch.float32 and logits.shape[-1] == self._width
         if fits and not is_edited and logits.is_contiguous():
             return logits
@@ -158,6 +168,9 @@ class Sampler:
             self._scratch = self._new_scratch(num_rows)
         scores = self._scratch[:num_rows]
         scores[:, : self._vocab_size].copy_(logits)
+        if plan.watermarked is not None:
+            previous = self._rows.table["previous_token"][plan.watermarked.rows_on_host]
+            self._watermark.apply(scores, plan.watermarked.rows, previous)
         if bitmask is not None:
             apply_bitmask(scores, bitmask)
         if plan.bias is not None:
@@ -189,6 +202,9 @@ class Sampler:
             entries = self._rows.table[plan.rows[places]]
             if len(places) > 0:
                 self._history.append(entries["slot"], entries["position"], outcome.tokens[places])
+        if plan.watermarked is not None:
+            places = plan.watermarked.places[drawn[plan.watermarked.places]]
+            self._rows.table["previous_token"][plan.rows[places]] = outcome.tokens[places]
         self._rows.table["position"][plan.rows[drawn]] += 1
 
     def _answer(self, outcome: Outcome, logits: Tensor, bitmask: Tensor | None) -> SampledRows:

@@ -41,6 +41,12 @@ def test_over_tcp_each_rank_takes_the_next_port_and_the_advertised_name_is_diall
     assert config.urls == ("box:7000", "box:7001")
 
 
+def test_a_watermark_is_as_strong_as_tgi_makes_it_unless_told_otherwise() -> None:
+    assert (serve().watermark_gamma, serve().watermark_delta) == (0.5, 2.0)
+    told = serve("--watermark-gamma", "0.25", "--watermark-delta", "-1.5")
+    assert (told.watermark_gamma, told.watermark_delta) == (0.25, -1.5)
+
+
 def test_download_weights_has_its_own_words() -> None:
     config = parse(["download-weights", "a/b", "--revision", "v1", "--allow-pickle"], {})
     assert config == DownloadConfig("a/b", "v1", allow_pickle=True)
@@ -58,6 +64,13 @@ def test_download_weights_has_its_own_words() -> None:
         pytest.param(("--listen", "h:70000"), {}, "1 to 65535", id="listen-big-port"),
         pytest.param(("--cuda-memory-fraction", "1.5"), {}, "at most 1", id="fraction"),
         pytest.param(("--cuda-memory-fraction", "nan"), {}, "nan", id="fraction-nan"),
+        pytest.param(
+            ("--watermark-gamma", "0"), {}, "--watermark-gamma 0.0: .* above 0", id="gamma"
+        ),
+        pytest.param(("--watermark-gamma", "1"), {}, "below 1", id="gamma-all"),
+        pytest.param(("--watermark-gamma", "nan"), {}, "--watermark-gamma nan", id="gamma-nan"),
+        pytest.param(("--watermark-delta", "inf"), {}, "--watermark-delta inf", id="delta"),
+        pytest.param(("--watermark-delta", "nan"), {}, "must be finite", id="delta-nan"),
         pytest.param(("--kv-blocks", "0"), {}, "at least 1", id="kv-blocks"),
         pytest.param(("--quantize", "awq"), {}, "--quantize awq", id="quantize"),
         pytest.param(("--speculate", "2"), {}, "--speculate 2", id="speculate"),

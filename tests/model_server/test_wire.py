@@ -41,6 +41,12 @@ def test_neutral_parameters_become_none() -> None:
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (None,) * 4
 
 
+def test_a_watermark_is_made_for_those_who_ask() -> None:
+    asking = prefill(request(sampling=pb.SamplingParameters(watermark=True))).new[0]
+    assert asking.sampling.watermark
+    assert not prefill(request()).new[0].sampling.watermark
+
+
 def test_a_cached_batch_of_id_zero_is_not_absence() -> None:
     assert wire.prefill_from_pb(pb.PrefillRequest(cached_batch_id=0)).cached_batch_id == 0
     assert wire.prefill_from_pb(pb.PrefillRequest()).cached_batch_id is None

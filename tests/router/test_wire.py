@@ -43,6 +43,7 @@ def test_a_plain_request_switches_every_processor_off() -> None:
     sampling = sent.sampling
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (0, 1, 1, 0)
     assert (sampling.temperature, sampling.repetition_penalty) == (1, 1)
+    assert not sampling.watermark
     assert not sent.HasField("constraint")
 
 
@@ -59,6 +60,7 @@ def test_every_parameter_arrives_in_its_field() -> None:
         frequency_penalty=0.25,
         logit_bias=MappingProxyType({3: -100.0}),
         seed=2**64 - 1,
+        watermark=True,
     )
     stop = StopParams(40, min_new_tokens=2, ignore_eos=True, stop_token_ids=(1, 2))
     logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True)
@@ -77,6 +79,7 @@ def test_every_parameter_arrives_in_its_field() -> None:
         frequency_penalty=0.25,
         logit_bias={3: -100.0},
         seed=2**64 - 1,
+        watermark=True,
     )
     assert sent.stopping == pb.StoppingParameters(
         max_new_tokens=40, min_new_tokens=2, ignore_eos=True, stop_token_ids=[1, 2]

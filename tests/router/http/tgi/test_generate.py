@@ -286,7 +286,6 @@ async def test_tokenize_answers_a_bare_list_with_byte_offsets() -> None:
         ({"truncate": 0}, "truncate"),
         ({"truncate": 1000}, "truncate"),
         ({"details": "yes"}, "parameters.details"),
-        ({"watermark": True}, "watermark"),
         ({"adapter_id": "mine"}, "adapter_id"),
         ({"grammar": {"type": "regex", "value": "a+"}}, "grammar"),
         ({"grammar": "a+"}, "parameters.grammar"),
