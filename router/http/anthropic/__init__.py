@@ -1,0 +1,1 @@
+"""Anthropic's Messages: /v1/messages and what it is made of."""

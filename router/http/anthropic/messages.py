@@ -1,0 +1,72 @@
+"""/v1/messages and /v1/messages/count_tokens: turns in, a message or its events out.
+
+`anthropic-version` may say anything or be absent: there is one version so far.
+"""
+
+import uuid
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.http.anthropic.frames import MessageWords
+from router.http.anthropic.reply import ending, message, usage_of
+from router.http.anthropic.schema import CountBody, MessagesBody
+from router.http.conversation import AnswerFrames, Conversations
+from router.http.errors import Dialect
+from router.http.exchange import Exchange
+from router.http.openapi import describe
+
+
+class MessageRoutes:
+    """The handlers, over what they need."""
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+
+    def router(self) -> APIRouter:
+        """The routes, documented."""
+        router = APIRouter(tags=["Anthropic"])
+        for path, handler, body in (
+            ("/v1/messages", self.messages, MessagesBody),
+            ("/v1/messages/count_tokens", self.count_tokens, CountBody),
+        ):
+            router.add_api_route(path, handler, methods=["POST"], **describe(body))
+        return router
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation, whole or as server-sent events."""
+        talk = self._conversations
+        exchange = talk.intake.begin(request)
+        body = await talk.read(request, MessagesBody)
+        model = talk.model_name(body.model)
+        body.check()
+        raw = body.to_raw(talk.limits)
+        prompt = await talk.render(body.turns, continues=body.continues)
+        checked = await talk.check(exchange, prompt, raw)
+        message_id = f"msg_{uuid.uuid4().hex}"
+        if body.stream:
+            words = MessageWords(message_id, model, len(checked.prompt_ids))
+            frames = AnswerFrames(exchange, words, Dialect.ANTHROPIC)
+            return await talk.stream(exchange, checked, frames, _headers(exchange))
+        end = (await talk.complete(request, checked)).finished
+        content = [{"type": "text", "text": end.text}]
+        answer = message(message_id, model, content, ending(end), usage_of(end))
+        return talk.reply(exchange, answer, _headers(exchange))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the same conversation would have as a prompt."""
+        talk = self._conversations
+        body = await talk.read(request, CountBody)
+        talk.model_name(body.model)
+        body.check()
+        prompt = await talk.render(body.turns, continues=body.continues)
+        answer = orjson.dumps({"input_tokens": await talk.count(prompt)})
+        headers = _headers(Exchange.of(request))
+        return Response(answer, headers=headers, media_type="application/json")
+
+
+def _headers(exchange: Exchange) -> dict[str, str]:
+    """Where Anthropic's clients look for the request's id."""
+    return {"request-id": exchange.request_id}

@@ -1,0 +1,117 @@
+"""Bodies of Anthropic's routes, and their translation to raw parameters.
+
+Hints about caching, billing and users are taken and have no effect. What would change the answer
+and cannot be served is refused by name, and so is what this API does not have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import Field
+
+from router.errors import InvalidRequest
+from router.http.anthropic.turns import System, Turns
+from router.http.body import Schema
+from router.http.conversation import Turn
+from router.http.unserved import WatchedSchema, refuse_unserved
+from router.parameters import check_parameters
+from router.validation import Limits, RawParams
+
+_MAX_TEMPERATURE = 1.0
+
+_COUNTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "output_config": ({},),
+        "speed": ("standard",),
+        # A model that thinks adaptively may as well not think.
+        "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
+        "tool_choice": ({"type": "auto"}, {"type": "none"}),
+        "tools": ([],),
+    }
+)
+_UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {**_COUNTED, "container": (), "diagnostics": ({},), "inference_geo": ()}
+)
+
+
+class Metadata(Schema):
+    """`metadata`: who asks, which nobody here wants to know."""
+
+    user_id: str | None = None
+
+
+class CountBody(WatchedSchema):
+    """Body of /v1/messages/count_tokens."""
+
+    messages: Turns
+    model: str | None = None
+    system: System | None = None
+    cache_control: dict[str, Any] | None = None
+
+    output_config: Any = None
+    speed: Any = None
+    thinking: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be counted."""
+        refuse_unserved(self, _COUNTED)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """What the chat template sees."""
+        return (Turn("system", self.system), *self.messages) if self.system else self.messages
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message, Anthropic's prefill."""
+        return self.messages[-1].role == "assistant"
+
+
+class MessagesBody(CountBody):
+    """Body of /v1/messages."""
+
+    max_tokens: int
+    metadata: Metadata | None = None
+    service_tier: str | None = None
+    stop_sequences: list[str] | None = Field(default=None, fail_fast=True)
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    container: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be served."""
+        refuse_unserved(self, _UNSERVED)
+        if self.temperature is not None and not 0 <= self.temperature <= _MAX_TEMPERATURE:
+            raise InvalidRequest(
+                f"`temperature` must be between 0 and {_MAX_TEMPERATURE:g}. "
+                f"Given: {self.temperature}",
+                "temperature",
+            )
+
+    def to_raw(self, limits: Limits) -> RawParams:
+        """The raw parameters. Raises InvalidRequest for what breaks a rule."""
+        is_greedy = self.temperature == 0
+        raw = RawParams(
+            do_sample=not is_greedy,
+            temperature=None if is_greedy else self.temperature,
+            top_p=None if self.top_p == 1 else self.top_p,
+            top_k=None if self.top_k == 0 else self.top_k,
+            max_new_tokens=self.max_tokens,
+            stop=tuple(self.stop_sequences or ()),
+            keep_stop_string=False,
+            names={"inputs": "messages", "max_new_tokens": "max_tokens", "stop": "stop_sequences"},
+        )
+        if not is_greedy:
+            return raw
+        # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
+        check_parameters(raw, limits)
+        return replace(raw, top_p=None, top_k=None)

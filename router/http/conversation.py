@@ -1,0 +1,185 @@
+"""A conversation to one answer: the way in and out of the routes that take turns and give text.
+
+    turns --chat template--> prompt --Intake--> request --Infer--> Completion, or a stream of events
+
+It knows neither OpenAI's words nor Anthropic's; what a stream looks like, `Words` says.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.errors import RouterError
+from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
+from router.http.body import BodyReader, Schema
+from router.http.disconnect import unless_disconnected
+from router.http.errors import Dialect, Problem
+from router.http.exchange import Exchange
+from router.http.headers import answer_headers, stream_headers
+from router.http.intake import Intake
+from router.http.model_name import served_name
+from router.http.server_info import ServerInfo
+from router.http.sse import EventStream
+from router.infer import Completion, Infer
+from router.request import GenerateRequest
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
+from router.validation import Limits, RawParams
+
+S = TypeVar("S", bound=Schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side said. `role` is the chat template's word."""
+
+    role: str
+    text: str
+
+
+class Words(Protocol):
+    """How an API tells of an answer as it comes; empty bytes when there is nothing to say."""
+
+    def opening(self) -> bytes:
+        """What is known before the first token."""
+
+    def token(self, event: TokenGenerated, /) -> bytes:
+        """A token."""
+
+    def finished(self, event: Finished, /) -> bytes:
+        """The good end."""
+
+    def failed(self, error: RouterError, problem: Problem, /) -> bytes:
+        """The bad end."""
+
+
+class AnswerFrames:
+    """Frames of a stream of one answer; the opening goes out before the first token is there."""
+
+    def __init__(self, exchange: Exchange, words: Words, dialect: Dialect) -> None:
+        self._exchange = exchange
+        self._words = words
+        self._dialect = dialect
+
+    def render(self, index: int, burst: Sequence[Event]) -> bytes:
+        """What happened; an empty burst is the beginning."""
+        if len(burst) == 1:
+            return self._frames(burst[0])
+        if not burst:
+            return self._words.opening()
+        return b"".join([self._frames(event) for event in burst])
+
+    def fail(self, error: RouterError) -> bytes:
+        """The last words of a stream that ends badly."""
+        problem = Problem.of(error, self._dialect, self._exchange.request_id)
+        self._exchange.error_type = problem.error_type
+        return self._words.failed(error, problem)
+
+    def end(self) -> bytes:
+        """Nothing: the good end is told as it happens."""
+        return b""
+
+    def _frames(self, event: Event) -> bytes:
+        if isinstance(event, TokenGenerated):
+            return self._words.token(event)
+        if isinstance(event, Finished):
+            self._exchange.finished(event)
+            return self._words.finished(event)
+        if isinstance(event, Failed):
+            raise event.error
+        assert isinstance(event, PromptScored)
+        return b""
+
+
+class Conversations:
+    """Answers conversations, one text for each."""
+
+    def __init__(
+        self,
+        infer: Infer,
+        intake: Intake,
+        bodies: BodyReader,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        info: ServerInfo,
+    ) -> None:
+        self.intake = intake
+        self._infer = infer
+        self._bodies = bodies
+        self._template = template
+        self._tokenizer = tokenizer
+        self._info = info
+
+    @property
+    def limits(self) -> Limits:
+        """The bounds of this server."""
+        return self._info.limits
+
+    async def read(self, request: Request, schema: type[S]) -> S:
+        """The body. Raises HttpError, InvalidRequest."""
+        return await self._bodies.read(request, schema)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to tell back. Raises HttpError (404) for another model."""
+        return served_name(self._info, asked)
+
+    async def render(self, turns: Sequence[Turn], *, continues: bool = False) -> str:
+        """The prompt; `continues` lets the answer go on with the last turn. Raises TemplateFailed.
+
+        Off the event loop: a template is the model's program, and a conversation may be long.
+        """
+        return await asyncio.to_thread(
+            self._template.render,
+            [{"role": turn.role, "content": turn.text} for turn in turns],
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+        )
+
+    async def count(self, prompt: str) -> int:
+        """How many tokens a rendered prompt has."""
+        return len(await self._tokenizer.encode_async(prompt, add_special_tokens=False))
+
+    async def check(self, exchange: Exchange, prompt: str, raw: RawParams) -> GenerateRequest:
+        """The request for a rendered prompt. Raises InvalidRequest."""
+        return await self.intake.check(exchange, prompt, raw, add_special_tokens=False)
+
+    async def complete(self, request: Request, checked: GenerateRequest) -> Completion:
+        """The whole answer. Raises RouterError, and Cancelled if the client leaves."""
+        completion = await unless_disconnected(request, self._infer.complete(checked))
+        Exchange.of(request).finished(completion.finished)
+        return completion
+
+    def reply(
+        self, exchange: Exchange, answer: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> Response:
+        """A whole answer as JSON."""
+        timing = answer_headers(self._info, exchange, exchange.num_generated_tokens)
+        return Response(
+            orjson.dumps(answer), headers={**timing, **headers}, media_type="application/json"
+        )
+
+    async def stream(
+        self,
+        exchange: Exchange,
+        checked: GenerateRequest,
+        frames: AnswerFrames,
+        headers: Mapping[str, str],
+    ) -> Response:
+        """The answer as it comes. Raises Refused before anything is sent."""
+        stream = EventStream(
+            [_opening(), self._infer.generate(checked)],
+            frames,
+            {**stream_headers(self._info, exchange.num_prompt_characters), **headers},
+        )
+        await stream.begin()
+        return stream
+
+
+async def _opening() -> AsyncGenerator[Sequence[Event], None]:
+    """Nothing, once: it lets the frames speak before the first token is there."""
+    yield ()

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: /v1/responses and what it is made of."""

@@ -1,0 +1,190 @@
+"""/v1/responses: items in, a response or its events out; made, read again, gone on from, forgotten.
+
+What may be read again is for who made it: requests with the same credentials.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.errors import InvalidRequest
+from router.events import Finished
+from router.http.conversation import AnswerFrames, Conversations, Turn
+from router.http.errors import Dialect, HttpError
+from router.http.openai.responses.fitting import fit
+from router.http.openai.responses.frames import ResponseWords
+from router.http.openai.responses.items import Item, new_item_id
+from router.http.openai.responses.reply import Reply, logprobs_of, status_of
+from router.http.openai.responses.schema import CountInputBody, ResponseBody
+from router.http.openai.responses.store import ResponseStore, Stored
+from router.http.openapi import describe, tell
+
+_PATH = "/v1/responses"
+_UNKNOWN = {404: "The response is not known, or not any more"}
+_MAX_LISTED, _NUM_LISTED = 100, 20
+
+
+class ResponseRoutes:
+    """The handlers. They own the store: what is in it, was put there by `create`."""
+
+    def __init__(self, conversations: Conversations, store: ResponseStore) -> None:
+        self._conversations = conversations
+        self._store = store
+
+    def router(self) -> APIRouter:
+        """The routes, documented."""
+        router = APIRouter(tags=["OpenAI"])
+        one = _PATH + "/{response_id}"
+        for path, handler, methods, told in (
+            (_PATH, self.create, "POST", describe(ResponseBody)),
+            (f"{_PATH}/input_tokens", self.count, "POST", describe(CountInputBody)),
+            (one, self.retrieve, "GET", tell(failures=_UNKNOWN)),
+            (one, self.delete, "DELETE", tell(failures=_UNKNOWN)),
+            (f"{one}/input_items", self.input_items, "GET", tell(failures=_UNKNOWN)),
+        ):
+            router.add_api_route(path, handler, methods=[methods], **told)
+        return router
+
+    async def create(self, request: Request) -> Response:
+        """Answer the input, whole or as server-sent events."""
+        talk = self._conversations
+        exchange = talk.intake.begin(request)
+        body = await talk.read(request, ResponseBody)
+        model = talk.model_name(body.model)
+        body.check()
+        raw = body.to_raw(talk.limits)
+        prompt = await self._prompt(request, body, body.max_output_tokens or 1)
+        checked = await talk.check(exchange, prompt, raw)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        reply = Reply(response_id, new_item_id(), int(time.time()), model, body)
+
+        def keep(response: dict[str, Any], end: Finished) -> None:
+            if body.is_stored:
+                answered = Item(reply.item_id, "assistant", (end.text,), status_of(end))
+                stored = Stored(
+                    orjson.dumps(response), body.input, answered, body.previous_response_id
+                )
+                self._store.keep(_owner(request), response_id, stored)
+
+        if body.stream:
+            words = ResponseWords(reply, keep, has_logprobs=body.has_logprobs)
+            frames = AnswerFrames(exchange, words, Dialect.OPENAI)
+            return await talk.stream(exchange, checked, frames, {})
+        completion = await talk.complete(request, checked)
+        logprobs = logprobs_of(completion.tokens) if body.has_logprobs else []
+        response = reply.ended(completion.finished, logprobs, int(time.time()))
+        keep(response, completion.finished)
+        return talk.reply(exchange, response, {})
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens the same input would have as a prompt."""
+        body = await self._conversations.read(request, CountInputBody)
+        self._conversations.model_name(body.model)
+        body.check()
+        prompt = await self._prompt(request, body, 1)
+        num_tokens = await self._conversations.count(prompt)
+        return _json({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+    async def retrieve(self, request: Request) -> Response:
+        """A response that was made before."""
+        if request.query_params.get("stream", "false").lower() not in ("", "false", "0"):
+            raise InvalidRequest("`stream` is not served here: the response is complete", "stream")
+        return Response(self._known(request).response, media_type="application/json")
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response; what went on from it cannot be gone on from any more."""
+        response_id = request.path_params["response_id"]
+        if not self._store.forget(_owner(request), response_id):
+            raise _not_found(response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        """The messages that a response answers, the latest first unless `order` is `asc`."""
+        stored = self._known(request)
+        before = self._history(request, stored.previous_id)
+        return _json(_page([*before, *stored.given], request))
+
+    async def _prompt(self, request: Request, body: CountInputBody, num_new_tokens: int) -> str:
+        """The instructions, what was said before, and what is said now, as a prompt."""
+        talk = self._conversations
+        history = self._history(request, body.previous_response_id)
+        turns: Sequence[Turn] = [item.turn for item in (*history, *body.input)]
+        if body.instructions:
+            turns = [Turn("system", body.instructions), *turns]
+        if body.truncates:
+            limits = talk.limits
+            max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
+            turns = await fit(turns, max_len, self._count)
+        return await talk.render(turns)
+
+    async def _count(self, turns: Sequence[Turn]) -> int:
+        return await self._conversations.count(await self._conversations.render(turns))
+
+    def _known(self, request: Request) -> Stored:
+        response_id = request.path_params["response_id"]
+        stored = self._store.get(_owner(request), response_id)
+        if stored is None:
+            raise _not_found(response_id)
+        return stored
+
+    def _history(self, request: Request, previous_id: str | None) -> tuple[Item, ...]:
+        """What was said up to a response. Raises HttpError if a part of it is not known."""
+        if previous_id is None:
+            return ()
+        try:
+            return self._store.conversation(_owner(request), previous_id)
+        except KeyError as error:
+            raise _not_found(error.args[0], "previous_response_id") from error
+
+
+def _page(items: list[Item], request: Request) -> dict[str, Any]:
+    """One page of a list, by `order`, `after` and `limit`. Raises InvalidRequest."""
+    query = request.query_params
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"`order` must be `asc` or `desc`. Given: `{order[:60]}`", "order")
+    limit = query.get("limit", str(_NUM_LISTED))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_LISTED):
+        rule = f"must be a whole number between 1 and {_MAX_LISTED}"
+        raise InvalidRequest(f"`limit` {rule}. Given: `{limit[:60]}`", "limit")
+    ordered = items if order == "asc" else items[::-1]
+    after = query.get("after")
+    if after is not None:
+        place = next((i for i, item in enumerate(ordered) if item.item_id == after), None)
+        if place is None:
+            raise InvalidRequest(f"`after` names no item: `{after[:60]}`", "after")
+        ordered = ordered[place + 1 :]
+    page = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": [item.fields() for item in page],
+        "first_id": page[0].item_id if page else None,
+        "last_id": page[-1].item_id if page else None,
+        "has_more": len(page) < len(ordered),
+    }
+
+
+def _owner(request: Request) -> bytes:
+    """Who asks, as far as credentials tell; a digest, so that no key is kept in memory."""
+    return blake2b(request.headers.get("authorization", "").encode(), digest_size=16).digest()
+
+
+def _not_found(response_id: str, field: str = "response_id") -> HttpError:
+    return HttpError(
+        404,
+        "response_not_found" if field == "response_id" else "previous_response_not_found",
+        f"Response `{response_id[:100]}` is not known: it was never stored, was deleted, or is "
+        "forgotten, since responses are kept in memory and within bounds",
+        field=field,
+    )
+
+
+def _json(answer: object) -> Response:
+    return Response(orjson.dumps(answer), media_type="application/json")

@@ -1,0 +1,215 @@
+"""Bodies of /v1/responses, and their translation to raw parameters.
+
+Hints about users, caching and tiers are taken and have no effect. What would change the answer and
+cannot be served is refused by name, and so is what this API does not have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from router.errors import InvalidRequest
+from router.http.body import Schema
+from router.http.fields import LogitBias, Strings
+from router.http.openai.responses.items import Items
+from router.http.unserved import WatchedSchema, refuse_unserved
+from router.parameters import check_parameters
+from router.validation import Limits, RawParams
+
+LOGPROBS = "message.output_text.logprobs"
+# Output that no response of this server has: to include it, is to include nothing.
+_INCLUDABLE = (
+    LOGPROBS,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+_MAX_PAIRS, _MAX_KEY_LEN, _MAX_VALUE_LEN = 16, 64, 512
+
+_COUNTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "conversation": (),
+        "reasoning": ({}, {"effort": "none"}),
+        "text": ({}, {"verbosity": "medium"}),
+        "tool_choice": ("auto", "none"),
+        "tools": ([],),
+    }
+)
+_UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        **_COUNTED,
+        "access_programs": ({},),
+        "background": (False,),
+        "context_management": ([],),
+        "image": ({},),
+        "moderation": (),
+        "prompt": (),
+        "stream_options": ({}, {"include_obfuscation": False}),
+    }
+)
+
+
+class CountInputBody(WatchedSchema):
+    """Body of /v1/responses/input_tokens."""
+
+    input: Items
+    model: str | None = None
+    instructions: str | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    truncation: str | None = None
+
+    conversation: Any = None
+    reasoning: Any = None
+    text: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the oldest turns may be left out where the conversation is too long."""
+        return self.truncation == "auto"
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be counted."""
+        self._check(_COUNTED)
+
+    def _check(self, harmless: Mapping[str, tuple[Any, ...]]) -> None:
+        if self.truncation not in (None, "auto", "disabled"):
+            raise InvalidRequest(
+                f"`truncation` must be `auto` or `disabled`. Given: `{self.truncation[:60]}`",
+                "truncation",
+            )
+        text = self.text
+        if isinstance(text, dict) and isinstance(text.get("format"), dict):
+            kind = text["format"].get("type")
+            if kind != "text":
+                raise InvalidRequest(
+                    "`text.format` must be of type `text`: constrained output is not served yet. "
+                    f"Given: `{str(kind)[:60]}`",
+                    "text.format",
+                )
+            rest = {key: value for key, value in text.items() if key != "format"}
+            refuse_unserved(self.model_copy(update={"text": rest}), harmless)
+        else:
+            refuse_unserved(self, harmless)
+
+
+class CacheOptions(Schema):
+    """`prompt_cache_options`: how long and where to cache are hints, the rest is not."""
+
+    mode: str | None = None
+    ttl: str | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+
+class ResponseBody(CountInputBody):
+    """Body of /v1/responses. The second group are extensions, as on OpenAI's other routes."""
+
+    include: list[str] | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_logprobs: int | None = None
+    top_p: float | None = None
+    user: str | None = None
+
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
+    logit_bias: LogitBias | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    top_k: int | None = None
+
+    access_programs: Any = None
+    background: Any = None
+    context_management: Any = None
+    image: Any = None
+    moderation: Any = None
+    prompt: Any = None
+    stream_options: Any = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are told."""
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is remembered."""
+        return self.store is not False
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be served."""
+        self._check(_UNSERVED)
+        for word in self.include or ():
+            if word not in _INCLUDABLE:
+                raise InvalidRequest(f"`include` must not name `{word[:60]}`", "include")
+        options = self.prompt_cache_options
+        if options is not None and (options.prewarm or options.comparison_response_id):
+            raise InvalidRequest(
+                "`prompt_cache_options` may hold `mode` and `ttl`; `prewarm` and "
+                "`comparison_response_id` are not served yet",
+                "prompt_cache_options",
+            )
+        _check_metadata(self.metadata or {})
+
+    def to_raw(self, limits: Limits) -> RawParams:
+        """The raw parameters. Raises InvalidRequest for what breaks a rule."""
+        is_greedy = self.temperature == 0
+        raw = RawParams(
+            do_sample=not is_greedy,
+            temperature=None if is_greedy else self.temperature,
+            top_p=None if self.top_p == 1 else self.top_p,
+            top_k=None if self.top_k in (0, -1) else self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            max_new_tokens=self.max_output_tokens,
+            stop=self.stop,
+            ignore_eos=bool(self.ignore_eos),
+            keep_stop_string=False,
+            top_n_tokens=self.top_logprobs,
+            raw_logprobs=True,
+            names={
+                "inputs": "input",
+                "max_new_tokens": "max_output_tokens",
+                "top_n_tokens": "top_logprobs",
+            },
+        )
+        if not is_greedy:
+            return raw
+        # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
+        check_parameters(raw, limits)
+        return replace(raw, top_p=None, top_k=None, min_p=None)
+
+
+def _check_metadata(pairs: Mapping[str, str]) -> None:
+    if len(pairs) > _MAX_PAIRS or any(
+        len(key) > _MAX_KEY_LEN or len(value) > _MAX_VALUE_LEN for key, value in pairs.items()
+    ):
+        raise InvalidRequest(
+            f"`metadata` must have at most {_MAX_PAIRS} pairs, their keys of at most "
+            f"{_MAX_KEY_LEN} and their values of at most {_MAX_VALUE_LEN} characters",
+            "metadata",
+        )

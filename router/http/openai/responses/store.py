@@ -1,0 +1,91 @@
+"""Responses that are remembered for a while: to be read again, and to be gone on from.
+
+A response holds its own new messages and the id of the one before it; a conversation is the chain.
+It knows no HTTP.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from router.http.openai.responses.items import Item
+
+MAX_RESPONSES = 10_000
+MAX_BYTES = 64 * 2**20
+# What the objects around a text weigh, about.
+_ITEM_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A response as it was answered, and what its conversation grew by."""
+
+    response: bytes
+    given: tuple[Item, ...]
+    answered: Item
+    previous_id: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        """What remembering it costs, about."""
+        texts = [part for item in (*self.given, self.answered) for part in item.parts]
+        overhead = _ITEM_BYTES * (2 + len(self.given) + len(texts))
+        return len(self.response) + sum(len(text.encode()) for text in texts) + overhead
+
+
+class ResponseStore:
+    """The least recently used are forgotten first, beyond `max_responses` or `max_bytes`.
+
+    Owned by the routes of the Responses. An owner sees its own responses alone.
+    """
+
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._stored: OrderedDict[tuple[bytes, str], Stored] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    @property
+    def num_bytes(self) -> int:
+        """What all that is remembered costs, about."""
+        return self._num_bytes
+
+    def keep(self, owner: bytes, response_id: str, stored: Stored) -> None:
+        """Remembers a new response."""
+        self._stored[owner, response_id] = stored
+        self._num_bytes += stored.num_bytes
+        while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:
+            _, oldest = self._stored.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+
+    def get(self, owner: bytes, response_id: str) -> Stored | None:
+        """The response, which counts as used; None if it is not known."""
+        stored = self._stored.get((owner, response_id))
+        if stored is not None:
+            self._stored.move_to_end((owner, response_id))
+        return stored
+
+    def conversation(self, owner: bytes, response_id: str) -> tuple[Item, ...]:
+        """All messages up to and with a response, oldest first; all its responses count as used.
+
+        Raises KeyError with the id of a response that is not known any more.
+        """
+        chain: list[Stored] = []
+        next_id: str | None = response_id
+        while next_id is not None:
+            stored = self.get(owner, next_id)
+            if stored is None:
+                raise KeyError(next_id)
+            chain.append(stored)
+            next_id = stored.previous_id
+        return tuple(item for one in reversed(chain) for item in (*one.given, one.answered))
+
+    def forget(self, owner: bytes, response_id: str) -> bool:
+        """Forgets a response; False if it was not known."""
+        stored = self._stored.pop((owner, response_id), None)
+        if stored is None:
+            return False
+        self._num_bytes -= stored.num_bytes
+        return True
