@@ -15,13 +15,19 @@ from starlette.types import ASGIApp
 
 from router.errors import RouterError
 from router.http.access import Access
+from router.http.anthropic.messages import MessageRoutes
+from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import BodyReader, Schema
+from router.http.conversation import Conversations
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
 from router.http.intake import Intake
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
+from router.http.openai.responses.routes import ResponseRoutes
+from router.http.openai.responses.schema import CountInputBody, ResponseBody
+from router.http.openai.responses.store import ResponseStore
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.openapi import document
 from router.http.ops import OpsRoutes
@@ -34,7 +40,16 @@ from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from router.validation import Validation
 
-_BODIES: list[type[Schema]] = [GenerateBody, CompatBody, ChatBody, CompletionBody]
+_BODIES: list[type[Schema]] = [
+    GenerateBody,
+    CompatBody,
+    ChatBody,
+    CompletionBody,
+    ResponseBody,
+    CountInputBody,
+    MessagesBody,
+    CountBody,
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +79,20 @@ def create_app(services: Services, *, max_body_len: int = 2_000_000) -> ASGIApp:
     bodies = BodyReader(max_body_len)
     intake = Intake(services.validation, services.metrics)
     front = OpenAiFront(services.infer, intake, bodies, services.info)
+    conversations = Conversations(
+        services.infer,
+        intake,
+        bodies,
+        services.chat_template,
+        services.tokenizer,
+        services.info,
+    )
     for routes in (
         NativeRoutes(services.infer, intake, services.tokenizer, bodies, services.info),
         ChatRoutes(front, services.chat_template),
         CompletionRoutes(front),
+        ResponseRoutes(conversations, ResponseStore()),
+        MessageRoutes(conversations),
         OpsRoutes(services.infer, services.metrics, services.info),
     ):
         app.include_router(routes.router())
