@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from router.http.body import Schema
 from router.http.errors import Dialect
 
 Answer = type[BaseModel] | Mapping[str, Any]
@@ -65,17 +64,19 @@ _ERRORS: Mapping[Dialect, tuple[str, dict[str, Any]]] = {
 
 
 def describe(
-    body: type[Schema],
+    body: Answer,
     *,
     answer: Answer | None = None,
     events: Answer | None = None,
     generates: bool = True,
+    failures: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """Arguments of `add_api_route` for a route that reads `body`.
 
-    `answer` is what a 200 holds, `events` the data of each of its server-sent events.
+    `answer` is what a 200 holds, `events` the data of each of its server-sent events; `failures`
+    are statuses that not every such route can answer.
     """
-    failures = {**_BODY, **(_GENERATION if generates else {})}
+    failures = {**_BODY, **(_GENERATION if generates else {}), **(failures or {})}
     content = {_JSON: {"schema": _schema(body)}}
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}},

@@ -24,6 +24,7 @@ from router.events import (
 from router.http.errors import Dialect, Problem
 from router.http.exchange import Exchange
 from router.infer import Completion
+from router.text.tokenizer import TokenSpan
 
 _FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {
@@ -88,12 +89,14 @@ class NativeFrames:
     ) -> bytes:
         self._num_tokens += 1
         token = event.token
+        # Clients skip the texts of special tokens, so what is left of the answer must not be one.
+        is_unseen = token.special and tail != ""
         return _FRAME % (
             self._num_tokens,
             token.token_id,
-            orjson.dumps(_shown(event) + tail),
+            orjson.dumps(tail if is_unseen else _shown(event) + tail),
             orjson.dumps(token.logprob),
-            b"true" if token.special else b"false",
+            b"true" if token.special and not is_unseen else b"false",
             _top_tokens_field(event.top_tokens) if event.top_tokens else b"",
             text,
             details,
@@ -168,3 +171,11 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 
 def _top_tokens_field(top_tokens: Sequence[TokenLogprob]) -> bytes:
     return b',"top_tokens":' + orjson.dumps([_token(token) for token in top_tokens])
+
+
+def spans_shown(spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
+    """The tokens of a text, as the routes that tokenize answer them."""
+    return [
+        {"id": span.token_id, "text": span.text, "start": span.start, "stop": span.stop}
+        for span in spans
+    ]

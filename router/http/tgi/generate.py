@@ -1,6 +1,6 @@
 """TGI's routes: /generate, /generate_stream, / and /tokenize.
 
-Their bodies are in `native_schema.py`, their answers in `native_frames.py`. A stream's body begins
+Their bodies are in `schema.py`, their answers in `frames.py`. A stream's body begins
 before its request is validated, as with TGI: whatever goes wrong then is an event in it.
 """
 
@@ -22,7 +22,8 @@ from router.http.intake import Intake
 from router.http.openapi import describe
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
-from router.http.tgi.frames import NativeFrames, reply
+from router.http.tgi.answers import LIST_OF_ONE, TOKENS, GenerateResponse, StreamResponse
+from router.http.tgi.frames import NativeFrames, reply, spans_shown
 from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, to_raw
 from router.infer import Infer
 from router.text.tokenizer import Tokenizer
@@ -50,13 +51,33 @@ class NativeRoutes:
     def router(self) -> APIRouter:
         """The routes, documented."""
         router = APIRouter(tags=["Text Generation Inference"])
-        for path, handler, body in (
-            ("/", self.compat, CompatBody),
-            ("/generate", self.generate, GenerateBody),
-            ("/generate_stream", self.generate_stream, GenerateBody),
-            ("/tokenize", self.tokenize, GenerateBody),
+        for path, handler, name, told in (
+            (
+                "/",
+                self.compat,
+                "compat_generate",
+                describe(CompatBody, answer=LIST_OF_ONE, events=StreamResponse),
+            ),
+            (
+                "/generate",
+                self.generate,
+                "generate",
+                describe(GenerateBody, answer=GenerateResponse),
+            ),
+            (
+                "/generate_stream",
+                self.generate_stream,
+                "generate_stream",
+                describe(GenerateBody, events=StreamResponse),
+            ),
+            (
+                "/tokenize",
+                self.tokenize,
+                "tokenize",
+                describe(GenerateBody, answer=TOKENS, generates=False),
+            ),
         ):
-            router.add_api_route(path, handler, methods=["POST"], **describe(body))
+            router.add_api_route(path, handler, methods=["POST"], operation_id=name, **told)
         return router
 
     async def generate(self, request: Request) -> Response:
@@ -87,12 +108,7 @@ class NativeRoutes:
         """Tokenize `inputs`; `start` and `stop` are byte offsets."""
         body = await self._bodies.read(request, GenerateBody)
         spans = await self._tokenizer.spans(body.inputs)
-        return _json(
-            [
-                {"id": span.token_id, "text": span.text, "start": span.start, "stop": span.stop}
-                for span in spans
-            ]
-        )
+        return _json(spans_shown(spans))
 
     async def _answer(
         self, request: Request, exchange: Exchange, body: GenerateBody, returns_full_text: bool

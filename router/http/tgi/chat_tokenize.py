@@ -1,0 +1,45 @@
+"""/chat_tokenize: what the model would read of a chat."""
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.http.openai.chat import ChatRoutes
+from router.http.openai.front import OpenAiFront
+from router.http.openai.schema import ChatBody
+from router.http.openapi import describe
+from router.http.tgi.answers import ChatTokenizeResponse
+from router.http.tgi.frames import spans_shown
+from router.text.tokenizer import Tokenizer
+
+
+class ChatTokenizeRoutes:
+    """The handler, over what it needs."""
+
+    def __init__(self, front: OpenAiFront, chat: ChatRoutes, tokenizer: Tokenizer) -> None:
+        self._front = front
+        self._chat = chat
+        self._tokenizer = tokenizer
+
+    def router(self) -> APIRouter:
+        """The route, documented."""
+        router = APIRouter(tags=["Text Generation Inference"])
+        told = describe(ChatBody, answer=ChatTokenizeResponse, generates=False)
+        router.add_api_route(
+            "/chat_tokenize",
+            self.chat_tokenize,
+            methods=["POST"],
+            operation_id="get_chat_tokenize",
+            **told,
+        )
+        return router
+
+    async def chat_tokenize(self, request: Request) -> Response:
+        """Template and tokenize a chat; `start` and `stop` are byte offsets."""
+        body = await self._front.read(request, ChatBody)
+        text = await self._chat.render(body)
+        # The template has put the special tokens where they belong.
+        spans = await self._tokenizer.spans(text, add_special_tokens=False)
+        answer = {"tokenize_response": spans_shown(spans), "templated_text": text}
+        return Response(orjson.dumps(answer), media_type="application/json")

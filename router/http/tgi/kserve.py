@@ -1,0 +1,143 @@
+"""KServe's open inference protocol, version 2, over HTTP: /v2 and below.
+
+https://github.com/kserve/open-inference-protocol. As with TGI the one model answers to any name of
+one segment: what its InferenceService is called, nobody tells the server.
+"""
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.http.body import BodyReader
+from router.http.errors import HttpError
+from router.http.intake import Intake
+from router.http.openapi import describe, tell
+from router.http.server_info import ServerInfo
+from router.http.tgi.answers import (
+    InferenceOutput,
+    LiveResponse,
+    MetadataModelResponse,
+    MetadataServerResponse,
+    ReadyResponse,
+)
+from router.http.tgi.batches import Batches, Draw, within
+from router.http.tgi.schema import GenerateBody
+from router.http.tgi.tensors import BYTES, InferenceBody, Texts
+from router.infer import Infer
+
+_MODEL = "/v2/models/{model_name:path}"
+_VERSION = _MODEL + "/versions/{model_version}"
+_NOT_READY = {503: "Not ready"}
+_NO_MODEL = {404: "No such model"}
+
+
+class KServeRoutes:
+    """The handlers, over what they need."""
+
+    def __init__(
+        self, infer: Infer, intake: Intake, bodies: BodyReader, batches: Batches, info: ServerInfo
+    ) -> None:
+        self._infer = infer
+        self._intake = intake
+        self._bodies = bodies
+        self._batches = batches
+        self._info = info
+
+    def router(self) -> APIRouter:
+        """The routes, documented. Those with more words come first: a name may hold slashes."""
+        router = APIRouter(tags=["KServe"])
+        unready = {**_NO_MODEL, **_NOT_READY}
+        for path, handler, told in (
+            ("/v2", self.server, tell(MetadataServerResponse)),
+            ("/v2/health/live", self.live, tell(LiveResponse)),
+            ("/v2/health/ready", self.ready, tell(ReadyResponse, failures=_NOT_READY)),
+            (_VERSION + "/ready", self.model_ready, tell(ReadyResponse, failures=unready)),
+            (_MODEL + "/ready", self.model_ready, tell(ReadyResponse, failures=unready)),
+            (_VERSION, self.model, tell(MetadataModelResponse, failures=_NO_MODEL)),
+            (_MODEL, self.model, tell(MetadataModelResponse, failures=_NO_MODEL)),
+        ):
+            router.add_api_route(path, handler, methods=["GET"], **told)
+        for path in (_VERSION, _MODEL):
+            told = describe(InferenceBody, answer=InferenceOutput, failures=_NO_MODEL)
+            router.add_api_route(path + "/infer", self.infer, methods=["POST"], **told)
+        return router
+
+    async def server(self) -> Response:
+        """What this server is, in KServe's words."""
+        extensions = ["health", "models", "metrics"]
+        name = "text-generation-inference"
+        return _json({"name": name, "version": self._info.version, "extensions": extensions})
+
+    async def live(self) -> Response:
+        """Whether the process answers, which it does."""
+        return _json({"live": True})
+
+    async def ready(self) -> Response:
+        """Whether requests would be served now."""
+        self._check_ready()
+        return _json({"live": True, "ready": True})
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether requests to the model would be served now."""
+        name = self._name(request)
+        self._check_ready()
+        return _json({"name": name, "live": True, "ready": True})
+
+    async def model(self, request: Request) -> Response:
+        """What the model takes and gives."""
+        name = self._name(request)
+        version = request.path_params.get("model_version")
+        told = {
+            "name": name,
+            "versions": [version or "1"],
+            **({"version": version} if version else {}),
+            "platform": "tandem",
+            "extensions": ["infer", "ready"],
+            "inputs": [{"name": "text_input", "datatype": BYTES, "shape": [-1]}],
+            "outputs": [{"name": "text_output", "datatype": BYTES, "shape": [-1]}],
+        }
+        return _json(told)
+
+    async def infer(self, request: Request) -> Response:
+        """Generate a text for each prompt of the tensors."""
+        exchange = self._intake.begin(request)
+        model_name = self._name(request)
+        body = await self._bodies.read(request, InferenceBody)
+        tensors = [Texts.of(tensor, f"inputs[{index}]") for index, tensor in enumerate(body.inputs)]
+        names = body.output_names()
+        self._batches.check_size("inputs", sum(len(tensor.prompts) for tensor in tensors))
+        draws: list[Draw] = []
+        for index, tensor in enumerate(tensors):
+            for prompt in tensor.prompts:
+                with within(f"inputs[{index}]"):
+                    generate = GenerateBody(inputs=prompt, parameters=body.parameters)
+                    draws.append(await self._batches.prepare(exchange, generate))
+        texts, headers = await self._batches.texts(request, draws)
+        outputs = []
+        for name, tensor in zip(names, tensors, strict=True):
+            num_texts = len(tensor.prompts)
+            outputs.append(tensor.answer(name, texts[:num_texts]))
+            texts = texts[num_texts:]
+        version = request.path_params.get("model_version")
+        answer = {
+            "model_name": model_name,
+            **({"model_version": version} if version else {}),
+            **({"id": body.id} if body.id is not None else {}),
+            "outputs": outputs,
+        }
+        return _json(answer, headers)
+
+    def _name(self, request: Request) -> str:
+        name: str = request.path_params["model_name"]
+        if not name or ("/" in name and name not in self._info.model_names):
+            raise HttpError(404, "not_found", f"there is no model `{name[:200]}`")
+        return name
+
+    def _check_ready(self) -> None:
+        if not self._infer.is_ready:
+            raise HttpError(503, "healthcheck", "unhealthy")
+
+
+def _json(answer: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
