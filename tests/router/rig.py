@@ -27,7 +27,7 @@ from router.shards import Shards, ShardTimeouts
 from router.step_observer import StepObserver
 from router.stream import Stream
 from router.text.tokenizer import Tokenizer
-from tests.fakes import FakeShard, byte_ids, save_byte_tokenizer, serving
+from tests.fakes import FakeShard, byte_ids, letters, save_byte_tokenizer, saying, serving
 
 PLAIN = SamplingParams()
 NO_LOGPROBS = LogprobParams()
@@ -154,3 +154,21 @@ def error_of(events: Sequence[Event]) -> Exception:
 def texts_of(events: Sequence[Event]) -> list[str]:
     """What each token let the client see."""
     return [event.text for event in events if isinstance(event, TokenGenerated)]
+
+
+def expected_text(prompt: str, num_tokens: int) -> str:
+    """What a FakeShard of letters says after this prompt."""
+    token_ids = byte_ids(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(letters(token_ids))
+    return bytes(token_id - 2 for token_id in token_ids[len(prompt) :]).decode()
+
+
+def says(text: str, prompt: str = PROMPT) -> FakeShard:
+    """A shard that says this after the prompt, and ends."""
+    return FakeShard(script=saying(text, len(byte_ids(prompt))))
+
+
+def methods(shard: FakeShard) -> list[str]:
+    """What the shard was called for."""
+    return [method for method, _ in shard.calls]
