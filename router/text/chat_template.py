@@ -6,22 +6,36 @@ It knows templates and messages; no tokens, no HTTP.
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
 
 from router.errors import TemplateFailed
-from router.text.template_environment import CompiledTemplate, TemplateLimit
+from router.text.template_environment import PRIVATE_PREFIX, CompiledTemplate, TemplateLimit
+from router.text.template_traits import Traits, adapt, find_traits
 
 _DEFAULT = "default"
 _WITH_TOOLS = "tool_use"
+_NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+
+
+# What the template is given anyway, and what it is written to find as it is.
+_OWN_NAMES = frozenset(
+    {
+        "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token",
+        "eos_token", "raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum",
+        "cycler", "joiner", "loop", "self", "super", "caller", "varargs", "kwargs",
+    }
+)  # fmt: skip
 
 
 class ChatTemplate:
     """The templates of one model, by name: "default", and "tool_use" for chats with tools.
 
     A template that cannot be compiled says so when it is used: the model can still serve
-    prompts. `now` is what `strftime_now` of a template shows.
+    prompts. `now` is what `strftime_now` of a template shows. What a template can read is found
+    out when it is first used.
     """
 
     def __init__(
@@ -39,6 +53,7 @@ class ChatTemplate:
             if token is not None
         }
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
+        self._traits: dict[str, Traits] = {}
         for name, source in templates.items():
             try:
                 self._templates[name] = CompiledTemplate(source, time_limit_s, now)
@@ -48,9 +63,18 @@ class ChatTemplate:
                 )
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The templates that there are."""
+        return tuple(sorted(self._templates))
+
+    @property
     def reads_tools(self) -> bool:
         """True if the template shows tools by itself when there are some. Raises TemplateFailed."""
-        return "tools" in self._choose(with_tools=True).variables
+        return "tools" in self._compiled(self._choose(with_tools=True)).variables
+
+    def reads(self, variable: str, *, name: str | None = None, with_tools: bool = False) -> bool:
+        """Whether the template that `render` would take reads a variable. Raises TemplateFailed."""
+        return variable in self._compiled(name or self._choose(with_tools)).variables
 
     def render(
         self,
@@ -59,16 +83,21 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        name: str | None = None,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """The prompt for `messages`.
+        """The prompt for `messages`, in OpenAI's or transformers' words.
 
         Fields of a message that are None count as absent. `continue_final_message` ends the
-        prompt right behind the last message's text, so that the model goes on with it.
+        prompt right behind the last message's text, so that the model goes on with it. `name`
+        chooses a template, which is otherwise the one for tools if there are tools.
         `variables` are more names that the template may read. Raises TemplateFailed.
         """
-        template = self._choose(with_tools=tools is not None)
-        shown = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        name = name or self._choose(tools is not None)
+        template = self._compiled(name)
+        _check_names(variables)
+        traits = self._traits_of(name, template)
+        shown = [adapt(message, traits) for message in messages]
         marker = ""
         if continue_final_message:
             add_generation_prompt = False
@@ -76,14 +105,7 @@ class ChatTemplate:
             # trims: it is the first thing to go.
             marker = f"{secrets.token_hex(16)} "
             shown[-1:] = [_marked(shown, marker)]
-        context = {
-            "documents": None,
-            **self._special,
-            **variables,
-            "messages": shown,
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        context = self._context(shown, tools, add_generation_prompt) | dict(variables)
         try:
             text = template.render(context)
         except TemplateLimit as error:
@@ -96,12 +118,36 @@ class ChatTemplate:
             raise TemplateFailed(f"the chat template failed: {error!r}", "messages") from error
         return _cut(text, marker) if continue_final_message else text
 
-    def _choose(self, *, with_tools: bool) -> CompiledTemplate:
-        name = _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else _DEFAULT
+    def _context(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> dict[str, Any]:
+        return {
+            "documents": None,
+            **self._special,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+    def _traits_of(self, name: str, template: CompiledTemplate) -> Traits:
+        traits = self._traits.get(name)
+        if traits is None:
+            traits = self._traits[name] = find_traits(
+                lambda messages, tools: template.render(self._context(messages, tools, False)),
+                template.words,
+            )
+        return traits
+
+    def _choose(self, with_tools: bool) -> str:
+        return _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else _DEFAULT
+
+    def _compiled(self, name: str) -> CompiledTemplate:
         template = self._templates.get(name)
         if template is None:
-            others = ", ".join(sorted(self._templates))
-            has = f"has only {others}" if others else "has none"
+            has = f"has only {', '.join(self.names)}" if self._templates else "has none"
             raise TemplateFailed(
                 f"chats need a chat template named {name!r}, and the model {has}; send a prompt "
                 "instead, or start the server with --tokenizer-config-path",
@@ -110,6 +156,16 @@ class ChatTemplate:
         if isinstance(template, TemplateFailed):
             raise TemplateFailed(str(template), template.field)
         return template
+
+
+def _check_names(variables: Mapping[str, Any]) -> None:
+    for name in variables:
+        if not name.isidentifier() or name.startswith(PRIVATE_PREFIX) or name in _OWN_NAMES:
+            raise TemplateFailed(
+                f"a variable of the chat template may not be called `{name[:60]}`: "
+                "it has to be a name that is not taken",
+                "chat_template_kwargs",
+            )
 
 
 def _marked(messages: Sequence[Mapping[str, Any]], marker: str) -> dict[str, Any]:

@@ -22,8 +22,10 @@ from jinja2.visitor import NodeTransformer
 
 _MAX_TEXT_LEN = 1 << 24
 _MAX_INT_BITS = 1 << 12
-_TICK = "tandem_tick"
-_BOUNDED = "tandem_bounded"
+# Of names that are ours inside a template.
+PRIVATE_PREFIX = "tandem_"
+_TICK = f"{PRIVATE_PREFIX}tick"
+_BOUNDED = f"{PRIVATE_PREFIX}bounded"
 
 
 class TemplateLimit(TemplateError):
@@ -31,12 +33,17 @@ class TemplateLimit(TemplateError):
 
 
 class CompiledTemplate:
-    """One template, ready to render."""
+    """One template, ready to render.
+
+    `variables` are the names that it reads, `words` the texts that it compares something with.
+    """
 
     def __init__(self, source: str, time_limit_s: float, now: Callable[[], datetime]) -> None:
         """Raises jinja2.TemplateSyntaxError."""
         environment = _Environment(now)
         tree = environment.parse(source)
+        # First: looking for variables folds constants.
+        self.words: frozenset[str] = _compared(tree)
         self.variables: frozenset[str] = frozenset(find_undeclared_variables(tree))
         code = environment.compile(_Bounds().visit(tree))
         self._template = Template.from_code(environment, code, environment.make_globals(None))
@@ -110,6 +117,15 @@ class _Bounds(NodeTransformer):
         tick = _call(_TICK, [], node.lineno)
         node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
         return node
+
+
+def _compared(tree: nodes.Template) -> frozenset[str]:
+    return frozenset(
+        constant.value
+        for comparison in tree.find_all(nodes.Compare)
+        for constant in comparison.find_all(nodes.Const)
+        if isinstance(constant.value, str)
+    )
 
 
 def _call(name: str, arguments: list[Any], line: int) -> nodes.Call:

@@ -226,7 +226,24 @@ def test_a_special_token_that_the_model_lacks_is_empty() -> None:
 
 def test_more_variables_reach_the_template_and_hide_none_of_its_own() -> None:
     template = chat("{{ thinking }} {{ bos_token }} {{ messages | length }}")
-    assert template.render([USER], thinking=True) == "True <s> 1"
+    assert template.render([USER], variables={"thinking": True}) == "True <s> 1"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "bos_token", "strftime_now", "range", "tandem_tick", "a b", ""]
+)
+def test_a_variable_may_not_take_a_name_that_is_taken(name: str) -> None:
+    with pytest.raises(TemplateFailed, match="may not be called") as refused:
+        chat(CHATML).render([USER], variables={name: "x"})
+    assert refused.value.field == "chat_template_kwargs"
+
+
+def test_a_template_is_taken_by_its_name() -> None:
+    template = ChatTemplate({"default": "plain", "rag": "{{ documents }}"}, None, None)
+    assert template.names == ("default", "rag")
+    assert template.render([USER], name="rag", variables={"documents": 3}) == "3"
+    assert template.reads("documents", name="rag")
+    assert not template.reads("documents")
 
 
 def test_a_template_knows_the_date() -> None:

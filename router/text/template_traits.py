@@ -1,0 +1,149 @@
+"""What a chat template can read, found out by showing it small chats.
+
+Clients send OpenAI's messages: texts or parts, roles of all ages, a call's arguments as JSON text.
+Templates were written for some of that. `find_traits` looks once; `adapt` puts a message into
+the form that the template reads. It knows no models, no tokens and no HTTP.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from router.text.template_environment import TemplateLimit
+
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message], Sequence[Message] | None], str]
+
+_TEXT = "sesquipedalian"
+_NAME = "look_up"
+_ARGUMENTS = {"lemma": "floccinaucinihilipilification"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "",
+        "parameters": {"type": "object", "properties": {"lemma": {"type": "string"}}},
+    },
+}
+# Some templates insist on ids of nine letters and digits.
+_CALL_ID = "call00001"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a template reads messages.
+
+    `words` are those that it compares something with: the roles it knows are among them.
+    `takes_parts`: content must be a list of parts. `takes_text_arguments`: the arguments of a
+    call must be JSON text, else an object. `has_null_content`: a message of calls alone has a
+    content, which is None; else it has none at all.
+    """
+
+    words: frozenset[str] = frozenset()
+    takes_parts: bool = False
+    takes_text_arguments: bool = False
+    has_null_content: bool = True
+
+
+def find_traits(render: Render, words: frozenset[str]) -> Traits:
+    """The traits of a template. `render` may raise anything: that chat is not for this template.
+
+    A template that runs too long is not asked twice.
+    """
+    plain = Traits(words)
+    try:
+        plain = Traits(words, takes_parts=_takes_parts(render))
+        for takes_text in (False, True):
+            for has_null in (True, False):
+                traits = replace(plain, takes_text_arguments=takes_text, has_null_content=has_null)
+                if _shows_calls(render, traits):
+                    return traits
+    except TemplateLimit:
+        pass
+    return plain
+
+
+def adapt(message: Message, traits: Traits) -> dict[str, Any]:
+    """The message as the template reads it. Fields that are None count as absent."""
+    shown = {key: value for key, value in message.items() if value is not None}
+    role = _role(shown.get("role"), traits.words)
+    if role is not None:
+        shown["role"] = role
+    calls = shown.pop("tool_calls", None)
+    if "function_call" in shown and not calls:
+        calls = [{"type": "function", "function": shown.pop("function_call")}]
+    if calls:
+        shown["tool_calls"] = [_call(call, traits) for call in calls]
+        if traits.has_null_content:
+            shown.setdefault("content", None)
+    content = shown.get("content")
+    if traits.takes_parts and isinstance(content, str):
+        shown["content"] = [{"type": "text", "text": content}]
+    return shown
+
+
+def _role(role: Any, words: frozenset[str]) -> Any:
+    """OpenAI's newest and oldest role, as the one that the template knows in their place."""
+    if role == "developer" and "developer" not in words:
+        return "system"
+    if role == "function" and "function" not in words and "tool" in words:
+        return "tool"
+    return role
+
+
+def _call(call: Any, traits: Traits) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": _arguments(function, traits)}}
+
+
+def _arguments(function: Mapping[str, Any], traits: Traits) -> Any:
+    """Text that is no JSON, as a model may have written it, stays as it is."""
+    arguments = function.get("arguments", {})
+    if traits.takes_text_arguments:
+        if isinstance(arguments, str):
+            return arguments
+        return json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments
+
+
+def _rendered(render: Render, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
+    try:
+        return render(messages, tools)
+    except TemplateLimit:
+        raise
+    except Exception:  # a template is a program: it may raise anything  # noqa: BLE001
+        return ""
+
+
+def _takes_parts(render: Render) -> bool:
+    def shows(content: Any) -> bool:
+        return _TEXT in _rendered(render, [{"role": "user", "content": content}], None)
+
+    return not shows(_TEXT) and shows([{"type": "text", "text": _TEXT}])
+
+
+def _shows_calls(render: Render, traits: Traits) -> bool:
+    call = {
+        "id": _CALL_ID,
+        "type": "function",
+        "function": {"name": _NAME, "arguments": _ARGUMENTS},
+    }
+    messages: list[Message] = [
+        {"role": "user", "content": _TEXT},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": _TEXT, "tool_call_id": _CALL_ID, "name": _NAME},
+    ]
+    text = _rendered(render, [adapt(message, traits) for message in messages], [_TOOL])
+    # Python's quotes mean that an object was written where a text was meant; escaped ones, that
+    # a text was written as JSON a second time.
+    ((key, value),) = _ARGUMENTS.items()
+    spoilt = (f"'{key}'", f'\\"{key}', "None")
+    return value in text and not any(mark in text for mark in spoilt)

@@ -1,0 +1,129 @@
+"""OpenAI's messages reach each kind of template in the form that it was written for."""
+
+from typing import Any
+
+import pytest
+
+from router.text.chat_template import ChatTemplate
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"role": "tool", "content": "42", "tool_call_id": "call00001"}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+
+# In the style of templates that write an object out as JSON.
+OBJECTS = """\
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and m.tool_calls %}
+        {%- for call in m.tool_calls %}
+            {{- '<call>' ~ call.function.name ~ (call.function.arguments | tojson) ~ '</call>' }}
+        {%- endfor %}
+    {%- elif m.role == 'tool' %}{{- '<result>' + m.content + '</result>' }}
+    {%- else %}{{- m.role + ':' + m.content }}
+    {%- endif %}
+{%- endfor %}"""
+
+# In the style of templates that know a message of calls by its content, which is None.
+TEXTS = """\
+{%- for m in messages %}
+    {%- if m['role'] == 'assistant' and m['content'] is none %}
+        {%- for call in m['tool_calls'] %}
+            {{- '<call>' + call['function']['name'] + call['function']['arguments'] + '</call>' }}
+        {%- endfor %}
+    {%- elif m['role'] == 'tool' %}{{- '<result>' + m['content'] + '</result>' }}
+    {%- else %}{{- m['role'] + ':' + m['content'] }}
+    {%- endif %}
+{%- endfor %}"""
+
+# In the style of templates that would write a content of None as a word.
+ABSENT = """\
+{%- for m in messages %}
+    {%- if 'content' in m %}{{- m.role ~ ':' ~ m.content }}{% endif %}
+    {%- if 'tool_calls' in m %}
+        {%- for call in m.tool_calls %}
+            {{- '<call>' ~ call.function.name ~ (call.function.arguments | tojson) ~ '</call>' }}
+        {%- endfor %}
+    {%- endif %}
+{%- endfor %}"""
+
+PARTS = """\
+{%- for m in messages %}
+    {{- m.role + ':' }}
+    {%- for part in m.content %}
+        {%- if part.type == 'text' %}{{- part.text }}{% endif %}
+    {%- endfor %}
+{%- endfor %}"""
+
+PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+def chat(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, "<s>", "</s>")
+
+
+def calling(arguments: Any, **fields: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "call00001", "type": "function", "function": function}
+    return {"role": "assistant", "tool_calls": [call], **fields}
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "é"}', {"x": "é"}])
+@pytest.mark.parametrize("fields", [{}, {"content": None}])
+@pytest.mark.parametrize(
+    ("source", "before"), [(OBJECTS, "user:hi"), (TEXTS, "user:hi"), (ABSENT, "user:hi")]
+)
+def test_arguments_of_a_call_come_as_the_template_writes_them(
+    source: str, before: str, fields: Any, arguments: Any
+) -> None:
+    text = chat(source).render([USER, calling(arguments, **fields)], tools=TOOLS)
+
+    assert text == before + '<call>f{"x": "é"}</call>'
+
+
+@pytest.mark.parametrize("source", [OBJECTS, TEXTS])
+def test_the_result_of_a_call_is_shown(source: str) -> None:
+    text = chat(source).render([USER, calling("{}"), TOOL])
+
+    assert text == "user:hi<call>f{}</call><result>42</result>"
+
+
+def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
+    assert chat(OBJECTS).render([calling("{x")]) == '<call>f"{x"</call>'
+    assert chat(OBJECTS).render([calling("")]) == "<call>f{}</call>"
+
+
+def test_an_empty_list_of_calls_is_none() -> None:
+    message = {"role": "assistant", "content": "no", "tool_calls": []}
+    assert chat(ABSENT).render([message]) == "assistant:no"
+
+
+def test_the_old_way_to_call_a_function_is_shown_as_the_new_one() -> None:
+    call = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    result = {"role": "function", "name": "f", "content": "42"}
+    assert chat(OBJECTS).render([USER, call, result]) == (
+        "user:hi<call>f{}</call><result>42</result>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (PLAIN, "system:be brief;"),
+        ("{% if messages[0].role == 'developer' %}D{% endif %}" + PLAIN, "Ddeveloper:be brief;"),
+        (
+            "{% if messages[0].role in ['system', 'developer'] %}D{% endif %}" + PLAIN,
+            "Ddeveloper:be brief;",
+        ),
+    ],
+)
+def test_a_developer_is_the_system_where_the_template_knows_none(source: str, shown: str) -> None:
+    assert chat(source).render([{"role": "developer", "content": "be brief"}]) == shown
+
+
+@pytest.mark.parametrize("content", ["hi", [{"type": "text", "text": "hi"}]])
+def test_a_template_that_reads_parts_gets_parts(content: Any) -> None:
+    assert chat(PARTS).render([{"role": "user", "content": content}]) == "user:hi"
+
+
+def test_a_text_of_parts_is_continued() -> None:
+    messages = [USER, {"role": "assistant", "content": "well"}]
+    assert chat(PARTS).render(messages, continue_final_message=True) == "user:hiassistant:well"
