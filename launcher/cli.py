@@ -77,6 +77,8 @@ def serve(
     graceful_termination_timeout: options.GracefulTerminationTimeout = 90.0,
     shard_startup_timeout: options.ShardStartupTimeout = 1800.0,
     json_output: options.JsonOutput = False,
+    otlp_endpoint: options.OtlpEndpoint = None,
+    otlp_service_name: options.OtlpServiceName = "text-generation-inference.router",
     env: options.Env = False,
     quantize: options.Quantize = None,
     speculate: options.Speculate = 0,
@@ -126,6 +128,8 @@ def serve(
                 watermark_gamma=watermark_gamma,
                 watermark_delta=watermark_delta,
                 json_output=json_output,
+                otlp_endpoint=otlp_endpoint,
+                otlp_service_name=f"{otlp_service_name.removesuffix('.router')}.server",
             ),
             router_flags=_flags(
                 tokenizer_config_path=tokenizer_config_path,
@@ -142,6 +146,8 @@ def serve(
                 validation_workers=validation_workers,
                 max_request_duration=max_request_duration,
                 json_output=json_output,
+                otlp_endpoint=otlp_endpoint,
+                otlp_service_name=otlp_service_name,
             ),
         )
         environ = children_environ(os.environ, weights_cache_override or huggingface_hub_cache)

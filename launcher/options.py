@@ -226,6 +226,23 @@ ShardStartupTimeout = Annotated[
 JsonOutput = Annotated[
     bool, typer.Option(envvar="JSON_OUTPUT", rich_help_panel=LOGS, help="Log in JSON lines.")
 ]
+OtlpEndpoint = Annotated[
+    Optional[str],
+    typer.Option(
+        envvar="OTLP_ENDPOINT",
+        rich_help_panel=LOGS,
+        help="Send traces to this collector, http://HOST:PORT (OTLP over gRPC); needs the extra "
+        "otlp.",
+    ),
+]
+OtlpServiceName = Annotated[
+    str,
+    typer.Option(
+        envvar="OTLP_SERVICE_NAME",
+        rich_help_panel=LOGS,
+        help="The router's name in traces; the shards' ends in .server instead of .router.",
+    ),
+]
 Env = Annotated[
     bool, typer.Option("--env", "-e", rich_help_panel=LOGS, help="Print the environment first.")
 ]

@@ -29,6 +29,7 @@ from model_server.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.server import listening
 from model_server.service import TextGenerationService
+from model_server.tracing import StepTracer, start_tracing
 from model_server.wire import ModelInfo
 
 _log = logging.getLogger("model_server")
@@ -65,8 +66,9 @@ async def _serve(settings: config.ServeConfig) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     watch = asyncio.create_task(_stop_with_parent(settings.parent_pid, stop))
+    tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
-    service = await _load_unless_stopped(settings, device_thread, stop)
+    service = await _load_unless_stopped(settings, device_thread, tracer, stop)
     async with listening(service, settings.address, on_fatal):
         _log.info(
             "rank %d of %d is ready at %s", settings.rank, settings.world_size, settings.address
@@ -75,6 +77,7 @@ async def _serve(settings: config.ServeConfig) -> int:
     watch.cancel()
     if fatal:
         sys.stderr.write(f"error: shard {settings.rank} is unfit: {fatal[0]}\n")
+    tracer.close()
     sys.stderr.flush()
     # Not sys.exit: the device's thread may hang in a collective that never completes, and the
     # process group's own clean-up waits for its peers.
@@ -82,7 +85,10 @@ async def _serve(settings: config.ServeConfig) -> int:
 
 
 async def _load_unless_stopped(
-    settings: config.ServeConfig, device_thread: ThreadPoolExecutor, stop: asyncio.Event
+    settings: config.ServeConfig,
+    device_thread: ThreadPoolExecutor,
+    tracer: StepTracer,
+    stop: asyncio.Event,
 ) -> TextGenerationService:
     loop = asyncio.get_running_loop()
     loading = loop.run_in_executor(device_thread, _load, settings)
@@ -94,7 +100,7 @@ async def _load_unless_stopped(
         os._exit(0)
     stopped.cancel()
     runner, info = await loading
-    return TextGenerationService(runner, info, settings.urls, device_thread)
+    return TextGenerationService(runner, info, settings.urls, device_thread, tracer)
 
 
 def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo]:
@@ -156,12 +162,6 @@ def _model_settings(
     )
 
 
-def _info(settings: config.ServeConfig, model: PagedModel) -> ModelInfo:
-    return ModelInfo(
-        model_id=settings.model_id,
-        model_type=model.model_type,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device_type=model.device.type,
 def _sampler(settings: config.ServeConfig, model: PagedModel) -> Sampler:
     return Sampler(
         model.vocab_size,
@@ -173,6 +173,12 @@ def _sampler(settings: config.ServeConfig, model: PagedModel) -> Sampler:
     )
 
 
+def _info(settings: config.ServeConfig, model: PagedModel) -> ModelInfo:
+    return ModelInfo(
+        model_id=settings.model_id,
+        model_type=model.model_type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device_type=model.device.type,
         attention_backend=model.attention_backend,
         block_size=model.block_size,
         vocab_size=model.vocab_size,

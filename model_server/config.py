@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from model_server.errors import ConfigRefused
 
@@ -22,9 +23,9 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTIONS = ("auto", "reference", "cpu", "cpu-op", "cuda")
 DEFAULT_UDS_PATH = "/tmp/tandem-shard"
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 # Beyond this a score may leave float32; any delta of some dozens decides alone already.
 _MAX_DELTA = 1e6
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,12 @@ class ServeConfig:
     num_threads: int | None
     kv_blocks: int | None
     cuda_memory_fraction: float
-    logger_level: str
     watermark_gamma: float
     watermark_delta: float
+    logger_level: str
     json_output: bool
+    otlp_endpoint: str | None
+    otlp_service_name: str
     parent_pid: int | None
 
     @property
@@ -117,10 +120,10 @@ def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Serve
         )
     if args.kv_blocks is not None and args.kv_blocks < 1:
         raise ConfigRefused(f"--kv-blocks {args.kv_blocks}: must be at least 1")
+    _check_watermark(args.watermark_gamma, args.watermark_delta)
     num_threads = environ.get("OMP_NUM_THREADS")
     return ServeConfig(
         model_id=args.model_id,
-    _check_watermark(args.watermark_gamma, args.watermark_delta)
         revision=args.revision,
         dtype=args.dtype,
         device=args.device,
@@ -137,19 +140,16 @@ def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Serve
         num_threads=_int(environ, "OMP_NUM_THREADS", 1, lowest=1) if num_threads else None,
         kv_blocks=args.kv_blocks,
         cuda_memory_fraction=args.cuda_memory_fraction,
-        logger_level=args.logger_level.upper(),
-        json_output=args.json_output,
-        parent_pid=args.parent_pid,
         watermark_gamma=args.watermark_gamma,
         watermark_delta=args.watermark_delta,
+        logger_level=args.logger_level.upper(),
+        json_output=args.json_output,
+        otlp_endpoint=_collector(args.otlp_endpoint),
+        otlp_service_name=args.otlp_service_name,
+        parent_pid=args.parent_pid,
     )
 
 
-def _int(environ: Mapping[str, str], name: str, default: int, lowest: int) -> int:
-    text = environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < lowest:
-        raise ConfigRefused(f"{name}={text!r}: must be a whole number of at least {lowest}")
-    return int(text)
 def _check_watermark(gamma: float, delta: float) -> None:
     if not 0.0 < gamma < 1.0:
         raise ConfigRefused(f"--watermark-gamma {gamma}: must be above 0 and below 1")
@@ -159,6 +159,11 @@ def _check_watermark(gamma: float, delta: float) -> None:
         )
 
 
+def _int(environ: Mapping[str, str], name: str, default: int, lowest: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < lowest:
+        raise ConfigRefused(f"{name}={text!r}: must be a whole number of at least {lowest}")
+    return int(text)
 
 
 def _listen(text: str | None) -> tuple[str, int] | None:
@@ -168,6 +173,23 @@ def _listen(text: str | None) -> tuple[str, int] | None:
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigRefused(f"--listen {text!r}: must be HOST:PORT, with a port of 1 to 65535")
     return host, int(port)
+
+
+def _collector(text: str | None) -> str | None:
+    """Raises ConfigRefused for what is no collector's address."""
+    if not text:
+        return None
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = url.port
+    except ValueError:
+        port = None
+    if url.scheme not in ("http", "https") or not url.hostname or not port or url.path.strip("/"):
+        raise ConfigRefused(
+            f"--otlp-endpoint {text!r}: must be http://HOST:PORT or https://HOST:PORT, without a "
+            "path: it is OTLP over gRPC, commonly at port 4317"
+        )
+    return text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -190,11 +212,19 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--kv-blocks", type=int, help="blocks of the KV pool (default: by memory)")
     serve.add_argument("--cuda-memory-fraction", type=float, default=0.9)
     serve.add_argument(
+        "--watermark-gamma", type=float, default=0.5, help="share of the tokens that it favours"
+    )
+    serve.add_argument(
+        "--watermark-delta", type=float, default=2.0, help="what it adds to their logits"
+    )
+    serve.add_argument(
         "--logger-level", default="INFO", type=str.upper, choices=LOG_LEVELS, metavar="LEVEL"
     )
     serve.add_argument("--json-output", action="store_true", help="log in JSON lines")
-    serve.add_argument("--otlp-endpoint", help="accepted; traces are not exported yet")
-    serve.add_argument("--otlp-service-name", help="accepted; traces are not exported yet")
+    serve.add_argument(
+        "--otlp-endpoint", help="send traces to this collector, http://HOST:PORT (OTLP over gRPC)"
+    )
+    serve.add_argument("--otlp-service-name", default="text-generation-inference.server")
     serve.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     download = commands.add_parser("download-weights", help="fetch a checkpoint from the hub")
     _add_model(download)
@@ -210,9 +240,3 @@ def _parser() -> argparse.ArgumentParser:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_id", metavar="MODEL_ID", help="a local folder or a hub id")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
-    serve.add_argument(
-        "--watermark-gamma", type=float, default=0.5, help="share of the tokens that it favours"
-    )
-    serve.add_argument(
-        "--watermark-delta", type=float, default=2.0, help="what it adds to their logits"
-    )

@@ -1,21 +1,27 @@
-"""How a shard writes its log: text for people, or one JSON object a line, both on stderr."""
+"""How a shard writes its log: text for people, or one JSON object a line, both on stderr.
+
+What a record carries in `extra` becomes keys of its JSON object.
+"""
 
 import json
 import logging
 import sys
 
+_STANDARD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, object] = {
             "timestamp": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname,
             "target": record.name,
             "message": record.getMessage(),
         }
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD_KEYS}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def start_logging(level: str, *, json_output: bool) -> None:

@@ -248,6 +248,9 @@ class Runner:
         self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed
     ) -> tuple[Generation, ...]:
         """Bring the books up to date; answers generations on rank 0, nothing elsewhere."""
+        for request_id, reason in computed.errors.items():
+            told = {"shard_request_id": request_id}
+            _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=told)
         generations: list[Generation] = []
         ended: list[int] = []
         token_ids = iter(computed.token_ids)

@@ -22,6 +22,8 @@ from proto import generate_pb2_grpc as pb_grpc
 
 # The prompts of a whole batch travel in one message.
 _MAX_MESSAGE_BYTES = 2**31 - 1
+# A step names the trace of each new request; gRPC's own limit, 8 kB, holds some 60 of them.
+_MAX_METADATA_BYTES = 2**20
 _STOP_GRACE_S = 1.0
 
 
@@ -41,6 +43,8 @@ async def listening(
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.so_reuseport", 0),
         ],
     )

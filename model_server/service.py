@@ -5,6 +5,7 @@ is under way. A call whose client has gone is finished all the same: its ranks a
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeAlias, TypeVar
@@ -13,7 +14,9 @@ import grpc.aio
 
 from model_server import wire
 from model_server.errors import StaleEpoch
+from model_server.request import StepOutput
 from model_server.runner import Runner
+from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 
@@ -30,11 +33,13 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         info: wire.ModelInfo,
         urls: tuple[str, ...],
         device_thread: Executor,
+        tracer: StepTracer = NO_TRACES,
     ) -> None:
         self._runner = runner
         self._info = info
         self._urls = urls
         self._device_thread = device_thread
+        self._tracer = tracer
         self._epoch = 0
 
     async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
@@ -61,15 +66,22 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
         self._require_epoch(request.epoch)
         call = wire.prefill_from_pb(request)
-        output = await self._on_device(
-            lambda: self._runner.prefill(call.batch_id, call.new, call.cached_batch_id, call.growth)
+        batch_id = call.batch_id if call.cached_batch_id is None else call.cached_batch_id
+        output = await self._step(
+            lambda: self._runner.prefill(
+                call.batch_id, call.new, call.cached_batch_id, call.growth
+            ),
+            StepCall((batch_id,), call.new, call.growth, context.invocation_metadata()),
         )
         return wire.step_to_pb(output, request.epoch)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         self._require_epoch(request.epoch)
         call = wire.decode_from_pb(request)
-        output = await self._on_device(lambda: self._runner.decode(call.batch_ids, call.growth))
+        output = await self._step(
+            lambda: self._runner.decode(call.batch_ids, call.growth),
+            StepCall(call.batch_ids, (), call.growth),
+        )
         return wire.step_to_pb(output, request.epoch)
 
     async def FilterBatch(
@@ -78,6 +90,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._require_epoch(request.epoch)
         batch_id, request_ids = request.batch_id, tuple(request.request_ids)
         kept_ids = await self._on_device(lambda: self._runner.filter(batch_id, request_ids))
+        self._tracer.filtered(batch_id, kept_ids)
         return wire.filtered_to_pb(batch_id, kept_ids, request.epoch)
 
     async def ClearCache(
@@ -89,6 +102,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         else:
             self._require_epoch(request.epoch)
         await self._on_device(lambda: self._runner.clear(batch_id))
+        self._tracer.cleared(batch_id)
         return wire.cleared_to_pb(request.epoch)
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -99,6 +113,16 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
     def _require_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             raise StaleEpoch(f"epoch {epoch} is not the present one, {self._epoch}")
+
+    async def _step(self, work: Callable[[], StepOutput], call: StepCall) -> StepOutput:
+        begun_ns = time.perf_counter_ns()
+        try:
+            output = await self._on_device(work)
+        except Exception as error:
+            self._tracer.failed(call, time.perf_counter_ns() - begun_ns, error)
+            raise
+        self._tracer.stepped(call, output)
+        return output
 
     async def _on_device(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a bad
 import asyncio
 import gc
 import logging
-import socket
+import ssl
 import sys
 import time
 from collections.abc import Sequence
@@ -30,11 +30,12 @@ from router.books.scheduler import Scheduler, SchedulerLimits
 from router.config import RouterConfig, read_config
 from router.errors import Displaced, ShardFailed, StartupFailed
 from router.http.app import Services, create_app
+from router.http.protocol import ConnectionRules
 from router.http.server_info import ServerInfo
 from router.hub import find_tokenizer
 from router.infer import Infer
 from router.knobs import BadConfig
-from router.listening import HttpServer, bind
+from router.listening import Door, HttpServer, bind
 from router.logs import start_logging
 from router.metrics import Metrics
 from router.shards import Shards, ShardTimeouts
@@ -42,6 +43,8 @@ from router.signals import Signals, first_of, unless
 from router.step_observer import StepObserver
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
+from router.tls import load_tls
+from router.tracing import Tracer, start_tracing
 from router.validation import Limits, Validation
 from router.wire import PoolLimits, ShardInfo
 
@@ -76,10 +79,12 @@ class _Router:
     shards: Shards
     batcher: Batcher
     http: HttpServer
+    tracer: Tracer
 
     async def close(self) -> None:
         self.tokenizer.close()
         await self.shards.close()
+        await asyncio.to_thread(self.tracer.close)
 
 
 async def _run(config: RouterConfig) -> int:
@@ -143,32 +148,36 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 
 async def _start(config: RouterConfig) -> _Router:
     """Raises StartupFailed or ShardFailed."""
-    _warn_of_what_has_no_effect(config)
-    bound = bind(config.hostname, config.port)
+    tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
+    door = bind(config.hostname, config.port, _load_tls(config))
     try:
-        return await _connect(config, bound)
+        return await _connect(config, door, tracer)
     except BaseException:
-        bound.close()
+        door.close()
         raise
 
 
-async def _connect(config: RouterConfig, bound: socket.socket) -> _Router:
+async def _connect(config: RouterConfig, door: Door, tracer: Tracer) -> _Router:
     tokenizer = _load_tokenizer(config, config.tokenizer_name) if config.tokenizer_name else None
     timeouts = ShardTimeouts(
         connect_s=config.shard_connect_timeout,
         warmup_s=config.shard_warmup_timeout,
         step_s=config.shard_step_timeout,
     )
-    shards = await Shards.connect(config.master_shard_uds_path, timeouts, time.time_ns())
+    shards = await Shards.connect(config.master_shard_uds_path, timeouts, time.time_ns(), tracer)
     try:
-        return await _warm_up(config, bound, tokenizer, shards)
+        return await _warm_up(config, door, tokenizer, shards, tracer)
     except BaseException:
         await shards.close()
         raise
 
 
 async def _warm_up(
-    config: RouterConfig, bound: socket.socket, tokenizer: Tokenizer | None, shards: Shards
+    config: RouterConfig,
+    door: Door,
+    tokenizer: Tokenizer | None,
+    shards: Shards,
+    tracer: Tracer,
 ) -> _Router:
     info = await shards.info()
     if tokenizer is None:
@@ -190,17 +199,18 @@ async def _warm_up(
         limits.max_input_len,
         limits.max_total_len,
     )
-    return _wire(config, bound, tokenizer, shards, info, pool, limits)
+    return _wire(config, door, tokenizer, shards, info, pool, limits, tracer)
 
 
 def _wire(
     config: RouterConfig,
-    bound: socket.socket,
+    door: Door,
     tokenizer: Tokenizer,
     shards: Shards,
     info: ShardInfo,
     pool: PoolLimits,
     limits: Limits,
+    tracer: Tracer,
 ) -> _Router:
     allocator = Allocator(pool.num_blocks, pool.block_size, config.prefix_caching)
     scheduler = Scheduler(
@@ -215,7 +225,7 @@ def _wire(
         scheduler,
         shards,
         tokenizer,
-        StepObserver(metrics, pool.block_size),
+        StepObserver(metrics, pool.block_size, tracer),
         BatcherLimits(max_concurrent_requests=config.max_concurrent_requests),
     )
     services = Services(
@@ -227,9 +237,33 @@ def _wire(
         ),
         metrics=metrics,
         info=_server_info(config, shards, info, pool, limits),
+        tracer=tracer,
     )
-    app = create_app(services, max_body_len=config.payload_limit)
-    return _Router(tokenizer, shards, batcher, HttpServer(app, bound, _LAST_BYTES_S))
+    app = create_app(
+        services,
+        max_body_len=config.payload_limit,
+        api_keys=config.api_key,
+        protects_metrics=config.protect_metrics,
+        allowed_origins=config.cors_allow_origin,
+    )
+    http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))
+    return _Router(tokenizer, shards, batcher, http, tracer)
+
+
+def _connection_rules(config: RouterConfig, metrics: Metrics) -> ConnectionRules:
+    return ConnectionRules(
+        max_head_len=config.header_limit,
+        head_timeout_s=config.header_timeout,
+        body_timeout_s=config.body_timeout,
+        write_timeout_s=config.write_timeout,
+        cuts=metrics.connections_cut,
+    )
+
+
+def _load_tls(config: RouterConfig) -> ssl.SSLContext | None:
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
 
 
 def _load_tokenizer(config: RouterConfig, name: str) -> Tokenizer:
@@ -291,11 +325,6 @@ def _server_info(
 def _compute_type(info: ShardInfo) -> str:
     """TGI's word for a GPU, which its clients know, and a plain one for a CPU."""
     return "cpu" if info.device_type == "cpu" else "gpu+optimized"
-
-
-def _warn_of_what_has_no_effect(config: RouterConfig) -> None:
-    if config.otlp_endpoint is not None:
-        _logger.warning("--otlp-endpoint: traces are not exported yet")
 
 
 if __name__ == "__main__":

@@ -20,24 +20,21 @@ from typing import Any, NoReturn
 from router.knobs import (
     BadConfig,
     Parse,
+    api_key,
+    collector,
     file,
     knob,
     number,
     one_of,
+    origin,
     refused,
     seconds,
+    several,
     switch,
     whole,
 )
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-_NO_KEYS = (
-    "keys are not checked yet, and a server that only seems to check them is worse than none; put "
-    "a proxy that does in front"
-)
-_NO_CORS = (
-    "browsers of other origins are not served yet; put a proxy that adds the headers in front"
-)
 _NGROK = (
     "Tandem opens no tunnel. Run one beside it (ngrok http 3000, cloudflared tunnel, ssh -R) and "
     "point it at --port"
@@ -52,6 +49,7 @@ def _no_tunnel(text: str) -> bool:
 
 _TIERS = "the model and the shards"
 _HTTP = "HTTP"
+_ACCESS = "who may ask, and how"
 _LIMITS = "limits of one request"
 _STEPS = "limits of all requests"
 _TIME = "time"
@@ -116,6 +114,50 @@ class RouterConfig:
         "value of the x-compute-type response header; absent: cpu or gpu+optimized, as the shard "
         "computes",
         group=_HTTP,
+    )
+
+    api_key: tuple[str, ...] = knob(
+        (),
+        "keys, between commas or by repeating the flag; every request but those for health and "
+        "metrics must bring one. A variable is seen by fewer than a flag",
+        several(api_key),
+        group=_ACCESS,
+        kind="list",
+        secret=True,
+    )
+    protect_metrics: bool = knob(
+        False, "/metrics wants a key too", switch, group=_ACCESS, kind="switch"
+    )
+    cors_allow_origin: tuple[str, ...] = knob(
+        ("*",),
+        "origins whose pages may ask, between commas or by repeating the flag",
+        several(origin),
+        group=_ACCESS,
+        kind="list",
+    )
+    ssl_certfile: Path | None = knob(  # noqa: RUF009 (a dataclass field, by our name)
+        None, "serve HTTPS with this chain of certificates (PEM)", file, group=_ACCESS
+    )
+    ssl_keyfile: Path | None = knob(  # noqa: RUF009 (a dataclass field, by our name)
+        None, "the certificate's private key (PEM)", file, group=_ACCESS
+    )
+    ssl_keyfile_password: str | None = knob(
+        None, "what opens the private key", group=_ACCESS, secret=True
+    )
+    header_limit: int = knob(
+        32_768, "bytes of a request's headers, at most", whole(1024), group=_ACCESS
+    )
+    header_timeout: float = knob(
+        30.0, "seconds that a client may take to send the headers", seconds, group=_ACCESS
+    )
+    body_timeout: float = knob(
+        30.0, "seconds in which 16 KiB of the body must come, or the rest", seconds, group=_ACCESS
+    )
+    write_timeout: float = knob(
+        30.0,
+        "seconds after which a client that does not take its answer is cut off",
+        seconds,
+        group=_ACCESS,
     )
 
     max_input_tokens: int | None = knob(
@@ -185,12 +227,14 @@ class RouterConfig:
 
     log_level: str = knob("info", "least severe lines to log", one_of(*LOG_LEVELS), group=_LOGS)
     json_output: bool = knob(False, "log JSON lines", group=_LOGS, kind="switch")
-
     otlp_endpoint: str | None = knob(
-        None, "traces are not exported yet; a warning says so", group=_INERT
+        None,
+        "send traces to this collector, http://HOST:PORT (OTLP over gRPC); needs the extra otlp",
+        collector,
+        group=_LOGS,
     )
     otlp_service_name: str = knob(
-        "text-generation-inference.router", "see --otlp-endpoint", group=_INERT
+        "text-generation-inference.router", "the router's name in its traces", group=_LOGS
     )
     waiting_served_ratio: float = knob(
         1.2,
@@ -219,14 +263,13 @@ class RouterConfig:
         "off", "Tandem sends nothing home", one_of("on", "off", "no-stack"), group=_INERT
     )
 
-    api_key: None = knob(None, _NO_KEYS, refused(_NO_KEYS), group=_REFUSED)
-    cors_allow_origin: None = knob(None, _NO_CORS, refused(_NO_CORS), group=_REFUSED)
     ngrok: bool = knob(False, _NGROK, _no_tunnel, group=_REFUSED, kind="switch")
     # The variables of these two may well be set for ngrok's own client.
     ngrok_authtoken: None = knob(None, "see --ngrok", refused(_NGROK), group=_REFUSED, env=False)
     ngrok_edge: None = knob(None, "see --ngrok", refused(_NGROK), group=_REFUSED, env=False)
 
     def __post_init__(self) -> None:
+        self._check_tls()
         total, prompt = self.max_total_tokens, self.max_input_tokens
         if total is not None and prompt is not None and prompt >= total:
             raise BadConfig(
@@ -239,6 +282,15 @@ class RouterConfig:
                 f"--max-batch-prefill-tokens {self.max_batch_prefill_tokens}, since each running "
                 "sequence takes a token of the step"
             )
+
+    def _check_tls(self) -> None:
+        if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
+            given, missing = "--ssl-certfile", "--ssl-keyfile"
+            if self.ssl_certfile is None:
+                given, missing = missing, given
+            raise BadConfig(f"{given} needs {missing} beside it")
+        if self.ssl_keyfile_password is not None and self.ssl_keyfile is None:
+            raise BadConfig("--ssl-keyfile-password needs --ssl-certfile and --ssl-keyfile")
 
     @property
     def batch_size(self) -> int:
@@ -262,7 +314,8 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
             try:
                 values[each.name] = parse(text)
             except BadConfig as error:
-                raise BadConfig(f"{source} {text!r}: {error}") from None
+                shown = source if each.metadata["secret"] else f"{source} {text!r}"
+                raise BadConfig(f"{shown}: {error}") from None
             break
     return RouterConfig(**values)
 
@@ -274,7 +327,8 @@ def _sources(
     found = []
     for spelling in (name, *knob["aliases"]):
         if told[spelling] is not None:
-            found.append((_flag(spelling), told[spelling]))
+            text = told[spelling]
+            found.append((_flag(spelling), ",".join(text) if knob["kind"] == "list" else text))
     for spelling in (name, *knob["aliases"]):
         variable = spelling.upper()
         if knob["env"] and environ.get(variable):
@@ -304,12 +358,15 @@ def _parser() -> argparse.ArgumentParser:
         meta = each.metadata
         group = groups.get(meta["group"]) or parser.add_argument_group(meta["group"])
         groups[meta["group"]] = group
-        shown = "" if each.default in (None, (), False) else f" (default {each.default})"
+        default = ", ".join(each.default) if meta["kind"] == "list" else each.default
+        shown = "" if default in (None, "", False) else f" (default {default})"
         options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
         if meta["kind"] == "switch":
             options |= {"action": "store_const", "const": "true"}
         else:
             options |= {"metavar": "VALUE"}
+        if meta["kind"] == "list":
+            options |= {"action": "append"}
         group.add_argument(_flag(each.name), **options)
         for alias in meta["aliases"]:
             options |= {"dest": alias, "help": f"older name of {_flag(each.name)}"}

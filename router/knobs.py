@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -70,6 +71,42 @@ def switch(text: str) -> bool:
     raise BadConfig("must be true or false")
 
 
+def collector(text: str) -> str:
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = url.port
+    except ValueError:
+        port = None
+    if url.scheme not in ("http", "https") or not url.hostname or not port or url.path.strip("/"):
+        raise BadConfig(
+            "must be http://HOST:PORT or https://HOST:PORT, without a path: it is OTLP over gRPC, "
+            "commonly at port 4317"
+        )
+    return text
+
+
+def several(parse: Parse) -> Parse:
+    """Words between commas, each by its rule; a repeated flag is one text by then."""
+
+    def parse_all(text: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(parse(each.strip()) for each in text.split(",")))
+
+    return parse_all
+
+
+def api_key(text: str) -> str:
+    if not text or any(not "!" <= character <= "~" for character in text):
+        raise BadConfig("each key must be visible ASCII characters, without spaces and commas")
+    return text
+
+
+def origin(text: str) -> str:
+    url = urlsplit(text)
+    if text != "*" and (not url.scheme or not url.netloc or f"{url.scheme}://{url.netloc}" != text):
+        raise BadConfig("must be * or SCHEME://HOST[:PORT], without a path or a slash at the end")
+    return text
+
+
 def file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
@@ -93,11 +130,13 @@ def knob(
     env: bool = True,
     aliases: tuple[str, ...] = (),
     kind: str = "value",
+    secret: bool = False,
 ) -> Any:
     """A knob, declared as a field of RouterConfig.
 
-    With `env` its variable is the flag's name in capitals. `kind` is "value" or "switch", a
-    flag without a value. `aliases` are older names.
+    With `env` its variable is the flag's name in capitals. `kind` is "value", "switch", a flag
+    without a value, or "list", a flag that may be repeated. `aliases` are older names. What is
+    `secret` no message shows.
     """
     knob = {
         "help": help,
@@ -106,5 +145,6 @@ def knob(
         "env": env,
         "aliases": aliases,
         "kind": kind,
+        "secret": secret,
     }
-    return field(default=default, metadata=knob)
+    return field(default=default, metadata=knob, repr=not secret)

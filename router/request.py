@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
+from router.tracing import TraceContext
+
 # Seeds are 64 bits on the wire.
 NUM_SEEDS = 2**64
 
@@ -28,9 +30,9 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     seed: int = 0
-
-
     watermark: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class StopParams:
     """When a sequence ends.
@@ -84,7 +86,7 @@ class GenerateRequest:
 
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
-    `trace_id` is what log lines call it.
+    `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
     """
 
     prompt_ids: tuple[int, ...]
@@ -96,6 +98,7 @@ class GenerateRequest:
     skip_special_tokens: bool = True
     deadline_s: float | None = None
     trace_id: str = ""
+    trace: TraceContext | None = None
 
     def draw(self, index: int) -> "GenerateRequest":
         """The request for one of several independent answers; the first is this one."""

@@ -32,6 +32,7 @@ from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router import wire
 from router.batch import Batch, StepResult
 from router.errors import Displaced, ShardFailed, StartupFailed
+from router.tracing import NO_TRACES, Metadata, Tracer
 from router.wire import PoolLimits, ShardInfo
 
 _CHANNEL_OPTIONS = (
@@ -103,15 +104,28 @@ class _Rank:
 class Shards:
     """All ranks. Built by `connect`; only the batcher steps."""
 
-    def __init__(self, ranks: Sequence[_Rank], timeouts: ShardTimeouts, first_epoch: int) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[_Rank],
+        timeouts: ShardTimeouts,
+        first_epoch: int,
+        tracer: Tracer = NO_TRACES,
+    ) -> None:
         self._ranks = tuple(ranks)
         self._timeouts = timeouts
+        self._tracer = tracer
         self._epoch = first_epoch
         self._running_id: int | None = None
         self._num_batches = 0
 
     @classmethod
-    async def connect(cls, address: str, timeouts: ShardTimeouts, first_epoch: int) -> "Shards":
+    async def connect(
+        cls,
+        address: str,
+        timeouts: ShardTimeouts,
+        first_epoch: int,
+        tracer: Tracer = NO_TRACES,
+    ) -> "Shards":
         """Dials rank 0, asks it for the others, dials them, and begins an epoch on all.
 
         `first_epoch` must be above that of every router before this one (a shard may outlive
@@ -126,7 +140,7 @@ class Shards:
             )
             urls = wire.urls_from_pb(answer)
             ranks += [_Rank(rank, url) for rank, url in enumerate(urls) if rank > 0]
-            shards = cls(ranks, timeouts, first_epoch)
+            shards = cls(ranks, timeouts, first_epoch, tracer)
             await shards._call_all("Health", pb.HealthRequest(), timeouts.connect_s, waits=True)
             await shards.reset()
         except grpc.aio.AioRpcError as error:
@@ -209,11 +223,13 @@ class Shards:
         if not batch.has_work:
             return _answered(StepResult(batch.step_id, (), batch.running_ids))
         cached_id = self._running_id
+        metadata = None
         if batch.is_prefill:
             self._num_batches += 1
             new_id = self._num_batches
             method = "Prefill"
             request: Any = wire.prefill_to_pb(batch, self._epoch, new_id, cached_id)
+            metadata = self._tracer.step_metadata(new.request_id for new in batch.new)
             expected_id = new_id if cached_id is None else cached_id
         elif cached_id is None:
             raise ShardFailed(f"step {batch.step_id} decodes, but the shards hold no batch")
@@ -221,7 +237,7 @@ class Shards:
             method = "Decode"
             request = wire.decode_to_pb(batch, self._epoch, cached_id)
             expected_id = cached_id
-        calls = self._begin(method, request, self._timeouts.step_s)
+        calls = self._begin(method, request, self._timeouts.step_s, metadata=metadata)
         return self._finish_step(method, calls, batch.step_id, expected_id)
 
     async def close(self) -> None:
@@ -269,10 +285,15 @@ class Shards:
         return await self._finish(method, self._begin(method, request, timeout_s, waits))
 
     def _begin(
-        self, method: str, request: Any, timeout_s: float, waits: bool = False
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        waits: bool = False,
+        metadata: Metadata | None = None,
     ) -> Sequence[Any]:
         return [
-            rank.call(method)(request, timeout=timeout_s, wait_for_ready=waits)
+            rank.call(method)(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
             for rank in self._ranks
         ]
 

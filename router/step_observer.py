@@ -1,4 +1,4 @@
-"""What the batcher tells the metrics: which instrument each moment of a step and a stream feeds.
+"""What the batcher tells metrics and traces: which of them each moment of a step or stream feeds.
 
 It decides nothing and keeps nothing; the batcher could run without it. The method of a step is
 TGI's word: "prefill" when a prompt begins in it, else "decode".
@@ -8,26 +8,37 @@ import re
 
 from router.batch import Batch, StepResult
 from router.books.scheduler import SchedulerStats
-from router.errors import RouterError
+from router.errors import Refused, RouterError
 from router.events import Failed, Finished
 from router.metrics import Metrics
 from router.stream import Stream
+from router.tracing import NO_TRACES, SequenceLife, TraceContext, Tracer
 
 _INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class StepObserver:
-    """Writes the batcher's half of `Metrics`. `block_size` in tokens."""
+    """Writes the batcher's half of `Metrics`, and sequences' spans. `block_size` in tokens."""
 
-    def __init__(self, metrics: Metrics, block_size: int) -> None:
+    def __init__(self, metrics: Metrics, block_size: int, tracer: Tracer = NO_TRACES) -> None:
         self._metrics = metrics
         self._block_size = block_size
+        self._tracer = tracer
         # Asked once for each token.
         self.gap = metrics.inter_token_latency.observe
 
-    def rejected(self, reason: str) -> None:
+    def rejected(self, error: Refused) -> None:
         """A request was refused at the door."""
-        self._metrics.rejected.inc(reason)
+        self._metrics.rejected.inc(_word(error))
+        self._metrics.retry_after.set(error.retry_after_s)
+
+    def drains(self, drain_rate: float) -> None:
+        """How fast sequences end now, per second."""
+        self._metrics.drain_rate.set(drain_rate)
+
+    def gone(self, since_s: float) -> None:
+        """A cancelled request is out of the shards and has no blocks, so long after its cancel."""
+        self._metrics.cancel_to_free.observe(since_s)
 
     def scheduled(self, batch: Batch, schedule_s: float) -> None:
         """The scheduler made a step."""
@@ -36,6 +47,11 @@ class StepObserver:
             self._metrics.batch_next_size.observe(len(batch.new))
             if batch.running_ids:
                 self._metrics.batch_concat.inc("chunking")
+            for new in batch.new:
+                if new.request.trace is not None:
+                    self._tracer.admitted(
+                        new.request_id, new.request.trace, batch.step_id, schedule_s
+                    )
 
     def began(self, batch: Batch) -> None:
         """A step goes to the shards."""
@@ -86,6 +102,8 @@ class StepObserver:
     def ended(self, stream: Stream) -> None:
         """A stream has its end."""
         metrics, end = self._metrics, stream.end
+        if stream.request.trace is not None:
+            self._tracer.ended(_life(stream, stream.request.trace))
         if isinstance(end, Failed):
             metrics.sequence_ends.inc(_word(end.error))
         if not isinstance(end, Finished) or end.timings is None:
@@ -99,6 +117,21 @@ class StepObserver:
             metrics.time_to_first_token.observe(timings.time_to_first_token_s)
             metrics.inference_duration.observe(timings.inference_s)
             metrics.mean_time_per_token.observe(timings.inference_s / end.num_generated_tokens)
+
+
+def _life(stream: Stream, context: TraceContext) -> SequenceLife:
+    end = stream.end
+    return SequenceLife(
+        request_id=stream.request_id,
+        context=context,
+        submitted_s=stream.submitted_s,
+        first_scheduled_s=stream.first_scheduled_s,
+        first_token_s=stream.first_token_s,
+        num_cached_tokens=stream.cached_len,
+        num_generated_tokens=stream.num_generated,
+        finish_reason=end.reason.value if isinstance(end, Finished) else None,
+        error=end.error if isinstance(end, Failed) else None,
+    )
 
 
 def _word(error: RouterError) -> str:

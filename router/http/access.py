@@ -1,4 +1,4 @@
-"""The outermost layer: a request id for every answer, one log line and the request's metrics.
+"""The outermost layer: a request id for every answer; its log line, its metrics, its span's end.
 
 Plain ASGI. It knows no route; what a request was about, the routes tell its `Exchange`.
 """
@@ -27,9 +27,10 @@ _FAILURES: Mapping[str, str] = MappingProxyType(
 class Access:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, model: str) -> None:
         self._app = app
         self._metrics = metrics
+        self._model = model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; a bug is logged here and goes no further."""
@@ -44,7 +45,9 @@ class Access:
         async def send_marked(message: Message) -> None:
             nonlocal is_complete
             if message["type"] == "http.response.start":
-                exchange.status = message["status"]
+                if exchange.cut_by is None:
+                    exchange.status = message["status"]
+                exchange.is_stream = _is_stream(message.get("headers", ()))
                 id_header = (b"x-request-id", exchange.request_id.encode())
                 message = {**message, "headers": [*message.get("headers", ()), id_header]}
             elif not message.get("more_body", False):
@@ -57,7 +60,9 @@ class Access:
             _logger.exception("request_id=%s failed by a bug", exchange.request_id)
             exchange.error_type = "internal_error"
         finally:
-            if not is_complete and exchange.error_type is None:
+            if exchange.cut_by is not None:
+                exchange.error_type = exchange.cut_by
+            elif not is_complete and exchange.error_type is None:
                 exchange.error_type = "cancelled"
             self._tell(scope, exchange, clock() - exchange.started_s)
 
@@ -65,15 +70,20 @@ class Access:
         if exchange.is_generation:
             self._count(exchange, duration_s)
         told = {"total_ms": round(1000 * duration_s, 1), **exchange.told()}
+        # Still percent-encoded: no line break of a client's gets into the log.
+        path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MAX_PATH_LEN]
+        request: dict[str, object] = {"method": scope["method"], "path": path}
+        if exchange.is_generation:
+            request |= {"route": exchange.route, "model": self._model}
+        exchange.span.end({**request, **told})
         is_routine = not exchange.is_generation and exchange.error_type is None
         _logger.log(
             logging.DEBUG if is_routine else logging.INFO,
             "%s %s %s",
             scope["method"],
-            # Still percent-encoded: no line break of a client's gets into the log.
-            scope["raw_path"].decode("ascii", "backslashreplace")[:_MAX_PATH_LEN],
+            path,
             " ".join(f"{word}={value}" for word, value in told.items()),
-            extra=told,
+            extra={**request, **told},
         )
 
     def _count(self, exchange: Exchange, duration_s: float) -> None:
@@ -83,6 +93,13 @@ class Access:
         else:
             cause = _FAILURES.get(exchange.error_type, exchange.error_type)
             self._metrics.request_failure.inc(cause)
+
+
+def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in headers
+    )
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:

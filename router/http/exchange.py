@@ -3,13 +3,14 @@
 Born in the outermost middleware, filled in by the routes as they learn, told once at the end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from router.events import Finished
 from router.request import GenerateRequest
+from router.tracing import RequestSpan
 
 _SCOPE_KEY = "tandem.exchange"
 
@@ -19,14 +20,20 @@ class Exchange:
     """Counts are sums over the exchange's sequences; times those of the first to end.
 
     `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
-    client's word for what went wrong, inside a stream too, where `status` stays 200.
+    client's word for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
+    why the server hung up, which is stronger than what the routes take for the client's leaving.
+    `seed` is that of the first sequence to end, if it was drawn; `span` that of a generation.
     """
 
     request_id: str
     started_s: float
     is_generation: bool = False
+    is_stream: bool = False
+    route: str | None = None
+    span: RequestSpan = field(default_factory=RequestSpan)
     status: int | None = None
     error_type: str | None = None
+    cut_by: str | None = None
     validation_s: float = 0.0
     queue_s: float | None = None
     time_to_first_token_s: float | None = None
@@ -35,6 +42,15 @@ class Exchange:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+    seed: int | None = None
+
+    @classmethod
+    def within(cls, scope: Scope) -> "Exchange | None":
+        """The exchange of an ASGI scope; None before it entered."""
+        exchange = scope.get(_SCOPE_KEY)
+        assert exchange is None or isinstance(exchange, cls)
+        return exchange
 
     @classmethod
     def of(cls, request: Request) -> "Exchange":
@@ -47,6 +63,11 @@ class Exchange:
         """Ties the exchange to an ASGI scope."""
         scope[_SCOPE_KEY] = self
 
+    def cut(self, error_type: str, status: int | None = None) -> None:
+        """The server hung up on the client, after an answer of `status` if it could give one."""
+        self.cut_by = error_type
+        self.status = status or self.status
+
     def accepted(self, request: GenerateRequest, validation_s: float) -> None:
         """A sequence passed validation, which took so long."""
         self.num_prompt_characters += len(request.prompt_text)
@@ -57,7 +78,9 @@ class Exchange:
         """A sequence came to its good end."""
         self.num_cached_tokens += end.num_cached_tokens
         self.num_generated_tokens += end.num_generated_tokens
+        self.finish_reasons.append(end.reason.value)
         if end.timings is not None and self.queue_s is None:
+            self.seed = end.seed
             self.queue_s = end.timings.queue_s
             self.time_to_first_token_s = end.timings.time_to_first_token_s
             self.inference_s = end.timings.inference_s
@@ -65,9 +88,12 @@ class Exchange:
     def told(self) -> dict[str, object]:
         """What is known, in the words of the log."""
         told: dict[str, object] = {"status": self.status, "request_id": self.request_id}
+        if self.span.trace_id is not None:
+            told["trace_id"] = self.span.trace_id
         if self.error_type is not None:
             told["error_type"] = self.error_type
         if self.is_generation:
+            told["stream"] = self.is_stream
             told["num_prompt_tokens"] = self.num_prompt_tokens
             told["num_cached_tokens"] = self.num_cached_tokens
             told["num_generated_tokens"] = self.num_generated_tokens
@@ -78,6 +104,10 @@ class Exchange:
             told["time_to_first_token_ms"] = _ms(self.time_to_first_token_s)
         if self.inference_s is not None:
             told["inference_ms"] = _ms(self.inference_s)
+        if self.finish_reasons:
+            told["finish_reasons"] = ",".join(self.finish_reasons)
+        if self.seed is not None:
+            told["seed"] = self.seed
         return told
 
 

@@ -1,4 +1,4 @@
-"""The way in of all routes that generate: raw parameters to a request, timed and counted."""
+"""The way in of all routes that generate: raw parameters to a request, timed, counted, traced."""
 
 import time
 from collections.abc import Sequence
@@ -6,18 +6,23 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
+from router.errors import InvalidRequest
 from router.http.exchange import Exchange
 from router.metrics import Metrics
 from router.request import GenerateRequest
+from router.tracing import NO_TRACES, Tracer
 from router.validation import RawParams, Validation
 
 
 class Intake:
     """Validates on behalf of the routes."""
 
-    def __init__(self, validation: Validation, metrics: Metrics) -> None:
+    def __init__(
+        self, validation: Validation, metrics: Metrics, tracer: Tracer = NO_TRACES
+    ) -> None:
         self._validation = validation
         self._metrics = metrics
+        self._tracer = tracer
 
     def begin(self, request: Request) -> Exchange:
         """Counts a request to generate, once, before anything can go wrong with it."""
@@ -25,6 +30,14 @@ class Intake:
         if not exchange.is_generation:
             self._metrics.request_count.inc()
             exchange.is_generation = True
+            # The route's template, not the path: names of spans are to be few.
+            exchange.route = getattr(request.scope.get("route"), "path", None)
+            exchange.span = self._tracer.request(
+                request.method,
+                exchange.route or request.url.path,
+                request.headers.raw,
+                exchange.started_s,
+            )
         return exchange
 
     async def check(
@@ -44,14 +57,23 @@ class Intake:
             raw = replace(raw, deadline_s=exchange.started_s + max_duration_s)
         clock = time.monotonic
         begun_s = clock()
-        if isinstance(prompt, str):
-            checked = await self._validation.validate(
-                prompt, raw, add_special_tokens=add_special_tokens, trace_id=exchange.request_id
-            )
-        else:
-            checked = await self._validation.validate_ids(prompt, raw, trace_id=exchange.request_id)
+        try:
+            if isinstance(prompt, str):
+                checked = await self._validation.validate(
+                    prompt, raw, add_special_tokens=add_special_tokens, trace_id=exchange.request_id
+                )
+            else:
+                checked = await self._validation.validate_ids(
+                    prompt, raw, trace_id=exchange.request_id
+                )
+        except InvalidRequest as error:
+            exchange.span.validated(clock() - begun_s, error)
+            raise
         validation_s = clock() - begun_s
         exchange.accepted(checked, validation_s)
+        exchange.span.validated(validation_s)
+        if exchange.span.context is not None:
+            checked = replace(checked, trace=exchange.span.context)
         self._metrics.validation_duration.observe(validation_s)
         self._metrics.input_length.observe(len(checked.prompt_ids))
         self._metrics.max_new_tokens.observe(checked.stop.max_new_tokens)
