@@ -1,0 +1,23 @@
+"""Validation as a server has it, made once for each file of tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from router.text.tokenizer import Tokenizer
+from router.validation import Validation
+from tests.router.text import small_tokenizers
+from tests.router.validating import LIMITS, SEED
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer.load(small_tokenizers.save(small_tokenizers.byte_level(), folder))
+    yield tokenizer
+    tokenizer.close()
+
+
+@pytest.fixture(scope="module")
+def validation(tokenizer: Tokenizer) -> Validation:
+    return Validation(LIMITS, tokenizer, draw_seed=lambda: SEED)
