@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from pydantic import ConfigDict
 
 from router.errors import InvalidRequest
 from router.http.body import Schema
+
+# The values that say what is so anyway; for an object, those of each of its keys.
+Harmless = tuple[Any, ...] | Mapping[str, tuple[Any, ...]]
 
 
 class WatchedSchema(Schema):
@@ -15,20 +19,30 @@ class WatchedSchema(Schema):
     model_config = ConfigDict(extra="allow")
 
 
-def refuse_unserved(body: WatchedSchema, harmless: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises InvalidRequest for unknown fields, and for the fields of `harmless` with a value that
-    is not among the named ones. Nulls are always harmless, within objects too."""
+def refuse_unserved(body: WatchedSchema, harmless: Mapping[str, Harmless]) -> None:
+    """Raises InvalidRequest for unknown fields, and for the fields of `harmless` with any value but
+    the harmless ones; null is always one of them."""
     for field in body.model_extra or {}:
         name = field[:60]
         raise InvalidRequest(f"`{name}` is not a parameter of this route", name)
     for field, values in harmless.items():
         value = getattr(body, field)
-        if isinstance(value, dict):
-            value = {key: part for key, part in value.items() if part is not None}
-        if value is not None and value not in values:
-            raise InvalidRequest(f"`{field}` is not served yet; {_advice(values)}", field)
+        if isinstance(values, Mapping):
+            _check_object(field, value, values)
+        else:
+            _check_value(field, value, values)
 
 
-def _advice(values: tuple[Any, ...]) -> str:
-    shown = [f"`{value}`" for value in values if isinstance(value, str)]
-    return f"leave it out, or say {' or '.join(shown)}" if shown else "leave it out"
+def _check_object(field: str, value: Any, values: Mapping[str, tuple[Any, ...]]) -> None:
+    if value is not None and not isinstance(value, dict):
+        raise InvalidRequest(f"`{field}` must be an object", field)
+    for key, inner in (value or {}).items():
+        _check_value(f"{field}.{key[:60]}", inner, values.get(key, ()))
+
+
+def _check_value(field: str, value: Any, values: tuple[Any, ...]) -> None:
+    if value is None or value in values:
+        return
+    shown = " or ".join(f"`{orjson.dumps(allowed).decode()}`" for allowed in values)
+    advice = f"leave it out or say {shown}" if shown else "leave it out"
+    raise InvalidRequest(f"`{field}` is not served yet; {advice}", field)

@@ -15,15 +15,15 @@ from router.errors import InvalidRequest
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Turn
-from router.http.unserved import WatchedSchema, refuse_unserved
+from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
 from router.parameters import check_parameters
 from router.validation import Limits, RawParams
 
 _MAX_TEMPERATURE = 1.0
 
-_COUNTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+_COUNTED: Mapping[str, Harmless] = MappingProxyType(
     {
-        "output_config": ({},),
+        "output_config": {},
         "speed": ("standard",),
         # A model that thinks adaptively may as well not think.
         "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
@@ -31,8 +31,8 @@ _COUNTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "tools": ([],),
     }
 )
-_UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {**_COUNTED, "container": (), "diagnostics": ({},), "inference_geo": ()}
+_UNSERVED: Mapping[str, Harmless] = MappingProxyType(
+    {**_COUNTED, "container": (), "diagnostics": {}, "inference_geo": ()}
 )
 
 

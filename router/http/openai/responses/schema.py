@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from router.errors import InvalidRequest
-from router.http.body import Schema
 from router.http.fields import LogitBias, Strings
 from router.http.openai.responses.items import Items
-from router.http.unserved import WatchedSchema, refuse_unserved
+from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
 from router.parameters import check_parameters
 from router.validation import Limits, RawParams
 
@@ -31,25 +30,31 @@ _INCLUDABLE = (
 )
 _MAX_PAIRS, _MAX_KEY_LEN, _MAX_VALUE_LEN = 16, 64, 512
 
-_COUNTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+_COUNTED: Mapping[str, Harmless] = MappingProxyType(
     {
         "conversation": (),
-        "reasoning": ({}, {"effort": "none"}),
-        "text": ({}, {"verbosity": "medium"}),
+        "reasoning": {"effort": ("none",)},
+        "text": {"format": ({"type": "text"},), "verbosity": ("medium",)},
         "tool_choice": ("auto", "none"),
         "tools": ([],),
     }
 )
-_UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+_UNSERVED: Mapping[str, Harmless] = MappingProxyType(
     {
         **_COUNTED,
-        "access_programs": ({},),
+        "access_programs": {},
         "background": (False,),
         "context_management": ([],),
-        "image": ({},),
+        "image": {},
         "moderation": (),
         "prompt": (),
-        "stream_options": ({}, {"include_obfuscation": False}),
+        # Whatever is computed is cached, for as long as there is room.
+        "prompt_cache_options": {
+            "mode": ("implicit", "explicit"),
+            "ttl": ("30m", "12h"),
+            "prewarm": (False,),
+        },
+        "stream_options": {"include_obfuscation": (False,)},
     }
 )
 
@@ -79,34 +84,13 @@ class CountInputBody(WatchedSchema):
         """Raises InvalidRequest for what cannot be counted."""
         self._check(_COUNTED)
 
-    def _check(self, harmless: Mapping[str, tuple[Any, ...]]) -> None:
+    def _check(self, harmless: Mapping[str, Harmless]) -> None:
+        refuse_unserved(self, harmless)
         if self.truncation not in (None, "auto", "disabled"):
             raise InvalidRequest(
                 f"`truncation` must be `auto` or `disabled`. Given: `{self.truncation[:60]}`",
                 "truncation",
             )
-        text = self.text
-        if isinstance(text, dict) and isinstance(text.get("format"), dict):
-            kind = text["format"].get("type")
-            if kind != "text":
-                raise InvalidRequest(
-                    "`text.format` must be of type `text`: constrained output is not served yet. "
-                    f"Given: `{str(kind)[:60]}`",
-                    "text.format",
-                )
-            rest = {key: value for key, value in text.items() if key != "format"}
-            refuse_unserved(self.model_copy(update={"text": rest}), harmless)
-        else:
-            refuse_unserved(self, harmless)
-
-
-class CacheOptions(Schema):
-    """`prompt_cache_options`: how long and where to cache are hints, the rest is not."""
-
-    mode: str | None = None
-    ttl: str | None = None
-    prewarm: bool | None = None
-    comparison_response_id: str | None = None
 
 
 class ResponseBody(CountInputBody):
@@ -117,7 +101,6 @@ class ResponseBody(CountInputBody):
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -144,6 +127,7 @@ class ResponseBody(CountInputBody):
     image: Any = None
     moderation: Any = None
     prompt: Any = None
+    prompt_cache_options: Any = None
     stream_options: Any = None
 
     @property
@@ -162,13 +146,6 @@ class ResponseBody(CountInputBody):
         for word in self.include or ():
             if word not in _INCLUDABLE:
                 raise InvalidRequest(f"`include` must not name `{word[:60]}`", "include")
-        options = self.prompt_cache_options
-        if options is not None and (options.prewarm or options.comparison_response_id):
-            raise InvalidRequest(
-                "`prompt_cache_options` may hold `mode` and `ttl`; `prewarm` and "
-                "`comparison_response_id` are not served yet",
-                "prompt_cache_options",
-            )
         _check_metadata(self.metadata or {})
 
     def to_raw(self, limits: Limits) -> RawParams:
