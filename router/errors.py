@@ -3,6 +3,8 @@
 RouterError
  +-- InvalidRequest            the request can never be served; names field, value and rule
  |    +-- TemplateFailed       the chat template is missing, or refused the messages
+ |    +-- Unserved             in order, but not something that this server does
+ |    +-- ToolsRefused         tools that cannot be used as asked
  +-- Refused                   a good request at a bad moment
  |    +-- Overloaded           the queue is full
  |    +-- Draining             the server is shutting down
@@ -34,6 +36,14 @@ class InvalidRequest(RouterError):
 
 class TemplateFailed(InvalidRequest):
     """The chat template is missing, or it refused the messages."""
+
+
+class Unserved(InvalidRequest):
+    """In order as the API has it, but not something that this server does, or not yet."""
+
+
+class ToolsRefused(InvalidRequest):
+    """Tools that cannot be used as asked."""
 
 
 class Refused(RouterError):

@@ -24,12 +24,17 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token as reported: `text` is what it adds on its own; `logprob` None for a first token."""
+    """A token as reported: `text` is what it adds on its own; `logprob` None for a first token.
+
+    `hidden`: a generated token that is no part of the answer's text, though it has a text: a
+    special one, or the one that ended the answer.
+    """
 
     token_id: int
     text: str
     logprob: float | None
     special: bool = False
+    hidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class RawParams:
     """Parameters as a client gave them; None: not given.
 
     `names` spells our words as the client's API does ("max_new_tokens" -> "max_tokens",
-    "inputs" -> "prompt"), for messages.
+    "inputs" -> "prompt"), for messages. `max_top_n_tokens` is what its API promises, whatever
+    the server's own limit.
     """
 
     best_of: int | None = None
@@ -67,6 +68,7 @@ class RawParams:
     truncate: int | None = None
     seed: int | None = None
     top_n_tokens: int | None = None
+    max_top_n_tokens: int = 0
     logit_bias: Mapping[int, float] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
@@ -154,9 +156,9 @@ def check_parameters(raw: RawParams, limits: Limits) -> None:
             raise raw.refuse("seed", f"absent when `{raw.name('best_of')}` > 1", raw.seed)
         if not 0 <= raw.seed <= _MAX_SEED:
             raise raw.refuse("seed", f"between 0 and {_MAX_SEED}", raw.seed)
-    if raw.top_n_tokens is not None and not 0 <= raw.top_n_tokens <= limits.max_top_n_tokens:
-        rule = f"between 0 and {limits.max_top_n_tokens}"
-        raise raw.refuse("top_n_tokens", rule, raw.top_n_tokens)
+    most = max(limits.max_top_n_tokens, raw.max_top_n_tokens)
+    if raw.top_n_tokens is not None and not 0 <= raw.top_n_tokens <= most:
+        raise raw.refuse("top_n_tokens", f"between 0 and {most}", raw.top_n_tokens)
 
 
 def check_unserved(raw: RawParams) -> None:

@@ -52,6 +52,7 @@ class ReportedTokens:
                 self._num_shown = 0
 
     def _cut(self, event: TokenGenerated, num_shown: int) -> TokenGenerated:
-        token = replace(event.token, text=event.token.text[:num_shown])
+        text = event.token.text[:num_shown]
+        token = replace(event.token, text=text, hidden=event.token.hidden or not text)
         top_tokens = event.top_tokens if self._keeps_alternatives else ()
         return replace(event, token=token, top_tokens=top_tokens)

@@ -178,9 +178,10 @@ class Stream:
         if shown:
             self._texts.append(shown)
         own = self._tokenizer.token_text(token_id) if special or is_dropped else pushed
+        hidden = is_dropped or (special and self.request.skip_special_tokens)
         top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
         event = TokenGenerated(
-            TokenLogprob(token_id, own, token.logprob, special), shown, top_tokens
+            TokenLogprob(token_id, own, token.logprob, special, hidden), shown, top_tokens
         )
         if self._matcher is None:
             self._events.append(event)

@@ -22,6 +22,8 @@ from router.errors import (
     RouterError,
     ServerStopped,
     TemplateFailed,
+    ToolsRefused,
+    Unserved,
 )
 
 RETRY_AFTER_S = 1
@@ -85,6 +87,17 @@ class _Kind:
 
 
 _KINDS: Mapping[type[RouterError], _Kind] = {
+    Unserved: _Kind(
+        "validation",
+        "Input validation error: {}",
+        422,
+        422,
+        "invalid_request_error",
+        code="unserved",
+    ),
+    ToolsRefused: _Kind(
+        "tool_error", "{}", 422, 422, "invalid_request_error", code="tool_error"
+    ),
     TemplateFailed: _Kind(
         "template_error", "Template error: {}", 422, 400, "invalid_request_error"
     ),

@@ -160,6 +160,19 @@ class Tokenizer:
             return self.pieces.decode_bytes(piece, final=True)[0]
         return piece or ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, though it may be no whole character; b"" without a token.
+
+        Where a decoder must see a token's neighbours only its characters are known: a byte that
+        is none on its own is then U+FFFD.
+        """
+        piece: str | bytes | None
+        if self.pieces is None:
+            piece = self.token_text(token_id)
+        else:
+            piece = self.pieces.all[token_id] if token_id < self.vocab_size else None
+        return piece.encode() if isinstance(piece, str) else piece or b""
+
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `skip_special_tokens` leaves out."""
         return token_id in self._special_ids
