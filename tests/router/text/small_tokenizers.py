@@ -9,6 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
+from router.text.tokenizer import Tokenizer as RouterTokenizer
+
 CORPUS = (
     "The quick brown fox's lazy dog didn't jump over 3 + 4 = 7 hedges. Is it so, or not? Yes!",
     "Zażółć gęślą jaźń, zażółć żółte źdźbła. Größe, naïve café, über.",
@@ -126,6 +128,11 @@ def save(backend: Tokenizer, folder: Path, **config: Any) -> Path:
     config = {"bos_token": "<s>", "eos_token": "</s>", **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def load(folder: Path, backend: Tokenizer | None = None, **config: Any) -> RouterTokenizer:
+    """The router's tokenizer of such a folder."""
+    return RouterTokenizer.load(save(backend or byte_level(), folder, **config))
 
 
 def _sentencepiece_bpe() -> models.BPE:
