@@ -25,6 +25,9 @@ _EVENTS = "text/event-stream"
 _ANY_ROUTE = {
     400: "The request is malformed",
     401: "The API key is missing or wrong",
+    408: "The request came too slowly",
+    414: "The path is too long",
+    431: "The headers are too large",
     500: "A bug",
 }
 _BODY = {

@@ -1,4 +1,4 @@
-"""The operator's routes: /health, /info, /metrics and /v1/models."""
+"""The operator's routes: /info, /metrics and /v1/models."""
 
 from typing import Any
 
@@ -7,40 +7,40 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.errors import HttpError, model_not_found
+from router.http.errors import model_not_found
+from router.http.openapi import tell
 from router.http.server_info import ServerInfo
-from router.infer import Infer
+from router.http.tgi.answers import Info, ModelCard, ModelList
 from router.metrics import Metrics
 
+_TEXT = {"type": "string"}
 _METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class OpsRoutes:
     """The handlers, over what they tell."""
 
-    def __init__(self, infer: Infer, metrics: Metrics, info: ServerInfo) -> None:
-        self._infer = infer
+    def __init__(self, metrics: Metrics, info: ServerInfo) -> None:
         self._metrics = metrics
         self._info = info
 
     def router(self) -> APIRouter:
         """The routes, documented."""
         router = APIRouter(tags=["Operations"])
-        unhealthy: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready"}}
-        router.add_api_route("/health", self.health, methods=["GET"], responses=unhealthy)
-        router.add_api_route("/info", self.info, methods=["GET"])
-        router.add_api_route("/metrics", self.metrics, methods=["GET"])
-        router.add_api_route("/v1/models", self.models, methods=["GET"])
-        router.add_api_route("/v1/models/{model_name:path}", self.model, methods=["GET"])
-        for path, methods in (("/", ["GET", "HEAD"]), ("/health", ["HEAD"])):
-            router.add_api_route(path, self.health, methods=methods, include_in_schema=False)
+        no_model = {404: "No such model"}
+        for path, handler, name, told in (
+            ("/info", self.info, "get_model_info", tell(Info)),
+            ("/metrics", self.metrics, "metrics", tell(_TEXT, media_type="text/plain")),
+            ("/v1/models", self.models, "openai_get_model_info", tell(ModelList)),
+            (
+                "/v1/models/{model_name:path}",
+                self.model,
+                "openai_get_model",
+                tell(ModelCard, failures=no_model),
+            ),
+        ):
+            router.add_api_route(path, handler, methods=["GET"], operation_id=name, **told)
         return router
-
-    async def health(self) -> Response:
-        """Whether requests would be served now: 200 with an empty body, or 503."""
-        if not self._infer.is_ready:
-            raise HttpError(503, "healthcheck", "unhealthy")
-        return Response()
 
     async def info(self) -> Response:
         """The model and the limits: TGI's fields first, then Tandem's."""

@@ -187,6 +187,23 @@ class Info(Answer):
     server: str
 
 
+class ModelCard(Answer):
+    """A name of the served model; `created` is in Unix time."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(Answer):
+    """The served model, once for each of its names."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
 TOKENS = {"type": "array", "items": {"$ref": "#/components/schemas/SimpleToken"}}
 LIST_OF_ONE = {"type": "array", "items": {"$ref": "#/components/schemas/GenerateResponse"}}
 ANSWERS: tuple[type[Answer], ...] = (
@@ -201,4 +218,5 @@ ANSWERS: tuple[type[Answer], ...] = (
     ReadyResponse,
     InferenceOutput,
     Info,
+    ModelList,
 )

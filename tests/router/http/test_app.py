@@ -265,29 +265,6 @@ async def test_metrics_are_prometheus_text() -> None:
     assert "\ntgi_request_count 0.0\n" in answer.text
 
 
-async def test_the_openapi_document_knows_the_bodies() -> None:
-    async with housing(FakeShard()) as house, house.client as client:
-        spec = (await client.get("/api-doc/openapi.json")).json()
-        page = await client.get("/docs")
-
-    assert page.status_code == 200
-    assert {path for path in spec["paths"] if "post" in spec["paths"][path]} == set(ROUTES)
-    schemas = spec["components"]["schemas"]
-    assert schemas["Parameters"]["properties"].keys() == Parameters.model_fields.keys()
-    for reference in references(spec):
-        assert reference.removeprefix("#/components/schemas/") in schemas
-
-
-def references(node: Any) -> list[str]:
-    """Every $ref below a node."""
-    if isinstance(node, list):
-        return [found for child in node for found in references(child)]
-    if not isinstance(node, dict):
-        return []
-    own = [node["$ref"]] if "$ref" in node else []
-    return own + [found for child in node.values() for found in references(child)]
-
-
 async def test_a_bug_is_a_500_in_json_and_a_traceback_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,0 +1,125 @@
+"""The OpenAPI document: every route, what it reads, and every answer that it can give."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from router.http.openapi import tell
+from router.http.tgi.schema import Parameters
+from tests.fakes import FakeShard
+from tests.router.http.harness import housing
+
+# What TGI's own document has.
+TGI_PATHS = {
+    "post": [
+        *"/ /chat_tokenize /generate /generate_stream /invocations /tokenize".split(),
+        "/v1/chat/completions",
+        "/v1/completions",
+    ],
+    "get": "/health /info /metrics /v1/models".split(),
+}
+OURS = {
+    "post": ["/vertex", "/v2/models/{model_name}/infer"],
+    "get": ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{model_name}"],
+}
+GENERATING = ("/", "/generate", "/generate_stream", "/invocations", "/vertex")
+
+
+async def fetch() -> dict[str, Any]:
+    async with housing(FakeShard()) as house, house.client as client:
+        spec: dict[str, Any] = (await client.get("/api-doc/openapi.json")).json()
+    return spec
+
+
+def references(node: Any) -> list[str]:
+    """Every $ref below a node."""
+    if isinstance(node, list):
+        return [found for child in node for found in references(child)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+    return own + [found for child in node.values() for found in references(child)]
+
+
+async def test_the_document_knows_every_route_and_every_schema_that_it_names() -> None:
+    spec = await fetch()
+
+    for paths in (TGI_PATHS, OURS):
+        for method, wanted in paths.items():
+            assert [path for path in wanted if method not in spec["paths"].get(path, {})] == []
+    schemas = spec["components"]["schemas"]
+    assert schemas["Parameters"]["properties"].keys() == Parameters.model_fields.keys()
+    for reference in references(spec):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+
+
+async def test_every_error_has_the_shape_of_its_path() -> None:
+    spec = await fetch()
+
+    shapes = {}
+    for path, operations in spec["paths"].items():
+        for operation in operations.values():
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    schema = response["content"]["application/json"]["schema"]
+                    shapes.setdefault(schema["$ref"].split("/")[-1], set()).add(path)
+    assert {path for path in shapes["OpenAiErrorResponse"] if path[:4] != "/v1/"} == set()
+    assert {path for path in shapes["ErrorResponse"] if path[:4] == "/v1/"} == set()
+    assert {"/vertex", "/v2/models/{model_name}/infer"} <= shapes["ErrorResponse"]
+
+
+@pytest.mark.parametrize("path", GENERATING)
+async def test_a_route_that_generates_tells_of_all_its_refusals(path: str) -> None:
+    told = (await fetch())["paths"][path]["post"]["responses"]
+
+    wanted = "200 400 401 408 413 415 422 424 429 431 500 503".split()
+    assert [status for status in wanted if status not in told] == []
+
+
+async def test_every_part_of_a_path_is_a_parameter() -> None:
+    spec = await fetch()
+
+    (parameter,) = spec["paths"]["/v1/models/{model_name}"]["get"]["parameters"]
+    assert parameter == {
+        "name": "model_name",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string"},
+    }
+    versioned = spec["paths"]["/v2/models/{model_name}/versions/{model_version}/infer"]["post"]
+    assert [each["name"] for each in versioned["parameters"]] == ["model_name", "model_version"]
+
+
+async def test_a_success_tells_its_media_types() -> None:
+    paths = (await fetch())["paths"]
+
+    def kinds(method: str, path: str) -> list[str]:
+        return sorted(paths[path][method]["responses"]["200"].get("content", {}))
+
+    assert kinds("post", "/") == ["application/json", "text/event-stream"]
+    assert kinds("post", "/generate") == ["application/json"]
+    assert kinds("post", "/generate_stream") == ["text/event-stream"]
+    assert kinds("get", "/metrics") == ["text/plain"]
+    assert kinds("get", "/info") == ["application/json"]
+    assert kinds("get", "/health") == []
+
+
+def test_an_answer_is_told_by_its_model_or_its_schema() -> None:
+    class Thing(BaseModel):
+        """A thing."""
+
+    for answer, schema in ((Thing, {"$ref": "#/components/schemas/Thing"}), ({}, {})):
+        content = tell(answer)["responses"][200]["content"]
+        assert content == {"application/json": {"schema": schema}}
+
+
+async def test_the_page_lists_the_routes_where_swagger_ui_cannot_be_reached() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.get("/docs")
+
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "SwaggerUIBundle({" in answer.text
+    assert "url: '/api-doc/openapi.json'" in answer.text
+    place = answer.text.index('<div id="swagger-ui">')
+    assert answer.text.index("<code>/generate_stream</code>") > place
