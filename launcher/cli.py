@@ -18,9 +18,11 @@ import typer
 from launcher import options
 from launcher.environment import describe
 from launcher.errors import BadSetting, LauncherError
+from launcher.precheck import check_router
 from launcher.settings import (
     BUNDLED_MODEL,
     BUNDLED_NAME,
+    SECRETS,
     ServeSettings,
     children_environ,
     free_port,
@@ -62,6 +64,16 @@ def serve(
     shard_uds_path: options.ShardUdsPath = None,
     master_addr: options.MasterAddr = "127.0.0.1",
     master_port: options.MasterPort = None,
+    api_key: options.ApiKey = None,
+    protect_metrics: options.ProtectMetrics = False,
+    cors_allow_origin: options.CorsAllowOrigin = None,
+    ssl_certfile: options.SslCertfile = None,
+    ssl_keyfile: options.SslKeyfile = None,
+    ssl_keyfile_password: options.SslKeyfilePassword = None,
+    header_limit: options.HeaderLimit = 32_768,
+    header_timeout: options.HeaderTimeout = 30.0,
+    body_timeout: options.BodyTimeout = 30.0,
+    write_timeout: options.WriteTimeout = 30.0,
     max_concurrent_requests: options.MaxConcurrentRequests = 128,
     max_input_tokens: options.MaxInputTokens = None,
     max_total_tokens: options.MaxTotalTokens = None,
@@ -133,6 +145,14 @@ def serve(
             ),
             router_flags=_flags(
                 tokenizer_config_path=tokenizer_config_path,
+                protect_metrics=protect_metrics,
+                cors_allow_origin=_joined(cors_allow_origin),
+                ssl_certfile=ssl_certfile,
+                ssl_keyfile=ssl_keyfile,
+                header_limit=header_limit,
+                header_timeout=header_timeout,
+                body_timeout=body_timeout,
+                write_timeout=write_timeout,
                 max_concurrent_requests=max_concurrent_requests,
                 max_input_tokens=max_input_tokens,
                 max_total_tokens=max_total_tokens,
@@ -149,8 +169,11 @@ def serve(
                 otlp_endpoint=otlp_endpoint,
                 otlp_service_name=otlp_service_name,
             ),
+            has_tls=ssl_certfile is not None,
+            secrets=_secrets(_joined(api_key), ssl_keyfile_password),
         )
         environ = children_environ(os.environ, weights_cache_override or huggingface_hub_cache)
+        check_router(settings, environ)
         code = asyncio.run(Supervisor(settings, environ).run())
     raise typer.Exit(code)
 
@@ -174,6 +197,15 @@ def download_weights(
 def env_command() -> None:
     """Print what a report of a problem should say about this machine."""
     typer.echo(describe())
+
+
+def _joined(words: list[str] | None) -> str | None:
+    return None if words is None else ",".join(words)
+
+
+def _secrets(*values: str | None) -> dict[str, str]:
+    """The given ones of SECRETS, which are for the router's environment."""
+    return {name: value for name, value in zip(SECRETS, values, strict=True) if value is not None}
 
 
 def _flags(**values: object) -> tuple[str, ...]:

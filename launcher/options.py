@@ -28,8 +28,9 @@ class Attention(StrEnum):
     cuda = "cuda"
 
 
-MODEL, PLACE, LIMITS, LOGS, TGI = (
-    "Model", "Where it runs", "Limits", "Logs and traces", "Accepted for TGI's sake"
+MODEL, PLACE, ACCESS, LIMITS, LOGS, TGI = (
+    "Model", "Where it runs", "Who may ask, and how", "Limits", "Logs and traces",
+    "Accepted for TGI's sake",
 )  # fmt: skip
 
 ModelId = Annotated[
@@ -152,6 +153,90 @@ MasterAddr = Annotated[
 MasterPort = Annotated[
     Optional[int],
     typer.Option(envvar="MASTER_PORT", rich_help_panel=PLACE, show_default="a free one"),
+]
+ApiKey = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        envvar="API_KEY",
+        rich_help_panel=ACCESS,
+        help="Keys, repeated or between commas; all but health and metrics want one. The variable "
+        "is safer: flags are seen by everybody on the machine.",
+    ),
+]
+ProtectMetrics = Annotated[
+    bool,
+    typer.Option(
+        "--protect-metrics",
+        envvar="PROTECT_METRICS",
+        rich_help_panel=ACCESS,
+        help="/metrics wants a key too.",
+    ),
+]
+CorsAllowOrigin = Annotated[
+    Optional[list[str]],
+    typer.Option(
+        envvar="CORS_ALLOW_ORIGIN",
+        rich_help_panel=ACCESS,
+        help="Origins whose pages may ask, repeated or between commas (default: any).",
+    ),
+]
+SslCertfile = Annotated[
+    Optional[Path],
+    typer.Option(
+        envvar="SSL_CERTFILE",
+        rich_help_panel=ACCESS,
+        help="Serve HTTPS with this chain of certificates (PEM).",
+    ),
+]
+SslKeyfile = Annotated[
+    Optional[Path],
+    typer.Option(
+        envvar="SSL_KEYFILE", rich_help_panel=ACCESS, help="The certificate's private key (PEM)."
+    ),
+]
+SslKeyfilePassword = Annotated[
+    Optional[str],
+    typer.Option(
+        envvar="SSL_KEYFILE_PASSWORD",
+        rich_help_panel=ACCESS,
+        help="What opens the private key; better by its variable.",
+    ),
+]
+HeaderLimit = Annotated[
+    int,
+    typer.Option(
+        envvar="HEADER_LIMIT",
+        min=1024,
+        rich_help_panel=ACCESS,
+        help="Bytes of a request's headers.",
+    ),
+]
+HeaderTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="HEADER_TIMEOUT",
+        min=0.001,
+        rich_help_panel=ACCESS,
+        help="Seconds that a client may take to send the headers.",
+    ),
+]
+BodyTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="BODY_TIMEOUT",
+        min=0.001,
+        rich_help_panel=ACCESS,
+        help="Seconds in which 16 KiB of the body must come, or the rest.",
+    ),
+]
+WriteTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="WRITE_TIMEOUT",
+        min=0.001,
+        rich_help_panel=ACCESS,
+        help="Seconds after which a client that does not take its answer is cut off.",
+    ),
 ]
 MaxConcurrentRequests = Annotated[
     int,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,21 +22,32 @@ def socket_listens(path: Path) -> bool:
     return True
 
 
-def address(hostname: str, port: int) -> str:
+def address(hostname: str, port: int, *, has_tls: bool = False) -> str:
     """The URL at which a client of this machine reaches a server that listens at `hostname`."""
     host = _REACHED_AT.get(hostname, hostname)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def answers_health(hostname: str, port: int) -> bool:
+async def answers_health(hostname: str, port: int, *, has_tls: bool = False) -> bool:
     """True when GET /health answers 200."""
     host = _REACHED_AT.get(hostname, hostname)
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=_trusting() if has_tls else None
+            )
             with contextlib.closing(writer):
                 writer.write(b"GET /health HTTP/1.1\r\nHost: health\r\nConnection: close\r\n\r\n")
                 status_line = await reader.readline()
     except (OSError, TimeoutError):
         return False
     return status_line.split()[1:2] == [b"200"]
+
+
+def _trusting() -> ssl.SSLContext:
+    """TLS to our own child, whose certificate is for the name that others know it by."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

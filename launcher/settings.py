@@ -4,18 +4,23 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import BadSetting
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"
+# For the router alone, and by its environment: everybody on the machine sees command lines.
+SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """One model to serve on this machine. `router_flags` and `shard_flags` go on as they are."""
+    """One model to serve on this machine. `router_flags` and `shard_flags` go on as they are.
+
+    `secrets` are those of SECRETS that were given.
+    """
 
     model_id: str
     served_model_name: str | None
@@ -31,6 +36,8 @@ class ServeSettings:
     startup_timeout_s: float
     shard_flags: tuple[str, ...]
     router_flags: tuple[str, ...]
+    has_tls: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def shard_argv(self) -> list[str]:
         """The command of every rank; they differ in the environment alone."""
@@ -67,6 +74,10 @@ class ServeSettings:
             argv += ["--served-model-name", self.served_model_name]
         return argv + list(self.router_flags)
 
+    def router_environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The router's environment."""
+        return {**environ, **self.secrets}
+
     def download_argv(self) -> list[str]:
         """The command that fetches the checkpoint and prints its folder."""
         argv = [sys.executable, "-m", "model_server", "download-weights", self.model_id]
@@ -75,7 +86,8 @@ class ServeSettings:
 
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
     """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
-    return {**environ, **({"HF_HUB_CACHE": str(hub_cache)} if hub_cache else {})}
+    told = {name: value for name, value in environ.items() if name not in SECRETS}
+    return {**told, **({"HF_HUB_CACHE": str(hub_cache)} if hub_cache else {})}
 
 
 def num_shards(

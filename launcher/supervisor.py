@@ -134,12 +134,15 @@ class Supervisor:
 
     async def _start_router(self, folder: Path) -> None:
         self._router = await Child.start(
-            "router", self._settings.router_argv(folder), self._environ
+            "router",
+            self._settings.router_argv(folder),
+            self._settings.router_environ(self._environ),
         )
         await self._or_stop(self._until_answering(self._router))
 
     async def _until_answering(self, router: Child) -> None:
-        while not await answers_health(self._settings.hostname, self._settings.port):
+        settings = self._settings
+        while not await answers_health(settings.hostname, settings.port, has_tls=settings.has_tls):
             self._raise_if_dead([router, *self._shards])
             await asyncio.sleep(_POLL_S)
 
@@ -186,11 +189,13 @@ class Supervisor:
         say("stopped")
 
     def _say_hello(self) -> None:
-        url = address(self._settings.hostname, self._settings.port)
+        settings = self._settings
+        url = address(settings.hostname, settings.port, has_tls=settings.has_tls)
+        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in settings.secrets else ""
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
         write(
             sys.stdout,
             f"\nTandem serves at {url}. Try:\n\n"
-            f"    curl -N {url}/generate_stream -H 'Content-Type: application/json' \\\n"
+            f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
             f"      -d '{body}'\n\n",
         )

@@ -8,17 +8,25 @@ It knows no route; it serves any ASGI application.
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from router.errors import StartupFailed
-from router.http.protocol import Protocol
+from router.http.outflow import Pieces
+from router.http.protocol import ConnectionRules, Protocol
 
 # Clients keep connections for about a minute; one that is closed while they write is an error.
 _KEEP_ALIVE_S = 75
 _POLL_S = 0.01
+# Bytes that the kernel takes beyond those on their way; else a client that reads nothing is given
+# megabytes before anybody notices.
+_KERNEL_UNSENT_LEN = 16_384
 
 
 class _Server(uvicorn.Server):
@@ -28,8 +36,27 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(hostname: str, port: int) -> socket.socket:
-    """A socket that nobody can connect to yet. Raises StartupFailed with the address."""
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A bound socket, and what it takes to speak TLS there."""
+
+    socket: socket.socket
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def address(self) -> str:
+        """As a URL."""
+        host, port = self.socket.getsockname()[:2]
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self.socket.close()
+
+
+def bind(hostname: str, port: int, tls: ssl.SSLContext | None = None) -> Door:
+    """A door that nobody can come in by yet. Raises StartupFailed with the address."""
     try:
         found = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # A name with addresses of both kinds (localhost) means the one that clients try anyway.
@@ -40,22 +67,30 @@ def bind(hostname: str, port: int) -> socket.socket:
         raise StartupFailed(f"--hostname {hostname}: {reason}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_LEN)
         bound.bind(address)
     except OSError as error:
         bound.close()
         reason = error.strerror or str(error)
         raise StartupFailed(f"cannot listen at {hostname}:{port}: {reason}") from error
-    return bound
+    return Door(bound, tls)
 
 
 class HttpServer:
-    """One application on one bound socket."""
+    """One application behind one door."""
 
-    def __init__(self, app: ASGIApp, bound: socket.socket, stop_timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        door: Door,
+        stop_timeout_s: float,
+        rules: ConnectionRules | None = None,
+    ) -> None:
         """`stop_timeout_s`: how long `stop` waits for answers that are being written."""
         config = uvicorn.Config(
-            app,
-            http=Protocol,
+            Pieces(app),
+            http=cast(type[asyncio.Protocol], partial(Protocol, rules or ConnectionRules())),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -65,19 +100,20 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(stop_timeout_s)),
         )
+        config.load()
+        config.ssl = door.tls
         self._server = _Server(config)
-        self._bound = bound
+        self._door = door
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
         """Where it listens, as a URL."""
-        host, port = self._bound.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self._door.address
 
     async def start(self) -> None:
         """Returns once connections are accepted."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._bound]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._door.socket]))
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()

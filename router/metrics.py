@@ -34,14 +34,19 @@ FAILURES = (
     "validation",
     "template",
     "overloaded",
+    "unhealthy",
     "draining",
     "generation",
     "incomplete",
     "dropped",
     "payload_too_large",
     "unsupported_media_type",
+    "slow_sender",
+    "slow_reader",
     "internal_error",
 )
+CUTS = ("slow_head", "slow_body", "slow_reader")
+REFUSALS = ("overloaded", "unhealthy", "draining")
 
 # TGI's: 35 geometric steps from 150 us to 145.6 s.
 DURATION_BUCKETS = tuple(0.00015 * 1.5**k for k in range(35))
@@ -188,6 +193,12 @@ class Metrics(Collector):
             label="err",
             label_values=FAILURES,
         )
+        self.connections_cut = Counter(
+            "tandem_connections_cut",
+            "Connections that were cut because their client was too slow, by what it was slow at",
+            label="cause",
+            label_values=CUTS,
+        )
         self.request_duration = Histogram(
             "tgi_request_duration", "Seconds from receipt to the last token", DURATION_BUCKETS
         )
@@ -241,7 +252,21 @@ class Metrics(Collector):
             "tandem_sequence_ends", "Sequences ended, by reason", label="reason"
         )
         self.rejected = Counter(
-            "tandem_rejected", "Requests refused before they were queued, by reason", label="reason"
+            "tandem_rejected",
+            "Requests refused before they were queued, by reason",
+            label="reason",
+            label_values=REFUSALS,
+        )
+        self.retry_after = Gauge(
+            "tandem_retry_after_seconds", "What the last refused request was told to wait"
+        )
+        self.drain_rate = Gauge(
+            "tandem_drain_rate", "Sequences ended per second, measured while the server is busy"
+        )
+        self.cancel_to_free = Histogram(
+            "tandem_cancel_to_free_seconds",
+            "Seconds from a client's leaving until its request has no blocks and is in no shard",
+            DURATION_BUCKETS,
         )
 
     def _declare_steps(self) -> None:

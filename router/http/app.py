@@ -1,8 +1,10 @@
 """The HTTP application: every route over one `Infer`, errors in the dialect of the path.
 
-Access (ids, log line, metrics) -> FastAPI (routing, OpenAPI document) -> the routes
+Access (ids, log line, metrics) -> Cors -> Guard (keys) -> FastAPI (routing, OpenAPI document)
+-> the routes
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,8 +21,12 @@ from router.http.anthropic.messages import MessageRoutes
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import BodyReader, Schema
 from router.http.conversation import Conversations
+from router.http.cors import ANY_ORIGIN, Cors
+from router.http.docs_page import add_docs
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
+from router.http.guard import Guard
+from router.http.health import HealthRoutes
 from router.http.intake import Intake
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
@@ -32,17 +38,15 @@ from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.openapi import document
 from router.http.ops import OpsRoutes
 from router.http.server_info import ServerInfo
-from router.http.tgi.generate import NativeRoutes
-from router.http.tgi.schema import CompatBody, GenerateBody
+from router.http.tgi.routes import TGI_MODELS, tgi_routers
 from router.infer import Infer
 from router.metrics import Metrics
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
+from router.tracing import NO_TRACES, Tracer
 from router.validation import Validation
 
 _BODIES: list[type[Schema]] = [
-    GenerateBody,
-    CompatBody,
     ChatBody,
     CompletionBody,
     ResponseBody,
@@ -62,22 +66,43 @@ class Services:
     chat_template: ChatTemplate
     metrics: Metrics
     info: ServerInfo
+    tracer: Tracer = NO_TRACES
 
 
-def create_app(services: Services, *, max_body_len: int = 2_000_000) -> ASGIApp:
-    """The application for an ASGI server. `max_body_len` is in bytes."""
+def create_app(
+    services: Services,
+    *,
+    max_body_len: int = 2_000_000,
+    api_keys: Sequence[str] = (),
+    protects_metrics: bool = False,
+    allowed_origins: Sequence[str] = ANY_ORIGIN,
+) -> ASGIApp:
+    """The application for an ASGI server. `max_body_len` is in bytes; without keys all may ask."""
+    app = _routing(services, max_body_len)
+    if api_keys:
+        app = Guard(
+            app,
+            api_keys,
+            services.metrics.rejected,
+            protects_metrics=protects_metrics,
+            max_body_len=max_body_len,
+        )
+    return Access(Cors(app, allowed_origins), services.metrics, services.info.model_id)
+
+
+def _routing(services: Services, max_body_len: int) -> ASGIApp:
     app = FastAPI(
         title="Tandem",
         description="A two-tier language-model server with TGI's and OpenAI's HTTP interfaces.",
         version=services.info.version,
         license_info={"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         openapi_url="/api-doc/openapi.json",
-        docs_url="/docs",
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     bodies = BodyReader(max_body_len)
-    intake = Intake(services.validation, services.metrics)
+    intake = Intake(services.validation, services.metrics, services.tracer)
     front = OpenAiFront(services.infer, intake, bodies, services.info)
     conversations = Conversations(
         services.infer,
@@ -87,24 +112,37 @@ def create_app(services: Services, *, max_body_len: int = 2_000_000) -> ASGIApp:
         services.tokenizer,
         services.info,
     )
+    chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
+    for router in tgi_routers(
+        services.infer,
+        intake,
+        services.tokenizer,
+        bodies,
+        services.info,
+        front,
+        chat,
+        completions,
+    ):
+        app.include_router(router)
     for routes in (
-        NativeRoutes(services.infer, intake, services.tokenizer, bodies, services.info),
-        ChatRoutes(front, services.chat_template),
-        CompletionRoutes(front),
+        chat,
+        completions,
         ResponseRoutes(conversations, ResponseStore()),
         MessageRoutes(conversations),
-        OpsRoutes(services.infer, services.metrics, services.info),
+        HealthRoutes(services.infer),
+        OpsRoutes(services.metrics, services.info),
     ):
         app.include_router(routes.router())
     app.openapi = partial(_document, app)  # type: ignore[method-assign]
+    add_docs(app)
     for kind in (RouterError, HttpError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    return Access(app, services.metrics)
+    return app
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        app.openapi_schema = document(app, _BODIES)
+        app.openapi_schema = document(app, [*TGI_MODELS, *_BODIES])
     return app.openapi_schema
 
 

@@ -1,30 +1,280 @@
-"""HTTP/1.1 as uvicorn speaks it, but for what it says to bytes that are no HTTP.
+"""HTTP/1.1 as uvicorn speaks it, with limits on what a client may send and on how slow it may be.
 
-Such bytes never become a request, so the application cannot answer them; this answers as it would.
+What breaks a limit while it is still read never becomes a request, so the application cannot answer
+it; this answers as it would. What becomes of slow readers and slow senders, `outflow.py` and
+`inflow.py` decide.
 """
 
+import asyncio
 import logging
 import uuid
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from router.http.errors import Dialect, HttpError, Problem
+from router.http.exchange import Exchange
+from router.http.inflow import MIN_BODY_LEN, Expected, Inflow
+from router.http.outflow import Outflow
+from router.metrics import Counter
 
 _logger = logging.getLogger(__name__)
+
+MAX_NUM_HEADERS = 100
+MAX_URL_LEN = 8_192
+# Bytes on the wire for each byte of a body, at most: chunks of one byte, and more than that.
+_MAX_FRAMING = 16
+# A connection that is closed on a client that still writes takes the answer with it.
+_LINGER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRules:
+    """What a client may do; see `inflow.py` and `outflow.py`. `cuts` counts those cut, by cause."""
+
+    max_head_len: int = 32_768
+    head_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+    cuts: Counter = field(default_factory=lambda: Counter("tandem_connections_cut", "", "cause"))
+
+
+class _Refused(Exception):
+    """Stops the parser; why is in `Protocol._refusal`."""
 
 
 class Protocol(HttpToolsProtocol):
     """One connection."""
 
+    _inflow: Inflow
+    _outflow: Outflow
+
+    def __init__(
+        self,
+        rules: ConnectionRules,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._rules = rules
+        self._refusal: HttpError | None = None
+        # The cycle whose turn it is; `cycle` is the one that was read last.
+        self._answering: RequestResponseCycle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._hangs_up = False
+        self._num_messages = 0
+        self._begin_counts()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The client is here, and TLS is settled."""
+        super().connection_made(transport)
+        rules = self._rules
+        self._outflow = Outflow(self.loop, transport, rules.write_timeout_s, self._cut_slow_reader)
+        self._inflow = Inflow(
+            self.loop,
+            {Expected.HEAD: rules.head_timeout_s, Expected.BODY: rules.body_timeout_s},
+            self._is_due,
+            self._cut_slow_sender,
+        )
+        self._inflow.expect(Expected.HEAD)
+        self._inflow.settle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Everybody who waits for this client is told."""
+        self._inflow.close()
+        self._outflow.close()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._tell_disconnected()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of requests, which may begin and end anywhere in them."""
+        if self._hangs_up or self.transport.is_closing():
+            return
+        if self._inflow.expected is None and not self._is_answering:
+            self._inflow.expect(Expected.HEAD)
+        num_messages = self._num_messages
+        super().data_received(data)
+        if self._hangs_up or self.transport.is_closing():
+            return
+        if num_messages == self._num_messages:
+            self._raw_len += len(data)
+            self._check_unparsed()
+        self._inflow.settle()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._begin_counts()
+        self._inflow.expect(Expected.HEAD)
+
+    def on_url(self, url: bytes) -> None:
+        """The request's target, or a part of it."""
+        super().on_url(url)
+        if len(self.url) > MAX_URL_LEN:
+            message = f"the URL has more than {MAX_URL_LEN} bytes"
+            self._stop_parser(HttpError(414, "uri_too_long", message))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer behind the body."""
+        super().on_header(name, value)
+        self._head_len += len(name) + len(value) + 4
+        if len(self.headers) > MAX_NUM_HEADERS:
+            message = f"there are more than {MAX_NUM_HEADERS} headers"
+            self._stop_parser(HttpError(431, "headers_too_large", message))
+        if self._head_len > self._rules.max_head_len:
+            self._stop_parser(self._head_too_large())
+
+    def on_headers_complete(self) -> None:
+        """The request is known; its body may be to come."""
+        super().on_headers_complete()
+        self._inflow.expect(Expected.BODY)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._body_len += len(body)
+        self._inflow.take_body(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._num_messages += 1
+        self._inflow.expect(None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer is written, though its client may not have it yet."""
+        super().on_response_complete()
+        self._outflow.complete()
+
+    def pause_writing(self) -> None:
+        """Much waits for the client."""
+        super().pause_writing()
+        self._outflow.fill()
+
+    def resume_writing(self) -> None:
+        """The client took most of it."""
+        super().resume_writing()
+        self._outflow.ease()
+
     def send_400_response(self, msg: str) -> None:
-        """Answers JSON with a request id, and hangs up."""
+        """What the parser cannot read, or was told to read no further."""
+        self._refuse(self._refusal or HttpError(400, "bad_request", msg))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        self._outflow.begin()
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
+
+    def _begin_counts(self) -> None:
+        self._raw_len = self._head_len = self._body_len = 0
+
+    def _check_unparsed(self) -> None:
+        """A header that does not end, or framing without a body, is in the parser's hands."""
+        max_head_len = self._rules.max_head_len
+        if self._inflow.expected is Expected.BODY:
+            max_head_len *= 2  # trailers
+        if self._raw_len - _MAX_FRAMING * self._body_len > max_head_len:
+            self._refuse(self._head_too_large())
+
+    def _head_too_large(self) -> HttpError:
+        message = f"the headers have more than {self._rules.max_head_len} bytes"
+        return HttpError(431, "headers_too_large", message)
+
+    def _stop_parser(self, refusal: HttpError) -> None:
+        self._refusal = refusal
+        raise _Refused
+
+    def _is_due(self, expected: Expected) -> bool:
+        if expected is Expected.HEAD:
+            return not self._is_answering
+        return not self.flow.read_paused and self._answering is self.cycle
+
+    def _cut_slow_sender(self, expected: Expected) -> None:
+        if expected is Expected.HEAD and not self._raw_len:
+            self.transport.close()  # a connection made in advance, and never used
+            return
+        self._rules.cuts.inc(expected.value)
+        if expected is Expected.HEAD:
+            message = f"the headers did not come within {self._rules.head_timeout_s:g} s"
+        else:
+            timeout_s = self._rules.body_timeout_s
+            message = f"less than {MIN_BODY_LEN} bytes of the body came within {timeout_s:g} s"
+        self._refuse(HttpError(408, "slow_sender", message))
+
+    def _cut_slow_reader(self) -> None:
+        self._rules.cuts.inc("slow_reader")
+        exchange = self._exchange()
+        request_id = exchange.request_id if exchange is not None else "unknown"
+        _logger.info(
+            "request_id=%s error_type=slow_reader client=%s: cut with %d bytes untaken",
+            request_id,
+            ":".join(map(str, self.client or ())),
+            self._outflow.num_unsent,
+        )
+        if exchange is not None and self._is_answering:
+            exchange.cut("slow_reader")
+        # Not close, which waits for the client to take what waits for it.
+        self.transport.abort()
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answers, unless an answer was begun or is due to another request, and hangs up."""
+        self._hangs_up = True
+        self._inflow.close()
+        is_known = self._inflow.expected is Expected.BODY
+        if is_known:
+            may_answer = self._answering is self.cycle and not self.cycle.response_started
+        else:
+            may_answer = not self._is_answering
+        if may_answer:
+            self._answer(error, self._exchange() if is_known else None)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._lingering = self.loop.call_later(_LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+        self._tell_disconnected()
+        self._outflow.complete()
+
+    def _answer(self, error: HttpError, exchange: Exchange | None) -> None:
         request_id = uuid.uuid4().hex
-        _logger.info("request_id=%s status=400: %s", request_id, msg)
-        body = Problem.of(HttpError(400, "bad_request", msg), Dialect.TGI).body
+        if exchange is not None:  # whose log line tells of it
+            request_id = exchange.request_id
+            exchange.cut(error.error_type, error.status)
+        else:
+            _logger.info(
+                "request_id=%s status=%d error_type=%s: %s",
+                *(request_id, error.status, error.error_type, error),
+            )
+        path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
+        body = Problem.of(error, Dialect.of_path(path), request_id).body
         head = (
-            f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n"
-            "connection: close\r\n\r\n"
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+
+    def _exchange(self) -> Exchange | None:
+        """That of the answer under way, or of the last one."""
+        if self._answering is None:
+            return None
+        scope: Scope = self._answering.scope  # type: ignore[assignment]
+        return Exchange.within(scope)
+
+    def _tell_disconnected(self) -> None:
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()

@@ -1,0 +1,48 @@
+"""The server's certificate and key, read and checked before anything else is done."""
+
+import ssl
+from pathlib import Path
+
+from router.errors import StartupFailed
+
+
+def load_tls(certfile: Path, keyfile: Path, password: str | None) -> ssl.SSLContext:
+    """What a TLS server needs. The files are PEM; `certfile` holds the chain, its own first.
+
+    Raises StartupFailed with the flag at fault.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    for flag, path, begin in (
+        ("--ssl-certfile", certfile, "-----BEGIN CERTIFICATE-----"),
+        ("--ssl-keyfile", keyfile, "PRIVATE KEY-----"),
+    ):
+        _require(flag, path, begin)
+    asked: list[bool] = []
+
+    def give_password() -> str:
+        # Without one OpenSSL would ask at the terminal, and wait.
+        asked.append(True)
+        return password or ""
+
+    try:
+        context.load_cert_chain(certfile, keyfile, give_password)
+    except (ssl.SSLError, OSError) as error:
+        if asked:
+            which = "does not open it" if password else "is missing"
+            reason = f"it is encrypted, and --ssl-keyfile-password {which}"
+        elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            reason = f"it is not the key of the certificate in {certfile}"
+        else:
+            reason = f"it does not go with {certfile}: {error}"
+        raise StartupFailed(f"--ssl-keyfile {keyfile}: {reason}") from error
+    return context
+
+
+def _require(flag: str, path: Path, begin: str) -> None:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise StartupFailed(f"{flag} {path}: {error.strerror or error}") from error
+    if begin not in text:
+        raise StartupFailed(f"{flag} {path}: there is no `{begin.strip('-')}` in it; PEM is read")
