@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.quick_shard import MAX_TOTAL_LEN
-from tests.fakes import save_byte_tokenizer
+from tests.byte_tokenizer import save_byte_tokenizer
 
 _LISTENING = re.compile(r"(listening)\n")
 _READY = re.compile(r"ready at (http://\S+)\n")

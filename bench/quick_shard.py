@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import uvloop
 
 from proto import generate_pb2 as pb
-from tests.fakes import Context, FakeShard, byte_ids
+from tests.byte_tokenizer import byte_ids
+from tests.fakes import Context, FakeShard
 
 BLOCK_SIZE = 16
 MAX_TOTAL_LEN = 4096

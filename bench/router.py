@@ -43,7 +43,7 @@ from router.request import GenerateRequest, SamplingParams, StopParams
 from router.shards import Shards, ShardTimeouts
 from router.stream import Stream
 from router.text.tokenizer import Tokenizer
-from tests.fakes import byte_ids
+from tests.byte_tokenizer import byte_ids
 
 _PROMPT = "Once upon a time there was a little"
 _NUM_STEPS = 200

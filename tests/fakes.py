@@ -1,4 +1,4 @@
-"""Fakes for the seams of the router: a shard behind real gRPC, a clock, a byte tokenizer.
+"""Fakes for the seams of the router: a shard behind real gRPC, and a clock.
 
 `FakeShard` keeps the contract of proto/generate.proto with tokens from a script. It simulates the
 KV cache slot by slot: a slot holds the digest of the prefix that was computed into it, so every
@@ -7,12 +7,10 @@ the next step that attends to it, recorded in `violations` and answered INVALID_
 """
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -21,19 +19,10 @@ import grpc.aio
 
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
-
-EOS_ID = 0
-BOS_ID = 1
-NUM_SPECIAL = 2
-VOCAB_SIZE = NUM_SPECIAL + 256
+from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids
 
 Script = Callable[[Sequence[int]], int]
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-def byte_ids(text: str) -> list[int]:
-    """The byte tokenizer's ids of `text`."""
-    return [NUM_SPECIAL + byte for byte in text.encode()]
 
 
 def letters(token_ids: Sequence[int]) -> int:
@@ -50,36 +39,6 @@ def saying(text: str, prompt_len: int) -> Script:
         return ids[min(len(token_ids) - prompt_len, len(ids) - 1)]
 
     return script
-
-
-def save_byte_tokenizer(folder: Path) -> Path:
-    """A tokenizer.json of one token per byte, `</s>` = 0 and `<s>` = 1; returns the folder."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    symbols = {byte: chr(byte) for byte in shown}
-    symbols |= {byte: chr(256 + rank) for rank, byte in enumerate(hidden)}
-    vocab = {symbols[byte]: NUM_SPECIAL + byte for byte in range(256)}
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": EOS_ID, "content": "</s>", "special": True, **special},
-            {"id": BOS_ID, "content": "<s>", "special": True, **special},
-        ],
-        "pre_tokenizer": byte_level | {"use_regex": False},
-        "decoder": byte_level | {"use_regex": False},
-        "model": {"type": "BPE", "vocab": {"</s>": EOS_ID, "<s>": BOS_ID, **vocab}, "merges": []},
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 class ManualClock:

@@ -10,7 +10,8 @@ from router.errors import (
 )
 from router.events import FinishReason, PromptScored, TokenGenerated
 from router.request import LogprobParams, SamplingParams
-from tests.fakes import EOS_ID, FakeShard
+from tests.byte_tokenizer import EOS_ID
+from tests.fakes import FakeShard
 from tests.router.rig import (
     PROMPT,
     asking,

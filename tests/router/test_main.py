@@ -14,7 +14,8 @@ import grpc
 import pytest
 
 from router.__main__ import main
-from tests.fakes import FakeShard, save_byte_tokenizer, serving
+from tests.byte_tokenizer import save_byte_tokenizer
+from tests.fakes import FakeShard, serving
 from tests.router.process import (
     RouterProcess,
     ask,

@@ -4,7 +4,7 @@ import pytest
 
 from router.events import FinishReason, TokenGenerated
 from router.request import LogprobParams
-from tests.fakes import byte_ids
+from tests.byte_tokenizer import byte_ids
 from tests.router.rig import (
     asking,
     end_of,

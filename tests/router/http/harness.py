@@ -15,7 +15,8 @@ from router.http.server_info import ServerInfo
 from router.listening import HttpServer, bind
 from router.text.chat_template import ChatTemplate
 from router.validation import Limits, Validation
-from tests.fakes import VOCAB_SIZE, FakeShard
+from tests.byte_tokenizer import VOCAB_SIZE
+from tests.fakes import FakeShard
 from tests.router.rig import Rig, byte_tokenizer, routing
 
 MAX_INPUT_LEN = 120

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeShard, byte_ids, letters, saying
+from tests.byte_tokenizer import byte_ids
+from tests.fakes import FakeShard, letters, saying
 from tests.router.http.harness import House, housing
 
 PATH = "/v1/completions"
