@@ -211,7 +211,9 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
 
 
 def _anthropic(problem: Problem, error: Exception, request_id: str | None) -> Problem:
-    """Anthropic's statuses are OpenAI's; its types follow from them."""
+    """Anthropic's statuses are OpenAI's, without 422; its types follow from them."""
+    if problem.status == 422:
+        problem = replace(problem, status=400)
     other = "invalid_request_error" if problem.status < 500 else "api_error"
     fault = {"type": _ANTHROPIC_TYPES.get(problem.status, other), "message": str(error)}
     body = orjson.dumps({"type": "error", "error": fault, "request_id": request_id})
