@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from pydantic import ConfigDict
 
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, Unserved
 from router.http.body import Schema
 
 # The values that say what is so anyway; for an object, those of each of its keys.
@@ -20,8 +20,8 @@ class WatchedSchema(Schema):
 
 
 def refuse_unserved(body: WatchedSchema, harmless: Mapping[str, Harmless]) -> None:
-    """Raises InvalidRequest for unknown fields, and for the fields of `harmless` with any value but
-    the harmless ones; null is always one of them."""
+    """Raises InvalidRequest for unknown fields, and Unserved for the fields of `harmless` with any
+    value but the harmless ones; null is always one of them."""
     for field in body.model_extra or {}:
         name = field[:60]
         raise InvalidRequest(f"`{name}` is not a parameter of this route", name)
@@ -45,4 +45,4 @@ def _check_value(field: str, value: Any, values: tuple[Any, ...]) -> None:
         return
     shown = " or ".join(f"`{orjson.dumps(allowed).decode()}`" for allowed in values)
     advice = f"leave it out or say {shown}" if shown else "leave it out"
-    raise InvalidRequest(f"`{field}` is not served yet; {advice}", field)
+    raise Unserved(f"`{field}` is not served yet; {advice}", field)

@@ -28,11 +28,16 @@ class MessageRoutes:
     def router(self) -> APIRouter:
         """The routes, documented."""
         router = APIRouter(tags=["Anthropic"])
-        for path, handler, body in (
-            ("/v1/messages", self.messages, MessagesBody),
-            ("/v1/messages/count_tokens", self.count_tokens, CountBody),
+        unknown = {404: "The model is not served"}
+        for path, handler, told in (
+            ("/v1/messages", self.messages, describe(MessagesBody, failures=unknown)),
+            (
+                "/v1/messages/count_tokens",
+                self.count_tokens,
+                describe(CountBody, generates=False, failures=unknown),
+            ),
         ):
-            router.add_api_route(path, handler, methods=["POST"], **describe(body))
+            router.add_api_route(path, handler, methods=["POST"], **told)
         return router
 
     async def messages(self, request: Request) -> Response:

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from router.http.conversation import Turn
 
+_LEADING = ("system", "developer")
+
 
 async def fit(
     turns: Sequence[Turn], max_len: int, count: Callable[[Sequence[Turn]], Awaitable[int]]
@@ -13,7 +15,7 @@ async def fit(
     What the system says first stays, and what is left begins with a turn of the user's, since many
     templates want one there. If nothing fits, the last such end. `count` gives a prompt's length.
     """
-    head_len = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
+    head_len = next((i for i, turn in enumerate(turns) if turn.role not in _LEADING), len(turns))
     head = turns[:head_len]
     later = [i for i in range(head_len + 1, len(turns)) if turns[i].role == "user"]
     ends = [[*head, *turns[start:]] for start in (head_len, *later)]

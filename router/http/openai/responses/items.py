@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, Unserved
 from router.http.conversation import Turn
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -30,8 +30,8 @@ class Item:
 
     @property
     def turn(self) -> Turn:
-        """What the chat template sees; it knows developers as the system."""
-        return Turn("system" if self.role == "developer" else self.role, "".join(self.parts))
+        """What the chat template sees."""
+        return Turn(self.role, "".join(self.parts))
 
     def fields(self) -> dict[str, Any]:
         """As OpenAI tells it."""
@@ -74,7 +74,7 @@ def _read_item(item: Any, place: str) -> Item:
     kind = item.get("type", "message" if "role" in item else None)
     if kind != "message":
         shown = f" Given: `{kind[:60]}`" if isinstance(kind, str) else ""
-        raise InvalidRequest(
+        raise Unserved(
             f"`{place}` must be an item of type `message`; others are not served yet.{shown}", place
         )
     role = item.get("role")

@@ -27,7 +27,7 @@ from router.http.openai.responses.store import ResponseStore, Stored
 from router.http.openapi import describe, tell
 
 _PATH = "/v1/responses"
-_UNKNOWN = {404: "The response is not known, or not any more"}
+_UNKNOWN = {404: "The model is not served, or the response not known, or not any more"}
 _MAX_LISTED, _NUM_LISTED = 100, 20
 
 
@@ -43,8 +43,13 @@ class ResponseRoutes:
         router = APIRouter(tags=["OpenAI"])
         one = _PATH + "/{response_id}"
         for path, handler, methods, told in (
-            (_PATH, self.create, "POST", describe(ResponseBody)),
-            (f"{_PATH}/input_tokens", self.count, "POST", describe(CountInputBody)),
+            (_PATH, self.create, "POST", describe(ResponseBody, failures=_UNKNOWN)),
+            (
+                f"{_PATH}/input_tokens",
+                self.count,
+                "POST",
+                describe(CountInputBody, generates=False, failures=_UNKNOWN),
+            ),
             (one, self.retrieve, "GET", tell(failures=_UNKNOWN)),
             (one, self.delete, "DELETE", tell(failures=_UNKNOWN)),
             (f"{one}/input_items", self.input_items, "GET", tell(failures=_UNKNOWN)),
