@@ -294,6 +294,7 @@ def _limits(config: RouterConfig, info: ShardInfo, pool: PoolLimits) -> Limits:
         max_top_n_tokens=config.max_top_n_tokens,
         max_client_batch_size=config.max_client_batch_size,
         max_duration_s=config.max_request_duration,
+        takes_grammars=not config.disable_grammar_support,
     )
 
 

@@ -180,6 +180,9 @@ class RouterConfig:
         4, "most prompts of one /v1/completions call", whole(1), group=_LIMITS
     )
 
+    disable_grammar_support: bool = knob(
+        False, "refuse every grammar", group=_LIMITS, kind="switch"
+    )
     max_request_duration: float | None = knob(
         None,
         "seconds from a request's arrival after which it ends with the text so far and the finish "
@@ -245,9 +248,6 @@ class RouterConfig:
     max_waiting_tokens: int = knob(20, "see --waiting-served-ratio", whole(0), group=_INERT)
     max_batch_total_tokens: int | None = knob(
         None, "the KV cache is sized by the shards (their --kv-blocks)", whole(1), group=_INERT
-    )
-    disable_grammar_support: bool = knob(
-        False, "no grammar is served yet", group=_INERT, kind="switch"
     )
     messages_api_enabled: bool = knob(
         False, "/v1/chat/completions is always on", group=_INERT, kind="switch"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, Unserved
+from router.grammar import RawGrammar
 from router.request import LogprobParams, SamplingParams, StopParams
 from router.text.tokenizer import check_unicode
 
@@ -30,6 +31,7 @@ class Limits:
 
     `vocab_size` is the model's. `max_stop_string_len` is in characters.
     `max_duration_s`: seconds that a request may take from its arrival; None: as long as it likes.
+    Without `takes_grammars` every grammar is refused.
     """
 
     max_input_len: int
@@ -41,6 +43,7 @@ class Limits:
     max_client_batch_size: int = 4
     max_stop_string_len: int = 1000
     max_duration_s: float | None = None
+    takes_grammars: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ class RawParams:
     raw_logprobs: bool = False
     keep_stop_string: bool = True
     skip_special_tokens: bool = True
-    grammar: object = None
+    grammar: RawGrammar | None = None
     watermark: bool = False
     deadline_s: float | None = None
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -161,15 +164,23 @@ def check_parameters(raw: RawParams, limits: Limits) -> None:
         raise raw.refuse("top_n_tokens", f"between 0 and {most}", raw.top_n_tokens)
 
 
-def check_unserved(raw: RawParams) -> None:
-    """Raise InvalidRequest for what the API has words for and this server does not do."""
-    if raw.grammar is not None:
-        name = raw.name("grammar")
-        raise InvalidRequest(
-            f"`{name}` is not served yet: outputs cannot be constrained so far; leave it out", name
-        )
+def check_deadline(raw: RawParams) -> None:
+    """Raise InvalidRequest for a deadline that is no time."""
     if raw.deadline_s is not None and not math.isfinite(raw.deadline_s):
         raise raw.refuse("deadline_s", "finite", raw.deadline_s)
+
+
+def check_grammar(raw: RawParams, limits: Limits) -> None:
+    """Raise InvalidRequest for a broken grammar, and Unserved for any other."""
+    if raw.grammar is None:
+        return
+    name = raw.name("grammar")
+    if not limits.takes_grammars:
+        raise InvalidRequest("grammar is not supported", name)
+    raw.grammar.constraint(name)
+    raise Unserved(
+        f"`{name}` is not served yet: outputs cannot be constrained so far; leave it out", name
+    )
 
 
 def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]) -> SamplingParams:

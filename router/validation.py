@@ -12,8 +12,9 @@ from router.errors import InvalidRequest
 from router.parameters import (
     Limits,
     RawParams,
+    check_deadline,
+    check_grammar,
     check_parameters,
-    check_unserved,
     logprob_params,
     sampling_params,
     stop_params,
@@ -66,7 +67,7 @@ class Validation:
             raise InvalidRequest(f"`{name}` must not be empty", name)
         if raw.truncate is not None and not 1 <= raw.truncate <= self.limits.max_input_len:
             raise raw.refuse("truncate", f"between 1 and {self.limits.max_input_len}", raw.truncate)
-        check_unserved(raw)
+        check_deadline(raw)
 
     def _check_ids(self, token_ids: Sequence[int], raw: RawParams) -> None:
         last_id = self.limits.vocab_size - 1
@@ -85,6 +86,7 @@ class Validation:
         # The end of a prompt is what the answer follows from.
         prompt_ids = tuple(token_ids if raw.truncate is None else token_ids[-raw.truncate :])
         max_new_tokens = self._room(len(prompt_ids), raw)
+        check_grammar(raw, self.limits)
         return GenerateRequest(
             prompt_ids=prompt_ids,
             prompt_text=text,

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from router.errors import InvalidRequest
-from router.request import GenerateRequest, LogprobParams, SamplingParams, StopParams
+from router.grammar import RawGrammar
+from router.request import (
+    ConstraintKind,
+    GenerateRequest,
+    LogprobParams,
+    SamplingParams,
+    StopParams,
+)
 from router.text.tokenizer import Tokenizer
 from router.validation import RawParams, Validation
 from tests.router.validating import LIMITS, SEED
@@ -68,7 +75,7 @@ RULES = [
     case("top_n_tokens", "-1", "between 0 and 5", top_n_tokens=-1),
     case("truncate", "0", "between 1 and 24", truncate=0),
     case("truncate", "25", "between 1 and 24", truncate=25),
-    case("grammar", "", "not served yet", grammar={"type": "json", "value": {}}),
+    case("grammar", "", "not served yet", grammar=RawGrammar(ConstraintKind.JSON_SCHEMA, {})),
     case("deadline_s", "nan", "finite", deadline_s=NAN),
     case("max_new_tokens", "2 `inputs` tokens and 31 `", "at most 32", max_new_tokens=31),
     case("max_new_tokens", "10000", "at most 32", max_new_tokens=10_000),

@@ -3,13 +3,12 @@
 Every optional field takes an explicit null for its absence.
 """
 
-from typing import Any
-
 from pydantic import Field
 
 from router.errors import InvalidRequest
 from router.http.body import Schema
 from router.http.fields import LogitBias
+from router.http.grammar_field import Grammar
 from router.validation import RawParams
 
 
@@ -33,7 +32,7 @@ class Parameters(Schema):
     decoder_input_details: bool | None = None
     seed: int | None = None
     top_n_tokens: int | None = None
-    grammar: dict[str, Any] | None = None
+    grammar: Grammar | None = None
     adapter_id: str | None = None
     # Ours, under the names that vLLM's users know where it has them.
     min_new_tokens: int | None = None

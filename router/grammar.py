@@ -1,0 +1,71 @@
+"""Grammars as clients write them: what a constraint says, checked as far as text alone tells.
+
+Whether a schema, a regular expression or a Lark grammar compiles is for who compiles it. The words
+are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`, `lark`, `where`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import orjson
+
+from router.errors import InvalidRequest
+from router.request import Constraint, ConstraintKind
+
+GRAMMAR_TYPES: Mapping[str, ConstraintKind] = MappingProxyType(
+    {
+        "json": ConstraintKind.JSON_SCHEMA,
+        "json_object": ConstraintKind.JSON_SCHEMA,
+        "json_schema": ConstraintKind.JSON_SCHEMA,
+        "regex": ConstraintKind.REGEX,
+        "choice": ConstraintKind.CHOICE,
+        "lark": ConstraintKind.LARK,
+        "where": ConstraintKind.WHERE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawGrammar:
+    """A grammar as it came: `kind` is known, `value` is any JSON."""
+
+    kind: ConstraintKind
+    value: object
+
+    def constraint(self, name: str) -> Constraint:
+        """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""
+        if self.kind is ConstraintKind.JSON_SCHEMA:
+            return Constraint(self.kind, self._schema(name))
+        if self.kind is ConstraintKind.CHOICE:
+            return Constraint(self.kind, self._choices(name))
+        if not isinstance(self.value, str) or not self.value:
+            raise _invalid(name, f"the value of `{self.kind.value}` must be a string, not empty")
+        return Constraint(self.kind, self.value)
+
+    def _schema(self, name: str) -> str:
+        """Any schema will do, with `properties` (which TGI insists on) or without."""
+        schema = self.value
+        if isinstance(schema, str):
+            try:
+                schema = orjson.loads(schema)
+            except orjson.JSONDecodeError as error:
+                raise _invalid(name, f"the value is a string that is not JSON: {error}") from error
+        if not isinstance(schema, dict):
+            rule = "the value must be a JSON schema: an object, or a string that holds one"
+            raise _invalid(name, rule)
+        return orjson.dumps(schema).decode()
+
+    def _choices(self, name: str) -> str:
+        choices = self.value
+        if (
+            not isinstance(choices, list)
+            or not choices
+            or not all(isinstance(choice, str) and choice for choice in choices)
+        ):
+            raise _invalid(name, "the value of `choice` must be a list of strings, none empty")
+        return orjson.dumps(list(dict.fromkeys(choices))).decode()
+
+
+def _invalid(name: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"`{name}` is not valid: {reason}", name)

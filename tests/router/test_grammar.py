@@ -1,0 +1,55 @@
+"""Grammars as they come, and the constraints that they are."""
+
+from typing import Any
+
+import pytest
+
+from router.errors import InvalidRequest
+from router.grammar import GRAMMAR_TYPES, RawGrammar
+from router.request import Constraint, ConstraintKind
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "text"),
+    [
+        ("json", {"properties": {"a": {}}}, '{"properties":{"a":{}}}'),
+        ("json", {"enum": [1, "é"]}, '{"enum":[1,"é"]}'),
+        ("json_object", ' {"type": "array"} ', '{"type":"array"}'),
+        ("json_schema", {}, "{}"),
+        ("regex", "a+", "a+"),
+        ("choice", ["b", "a", "b"], '["b","a"]'),
+        ("lark", "start: WORD", "start: WORD"),
+        ("where", "len(A) < 3", "len(A) < 3"),
+    ],
+)
+def test_a_grammar_is_a_constraint(word: str, value: Any, text: str) -> None:
+    kind = GRAMMAR_TYPES[word]
+
+    assert RawGrammar(kind, value).constraint("grammar") == Constraint(kind, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (ConstraintKind.JSON_SCHEMA, "{", "not JSON: unexpected end"),
+        (ConstraintKind.JSON_SCHEMA, "[]", "must be a JSON schema"),
+        (ConstraintKind.JSON_SCHEMA, "3", "must be a JSON schema"),
+        (ConstraintKind.JSON_SCHEMA, [], "must be a JSON schema"),
+        (ConstraintKind.JSON_SCHEMA, None, "must be a JSON schema"),
+        (ConstraintKind.REGEX, "", "`regex` must be a string, not empty"),
+        (ConstraintKind.REGEX, {}, "`regex` must be a string, not empty"),
+        (ConstraintKind.LARK, 3, "`lark` must be a string, not empty"),
+        (ConstraintKind.CHOICE, [], "`choice` must be a list of strings"),
+        (ConstraintKind.CHOICE, "a", "`choice` must be a list of strings"),
+        (ConstraintKind.CHOICE, ["a", ""], "none empty"),
+        (ConstraintKind.CHOICE, ["a", 1], "`choice` must be a list of strings"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_by_the_parameter_s_name(
+    kind: ConstraintKind, value: Any, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="`response_format` is not valid") as refusal:
+        RawGrammar(kind, value).constraint("response_format")
+
+    assert words in str(refusal.value)
+    assert refusal.value.field == "response_format"
