@@ -81,9 +81,14 @@ def test_knobs_without_effect_are_taken_by_name() -> None:
             {},
             ["--max-batch-size 9", "--max-batch-prefill-tokens 8"],
         ),
-        (["--api-key", "k"], {}, ["--api-key", "keys are not checked yet"]),
-        ([], {"API_KEY": "k"}, ["API_KEY", "a proxy"]),
-        (["--cors-allow-origin", "*"], {}, ["--cors-allow-origin", "a proxy"]),
+        (["--api-key", "a b"], {}, ["--api-key: ", "visible ASCII", "spaces"]),
+        ([], {"API_KEY": "a,"}, ["API_KEY: ", "visible ASCII"]),
+        (["--cors-allow-origin", "a.org"], {}, ["--cors-allow-origin", "'a.org'", "SCHEME://"]),
+        (["--cors-allow-origin", "http://a/"], {}, ["'http://a/'", "without a path"]),
+        (["--ssl-certfile", __file__], {}, ["--ssl-certfile needs --ssl-keyfile"]),
+        ([], {"SSL_KEYFILE": __file__}, ["--ssl-keyfile needs --ssl-certfile"]),
+        (["--ssl-keyfile-password", "hush"], {}, ["--ssl-keyfile-password needs"]),
+        (["--header-limit", "100"], {}, ["--header-limit", "'100'", "at least 1024"]),
         (["--ngrok"], {}, ["--ngrok", "opens no tunnel", "--port"]),
         (["--ngrok-authtoken", "t"], {}, ["--ngrok-authtoken", "opens no tunnel"]),
         ([], {"NGROK": "true"}, ["NGROK", "opens no tunnel"]),
@@ -97,6 +102,30 @@ def test_an_error_names_the_knob_its_value_and_the_rule(
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_words_come_between_commas_or_by_repeating_the_flag() -> None:
+    assert read_config(["--api-key", "a,b", "--api-key", "c"], {"API_KEY": "d"}).api_key == (
+        "a",
+        "b",
+        "c",
+    )
+    assert read_config([], {"API_KEY": "d, e,d"}).api_key == ("d", "e")
+    assert read_config([], {"API_KEY": ""}).api_key == ()
+    origins = ["--cors-allow-origin", "https://a.org", "--cors-allow-origin", "http://b.org:81"]
+    assert read_config(origins, {}).cors_allow_origin == ("https://a.org", "http://b.org:81")
+    assert read_config([], {}).cors_allow_origin == ("*",)
+
+
+def test_nothing_shows_a_secret() -> None:
+    argv = ["--api-key", "hush", "--ssl-keyfile-password", "hush"]
+    shown = repr(read_config([*argv, "--ssl-certfile", __file__, "--ssl-keyfile", __file__], {}))
+    assert "hush" not in shown
+    assert "api_key" not in shown
+    for bad in (["--api-key", "hush \u00fc"], ["--ssl-keyfile-password", "hush"]):
+        with pytest.raises(BadConfig) as caught:
+            read_config(bad, {})
+        assert "hush" not in str(caught.value)
 
 
 def test_ngroks_own_variables_disturb_nothing() -> None:

@@ -1,9 +1,11 @@
 """The whole router in front of a FakeShard: in-process for shapes, behind uvicorn for streams."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -11,6 +13,7 @@ from starlette.types import ASGIApp
 
 from router.batcher import BatcherLimits
 from router.http.app import Services, create_app
+from router.http.protocol import ConnectionRules
 from router.http.server_info import ServerInfo
 from router.listening import HttpServer, bind
 from router.text.chat_template import ChatTemplate
@@ -49,10 +52,17 @@ async def housing(
     pipeline_tag: str | None = None,
     with_template: bool = True,
     max_body_len: int = 100_000,
+    max_duration_s: float | None = None,
+    **edge: Any,
 ) -> AsyncIterator[House]:
-    """Everything between HTTP and a shard, for the time of a test."""
+    """Everything between HTTP and a shard, for the time of a test; `edge` is for create_app."""
     tokenizer = byte_tokenizer()
-    limits = Limits(max_input_len=MAX_INPUT_LEN, max_total_len=MAX_TOTAL_LEN, vocab_size=VOCAB_SIZE)
+    limits = Limits(
+        max_input_len=MAX_INPUT_LEN,
+        max_total_len=MAX_TOTAL_LEN,
+        vocab_size=VOCAB_SIZE,
+        max_duration_s=max_duration_s,
+    )
     batcher_limits = BatcherLimits(
         max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02
     )
@@ -77,13 +87,15 @@ async def housing(
                 model_pipeline_tag=pipeline_tag,
             ),
         )
-        yield House(create_app(services, max_body_len=max_body_len), shard, rig)
+        yield House(create_app(services, max_body_len=max_body_len, **edge), shard, rig)
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[int]:
+async def listening(
+    app: ASGIApp, rules: ConnectionRules | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
     """The application behind a real server on the loopback; gives its port."""
-    server = HttpServer(app, bind("127.0.0.1", 0), stop_timeout_s=1.0)
+    server = HttpServer(app, bind("127.0.0.1", 0, tls), 1.0, rules)
     await server.start()
     port = urlsplit(server.address).port
     assert port is not None
