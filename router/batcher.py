@@ -15,24 +15,28 @@ their writing is done while the shards compute.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from router.admission import Admission
 from router.batch import Batch, Generation
 from router.books.scheduler import Scheduler
+from router.departures import Departures
 from router.errors import (
     Cancelled,
     Displaced,
-    Draining,
     GenerationFailed,
-    Overloaded,
-    RouterError,
+    InvalidRequest,
+    Refused,
     RowFailed,
     ServerStopped,
     ShardFailed,
+    Unhealthy,
 )
 from router.events import FinishReason
+from router.open_streams import OpenStreams
+from router.progress import Progress, Wait
 from router.request import GenerateRequest
 from router.shards import Shards
 from router.step_observer import StepObserver
@@ -46,13 +50,18 @@ _logger = logging.getLogger(__name__)
 class BatcherLimits:
     """`max_concurrent_requests` wait and run together; the rest is in seconds.
 
-    An idle router asks its shards every `health_s` how they are; failed shards are tried again
-    every `retry_s`; `tick_s` is how late a deadline may be noticed while a step takes long.
+    An idle router asks its shards every `health_s` how they are, and doubts them when they have
+    not answered after `patience_s`; failed shards are tried again every `retry_s`, and requests
+    are refused once they have been failed for longer; a step that takes longer than `progress_s`
+    counts as stuck, which changes nothing but what /health/progress says; `tick_s` is how late a
+    deadline may be noticed while a step takes long.
     """
 
     max_concurrent_requests: int = 128
-    health_s: float = 10.0
+    health_s: float = 2.0
+    patience_s: float = 2.0
     retry_s: float = 1.0
+    progress_s: float = 4.0
     tick_s: float = 0.25
 
 
@@ -74,28 +83,29 @@ class Batcher:
         self._observer = observer
         self._limits = limits
         self._clock = clock
-        # Streams without an end, by request.
-        self._streams: dict[int, Stream] = {}
-        # Streams with events of which their readers do not know yet.
-        self._untold: list[Stream] = []
+        self._admission = Admission(limits.max_concurrent_requests, limits.retry_s)
+        self._progress = Progress(limits.progress_s, limits.patience_s)
+        self._streams = OpenStreams(self._retire)
+        self._departures = Departures(scheduler.has_left, observer.gone)
         self._num_submitted = 0
         self._num_checked = 0
         self._wake = asyncio.Event()
-        self._emptied = asyncio.Event()
-        self._is_draining = False
         self._is_stopping = False
-        self._is_broken = False
-        self._is_stepping = False
 
     @property
     def is_alive(self) -> bool:
         """False while the shards do not answer."""
-        return not self._is_broken
+        return self._progress.is_answering(self._clock())
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no step gets done although there is work, or the shards are broken; else None."""
+        return self._progress.trouble(self._clock())
 
     @property
     def is_draining(self) -> bool:
         """True once nothing new is taken."""
-        return self._is_draining
+        return self._admission.is_closed
 
     @property
     def num_streams(self) -> int:
@@ -103,43 +113,57 @@ class Batcher:
         return len(self._streams)
 
     def submit(self, request: GenerateRequest) -> Stream:
-        """Takes a request; its events come in the stream.
+        """Takes a request; its events come in the stream. Raises as `submit_all`."""
+        return self.submit_all([request])[0]
 
-        Raises Overloaded, Draining, and InvalidRequest for one that could never run.
+    def submit_all(self, requests: Sequence[GenerateRequest]) -> list[Stream]:
+        """Takes the sequences of one client's request together, or none of them.
+
+        Raises Refused (Draining, Unhealthy, Overloaded), and InvalidRequest for a request that
+        could never run.
         """
-        if self._is_draining:
-            self._observer.rejected("draining")
-            raise Draining("the server is shutting down")
-        if len(self._streams) >= self._limits.max_concurrent_requests:
-            self._observer.rejected("overloaded")
-            raise Overloaded(
-                f"{len(self._streams)} requests are waiting or running; at most "
-                f"{self._limits.max_concurrent_requests} may"
-            )
         now_s = self._clock()
+        broken_s = self._progress.broken_s(now_s)
+        try:
+            self._admission.enter(now_s, len(self._streams), requests, broken_s)
+        except Refused as error:
+            self._observer.rejected(error)
+            raise
+        streams: list[Stream] = []
+        try:
+            for request in requests:
+                streams.append(self._accept(request, now_s))
+        except InvalidRequest:
+            for stream in streams:
+                self.cancel(stream)
+            raise
+        self._wake.set()
+        return streams
+
+    def _accept(self, request: GenerateRequest, now_s: float) -> Stream:
         request_id = self._num_submitted + 1
         self._scheduler.add(request_id, request, now_s)
         self._num_submitted = request_id
         stream = Stream(request_id, request, self._tokenizer, now_s)
-        self._streams[request_id] = stream
-        self._emptied.clear()
-        self._wake.set()
+        self._streams.add(stream)
         return stream
 
     def cancel(self, stream: Stream) -> None:
         """The reader has left; the next step is without its request. Nothing if it has ended."""
         if stream.end is None:
-            self._fail(stream, Cancelled("the client left"))
+            now_s = self._clock()
+            self._streams.fail(stream, Cancelled("the client left"))
+            self._departures.began(stream.request_id, now_s, self._clock())
             self._wake.set()
 
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing new, waits for what runs, fails what is left; then `run` returns."""
-        self._is_draining = True
+        self._admission.close()
         try:
-            await asyncio.wait_for(self._until_empty(), timeout_s)
+            await asyncio.wait_for(self._streams.until_empty(), timeout_s)
         except TimeoutError:
-            self._fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
-        self._tell()
+            self._streams.fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
+        self._streams.tell()
         self._is_stopping = True
         self._wake.set()
 
@@ -157,17 +181,13 @@ class Batcher:
                     ticker.result()
         finally:
             ticker.cancel()
-            self._is_draining = True
-            self._fail_all(ServerStopped("the server stopped"))
-            self._tell()
-
-    async def _until_empty(self) -> None:
-        if self._streams:
-            await self._emptied.wait()
+            self._admission.close()
+            self._streams.fail_all(ServerStopped("the server stopped"))
+            self._streams.tell()
 
     async def _turn(self) -> None:
         try:
-            if self._is_broken:
+            if self._progress.is_broken:
                 await self._recover()
                 return
             begun_s = self._clock()
@@ -188,25 +208,27 @@ class Batcher:
 
     async def _step(self, batch: Batch) -> None:
         self._observer.began(batch)
-        self._is_stepping = True
+        begun_s = self._clock()
+        self._progress.waits(Wait.STEP, begun_s)
         try:
-            begun_s = self._clock()
             if batch.dropped_ids:
-                self._tell()
+                self._streams.tell()
                 await self._shards.drop(batch)
                 dropped_s = self._clock()
                 self._observer.dropped(batch, dropped_s - begun_s)
+                self._departures.look(dropped_s)
                 begun_s = dropped_s
             answer = self._shards.step(batch)
-            self._tell()
+            self._streams.tell()
             result = await answer
         except ShardFailed:
             self._observer.failed(batch)
             raise
         finally:
-            self._is_stepping = False
+            self._progress.goes_on()
         answered_s = self._clock()
         self._add(self._scheduler.apply(result, answered_s), answered_s)
+        self._departures.look(answered_s)
         applied_s = self._clock() - answered_s
         self._observer.finished(batch, result, answered_s - begun_s, applied_s)
         self._observer.books(self._scheduler.stats())
@@ -220,9 +242,8 @@ class Batcher:
             if stream is None:
                 continue
             if generation.error is not None:
-                trace_id = stream.request.trace_id
-                _logger.error("request_id=%s failed alone: %s", trace_id, generation.error)
-                self._fail(stream, RowFailed(generation.error))
+                _log_failed_row(stream, generation.error)
+                self._streams.fail(stream, RowFailed(generation.error))
                 continue
             if stream.last_token_s is not None and generation.tokens:
                 self._observer.gap(now_s - stream.last_token_s)
@@ -230,55 +251,36 @@ class Batcher:
                 stream.add(generation, now_s)
             except Exception as error:
                 _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
-                self._fail(stream, _internal(error))
+                self._streams.fail(stream, _internal(error))
                 continue
             num_tokens += len(generation.tokens)
-            if stream.end is not None:
-                self._retire(stream)
-            self._untold.append(stream)
+            self._streams.moved(stream)
         self._observer.generated(num_tokens)
 
-    def _tell(self) -> None:
-        """Wakes the readers that have something to read."""
-        for stream in self._untold:
-            stream.wake()
-        self._untold.clear()
-
-    def _fail(self, stream: Stream, error: RouterError) -> None:
-        stream.fail(error)
-        self._retire(stream)
-        self._untold.append(stream)
-
-    def _fail_all(self, error: RouterError) -> None:
-        for stream in list(self._streams.values()):
-            self._fail(stream, error)
-
     def _retire(self, stream: Stream) -> None:
-        """The one way out for a stream that has its end."""
+        """Whatever its end was: the rest of the house hears of it."""
         self._scheduler.finish(stream.request_id)
-        del self._streams[stream.request_id]
-        if not self._streams:
-            self._emptied.set()
+        self._admission.left(self._clock(), len(self._streams))
         self._observer.ended(stream)
 
     def _expire(self, now_s: float) -> None:
         for request_id in self._scheduler.expired(now_s):
             stream = self._streams[request_id]
             stream.finish(FinishReason.DEADLINE, now_s)
-            self._retire(stream)
-            self._untold.append(stream)
+            self._streams.moved(stream)
 
     async def _tick(self) -> None:
-        """Deadlines pass while a step hangs, too."""
+        """Deadlines pass while the shards are waited for, too."""
         while True:
             await asyncio.sleep(self._limits.tick_s)
-            if self._is_stepping:
-                self._expire(self._clock())
-                self._tell()
+            now_s = self._clock()
+            self._expire(now_s)
+            self._streams.tell()
+            self._observer.drains(self._admission.drain_rate(now_s))
 
     async def _idle(self) -> None:
         """Nothing to do: waits for a request, and asks the shards now and then how they are."""
-        self._tell()
+        self._streams.tell()
         if self._streams:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
         self._observer.books(self._scheduler.stats())
@@ -289,7 +291,11 @@ class Batcher:
             await asyncio.wait_for(self._wake.wait(), self._limits.health_s)
         except TimeoutError:
             self._check_books()
-            await self._shards.check_health()
+            self._progress.waits(Wait.CHECK, self._clock())
+            try:
+                await self._shards.check_health()
+            finally:
+                self._progress.goes_on()
 
     def _check_books(self) -> None:
         """Once after each spell of work; a large pool takes a while, so nobody may be waiting."""
@@ -300,13 +306,14 @@ class Batcher:
     def _lose_shards(self, error: ShardFailed) -> None:
         """The shards' state is unknown: what ran in them has failed, what waits stays."""
         _logger.error("%s", error)
-        self._is_broken = True
+        self._progress.breaks(self._clock())
         for request_id in self._scheduler.fail():
             # A stream that was cancelled during the step is gone already.
             stream = self._streams.get(request_id)
             if stream is not None:
-                self._fail(stream, error)
-        self._tell()
+                self._streams.fail(stream, error)
+        self._departures.look(self._clock())
+        self._streams.tell()
 
     async def _recover(self) -> None:
         """Begins anew with the shards; if they do not answer, nobody waits for them.
@@ -316,7 +323,7 @@ class Batcher:
         try:
             await self._shards.reset()
         except Displaced as error:
-            self._fail_all(error)
+            self._streams.fail_all(error)
             raise
         except ShardFailed as error:
             if self._streams:
@@ -326,22 +333,24 @@ class Batcher:
             _logger.exception("the shards could not be asked to begin anew, by a bug")
             await self._retry_later(_internal(error))
         else:
-            self._is_broken = False
+            self._progress.mends()
             _logger.warning("the shards answer again")
 
     async def _retry_later(self, error: GenerationFailed) -> None:
-        self._fail_all(error)
-        self._tell()
+        self._streams.fail_all(
+            Unhealthy(f"the shards do not answer: {error}", self._limits.retry_s)
+        )
+        self._streams.tell()
         self._wake.clear()
         if not self._is_stopping:
             await asyncio.sleep(self._limits.retry_s)
 
     def _start_over(self, error: Exception) -> None:
         """After a bug: ends everything, and goes on if the books are sound when empty."""
-        self._is_broken = True
+        self._progress.breaks(self._clock())
         self._scheduler.fail()
-        self._fail_all(_internal(error))
-        self._tell()
+        self._streams.fail_all(_internal(error))
+        self._streams.tell()
         self._scheduler.check_invariants()
 
     def _note_admitted(self, batch: Batch, now_s: float) -> None:
@@ -351,6 +360,18 @@ class Batcher:
                 stream.first_scheduled_s = now_s
                 stream.cached_len = new.cached_len
         self._observer.scheduled(batch, self._clock() - now_s)
+
+
+def _log_failed_row(stream: Stream, reason: str) -> None:
+    """Names the request as its client does, and as the shards' logs do."""
+    told = {"request_id": stream.request.trace_id, "shard_request_id": stream.request_id}
+    _logger.error(
+        "request_id=%s failed alone: %s (shard_request_id=%d)",
+        stream.request.trace_id,
+        reason,
+        stream.request_id,
+        extra=told,
+    )
 
 
 def _internal(error: Exception) -> GenerationFailed:

@@ -7,6 +7,7 @@ RouterError
  |    +-- ToolsRefused         tools that cannot be used as asked
  +-- Refused                   a good request at a bad moment
  |    +-- Overloaded           the queue is full
+ |    +-- Unhealthy            the shards do not answer
  |    +-- Draining             the server is shutting down
  +-- GenerationFailed          an accepted request came to a bad end
  |    +-- RowFailed            its own row failed (NaN logits, a bad mask); others go on
@@ -47,11 +48,19 @@ class ToolsRefused(InvalidRequest):
 
 
 class Refused(RouterError):
-    """A good request at a bad moment."""
+    """A good request at a bad moment; `retry_after_s` seconds later may be a better one."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(Refused):
     """More requests than the queue holds."""
+
+
+class Unhealthy(Refused):
+    """The shards do not answer; nothing was computed for this request."""
 
 
 class Draining(Refused):

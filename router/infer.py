@@ -5,14 +5,15 @@ It knows no scheduler, no shard and no HTTP. Whoever stops reading, for whatever
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 
 from router.batcher import Batcher
-from router.errors import ServerStopped
+from router.errors import RouterError, ServerStopped
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.request import GenerateRequest
+from router.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,16 @@ class Infer:
         """A request would be served now."""
         return self.is_alive and not self.is_draining
 
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing gets on although it should; None: it does, or there is nothing to do."""
+        return self._batcher.trouble
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[Event], None]:
         """The events, in bursts: all that is there whenever the reader comes for more.
 
         The last burst ends with the one Finished or Failed. Closing the generator cancels the
-        request. Raises Overloaded, Draining or InvalidRequest before the first burst.
+        request. Raises Refused or InvalidRequest before the first burst.
         """
         stream = self._batcher.submit(request)
         try:
@@ -65,22 +71,35 @@ class Infer:
         finally:
             self._batcher.cancel(stream)
 
+    def generate_all(
+        self, requests: Sequence[GenerateRequest]
+    ) -> list[AsyncGenerator[Sequence[Event], None]]:
+        """The events of sequences that are taken together or not at all, each as by `generate`.
+
+        The first generator to begin asks for all; one that closes before its end ends those that
+        have not begun.
+        """
+        group = _Group(self._batcher, requests)
+        return [group.events(index) for index in range(len(requests))]
+
     async def complete(self, request: GenerateRequest) -> Completion:
         """The whole answer. Raises the RouterError of a request that fails, and `generate`'s."""
-        prompt: PromptScored | None = None
-        tokens: list[TokenGenerated] = []
-        async with aclosing(self.generate(request)) as bursts:
-            async for burst in bursts:
-                for event in burst:
-                    if isinstance(event, TokenGenerated):
-                        tokens.append(event)
-                    elif isinstance(event, PromptScored):
-                        prompt = event
-                    elif isinstance(event, Failed):
-                        raise event.error
-                    else:
-                        return Completion(prompt, tuple(tokens), event)
-        raise ServerStopped("the stream ended without an end")
+        return (await self.complete_all([request]))[0]
+
+    async def complete_all(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Whole answers to sequences that are taken together or not at all, in their order.
+
+        Raises as `complete`; if one fails, the others are cancelled.
+        """
+        streams = self._batcher.submit_all(requests)
+        readers = [asyncio.ensure_future(_completion(stream)) for stream in streams]
+        try:
+            return await asyncio.gather(*readers)
+        finally:
+            for stream, reader in zip(streams, readers, strict=True):
+                self._batcher.cancel(stream)
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
 
     async def best_of(self, request: GenerateRequest, num_draws: int) -> list[Completion]:
         """`num_draws` independent answers, the one with the best mean log-probability first.
@@ -88,15 +107,67 @@ class Infer:
         Draw i has the seed of the request plus i. Raises as `complete`; if one fails, the others
         are cancelled.
         """
-        if num_draws == 1:
-            return [await self.complete(request)]
-        draws = [
-            asyncio.ensure_future(self.complete(request.draw(index))) for index in range(num_draws)
+        return (await self.best_of_each([(request, num_draws)]))[0]
+
+    async def best_of_each(
+        self, draws: Sequence[tuple[GenerateRequest, int]]
+    ) -> list[list[Completion]]:
+        """As `best_of`, for several requests that are taken together or not at all."""
+        completions = iter(
+            await self.complete_all([one.draw(index) for one, n in draws for index in range(n)])
+        )
+        return [
+            sorted(islice(completions, n), key=lambda completion: -completion.mean_logprob)
+            for _, n in draws
         ]
+
+
+class _Group:
+    """Sequences that are submitted together when the first of their readers begins."""
+
+    def __init__(self, batcher: Batcher, requests: Sequence[GenerateRequest]) -> None:
+        self._batcher = batcher
+        self._requests = requests
+        self._refusal: RouterError | None = None
+        # Those that nobody reads yet; None before they are submitted.
+        self._unread: dict[int, Stream] | None = None
+
+    async def events(self, index: int) -> AsyncGenerator[Sequence[Event], None]:
+        """The events of one of them. Raises Refused or InvalidRequest before the first burst."""
+        unread = self._submitted()
+        stream = unread.pop(index)
         try:
-            completions = await asyncio.gather(*draws)
+            while burst := await stream.take():
+                yield burst
         finally:
-            for draw in draws:
-                draw.cancel()
-            await asyncio.gather(*draws, return_exceptions=True)
-        return sorted(completions, key=lambda completion: -completion.mean_logprob)
+            others = () if stream.end is not None else unread.values()
+            for each in (stream, *others):
+                self._batcher.cancel(each)
+
+    def _submitted(self) -> dict[int, Stream]:
+        """All are refused by the same word; asking again would be another request."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._unread is None:
+            try:
+                self._unread = dict(enumerate(self._batcher.submit_all(self._requests)))
+            except RouterError as error:
+                self._refusal = error
+                raise
+        return self._unread
+
+
+async def _completion(stream: Stream) -> Completion:
+    prompt: PromptScored | None = None
+    tokens: list[TokenGenerated] = []
+    while burst := await stream.take():
+        for event in burst:
+            if isinstance(event, TokenGenerated):
+                tokens.append(event)
+            elif isinstance(event, PromptScored):
+                prompt = event
+            elif isinstance(event, Failed):
+                raise event.error
+            else:
+                return Completion(prompt, tuple(tokens), event)
+    raise ServerStopped("the stream ended without an end")

@@ -110,7 +110,7 @@ class Scheduler:
         Raises InvalidRequest, with the numbers, if it could never run, and ValueError for the id
         of a request that is not gone yet.
         """
-        if request_id in self._live or not self._running.has_left(request_id):
+        if not self.has_left(request_id):
             raise ValueError(f"request {request_id} is not gone yet; its id cannot be used again")
         entry = Entry(request_id, request, order=self._num_added)
         self._refuse_unfit(entry)
@@ -203,6 +203,10 @@ class Scheduler:
             for request_id, deadline_s in self._deadlines_s.items()
             if deadline_s <= now_s
         )
+
+    def has_left(self, request_id: int) -> bool:
+        """True once an ended request has no blocks and is in no shard that was not told."""
+        return request_id not in self._live and self._running.has_left(request_id)
 
     def stats(self) -> SchedulerStats:
         """The books in numbers, now."""

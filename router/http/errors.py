@@ -9,6 +9,7 @@ raised what, or where.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import ceil
 
 import orjson
 from starlette.responses import Response
@@ -19,14 +20,17 @@ from router.errors import (
     GenerationFailed,
     InvalidRequest,
     Overloaded,
+    Refused,
     RouterError,
     ServerStopped,
     TemplateFailed,
     ToolsRefused,
+    Unhealthy,
     Unserved,
 )
 
-RETRY_AFTER_S = 1
+# What ended with the server may be asked of the next one.
+_NEXT_SERVER_S = 1.0
 
 
 class Dialect(Enum):
@@ -83,7 +87,6 @@ class _Kind:
     openai_status: int
     openai_type: str
     code: str | None = None
-    may_retry: bool = False
 
 
 _KINDS: Mapping[type[RouterError], _Kind] = {
@@ -111,11 +114,9 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
         429,
         "rate_limit_error",
         code="overloaded",
-        may_retry=True,
     ),
-    Draining: _Kind(
-        "draining", "{}", 503, 503, "service_unavailable_error", code="draining", may_retry=True
-    ),
+    Unhealthy: _Kind("unhealthy", "{}", 503, 503, "service_unavailable_error", code="unhealthy"),
+    Draining: _Kind("draining", "{}", 503, 503, "service_unavailable_error", code="draining"),
     ServerStopped: _Kind(
         "incomplete_generation",
         "Incomplete generation: {}",
@@ -123,7 +124,6 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
         503,
         "service_unavailable_error",
         code="incomplete_generation",
-        may_retry=True,
     ),
     # Nobody reads it, but logs and metrics tell of it.
     Cancelled: _Kind("cancelled", "{}", 499, 499, "cancelled", code="cancelled"),
@@ -141,12 +141,13 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error in one dialect: what to answer."""
+    """An error in one dialect: what to answer. `retry_after_s`: when it may be different."""
 
     status: int
     error_type: str
     body: bytes
     headers: Mapping[str, str]
+    retry_after_s: float | None = None
 
     @classmethod
     def of(
@@ -163,21 +164,43 @@ class Problem:
                 error.status, error.error_type, _edge_body(error, dialect), dict(error.headers)
             )
         kind = next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
-        headers = {"retry-after": str(RETRY_AFTER_S)} if kind.may_retry else {}
+        retry_after_s = _retry_after_s(error)
+        headers = {} if retry_after_s is None else _retry_headers(retry_after_s)
         if dialect is Dialect.TGI:
             body = _tgi_body(kind.text.format(error), kind.error_type)
-            return cls(kind.tgi_status, kind.error_type, body, headers)
+            return cls(kind.tgi_status, kind.error_type, body, headers, retry_after_s)
         field = error.field if isinstance(error, InvalidRequest) else None
         body = _openai_body(str(error), kind.openai_type, field, kind.code)
-        return cls(kind.openai_status, kind.error_type, body, headers)
+        return cls(kind.openai_status, kind.error_type, body, headers, retry_after_s)
 
     def response(self) -> Response:
         """The whole answer, when nothing was sent yet."""
         return Response(self.body, self.status, headers=self.headers, media_type="application/json")
 
     def frame(self) -> bytes:
-        """The answer inside a running event stream, whose status is already 200."""
-        return b"data: " + self.body + b"\n\n"
+        """The answer inside a running event stream, whose status and headers are gone already."""
+        body = self.body
+        if self.retry_after_s is not None:
+            told = {
+                "retry_after": ceil(self.retry_after_s),
+                "retry_after_ms": ceil(1000 * self.retry_after_s),
+            }
+            body = orjson.dumps({**orjson.loads(body), **told})
+        return b"data: " + body + b"\n\n"
+
+
+def _retry_after_s(error: RouterError) -> float | None:
+    if isinstance(error, Refused):
+        return error.retry_after_s
+    return _NEXT_SERVER_S if isinstance(error, ServerStopped) else None
+
+
+def _retry_headers(retry_after_s: float) -> dict[str, str]:
+    """The standard's whole seconds, and the exact time for those who read it (openai does)."""
+    return {
+        "retry-after": str(ceil(retry_after_s)),
+        "retry-after-ms": str(ceil(1000 * retry_after_s)),
+    }
 
 
 def _edge_body(error: HttpError, dialect: Dialect) -> bytes:

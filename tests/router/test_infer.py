@@ -93,8 +93,10 @@ async def test_when_one_draw_is_refused_the_others_are_cancelled() -> None:
     shard = FakeShard(num_blocks=256)
     limits = BatcherLimits(max_concurrent_requests=2)
     async with routing(shard, limits=limits) as rig:
-        with pytest.raises(Overloaded):
-            await rig.infer.best_of(asking(max_new_tokens=900), 3)
+        runs = rig.batcher.submit(asking(max_new_tokens=900))
+        with pytest.raises(Overloaded, match="this one needs 2"):
+            await rig.infer.best_of(asking(max_new_tokens=900), 2)
+        rig.batcher.cancel(runs)
         await settled(rig)
         assert rig.batcher.num_streams == 0
         assert shard.num_held == 0

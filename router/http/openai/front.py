@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from router.errors import InvalidRequest
 from router.http.body import BodyReader
-from router.http.disconnect import together, unless_disconnected
+from router.http.disconnect import unless_disconnected
 from router.http.errors import model_not_found
 from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
@@ -83,9 +83,7 @@ class OpenAiFront:
         self, request: Request, draws: Sequence[GenerateRequest]
     ) -> list[Completion]:
         """All draws, in their order. Raises the first error, and Cancelled if the client leaves."""
-        completions = await unless_disconnected(
-            request, together([self._infer.complete(draw) for draw in draws])
-        )
+        completions = await unless_disconnected(request, self._infer.complete_all(draws))
         exchange = Exchange.of(request)
         for completion in completions:
             exchange.finished(completion.finished)
@@ -104,7 +102,7 @@ class OpenAiFront:
     ) -> Response:
         """The draws' events as one stream. Raises Refused before anything is sent."""
         stream = EventStream(
-            [self._infer.generate(draw) for draw in draws],
+            self._infer.generate_all(draws),
             frames,
             stream_headers(self._info, exchange.num_prompt_characters),
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from router.errors import InvalidRequest
-from router.http.disconnect import together, unless_disconnected
+from router.http.disconnect import unless_disconnected
 from router.http.exchange import Exchange
 from router.http.headers import answer_headers
 from router.http.intake import Intake
@@ -55,8 +55,8 @@ class Batches:
         self, request: Request, draws: Sequence[Draw]
     ) -> tuple[list[str], dict[str, str]]:
         """The text of each, and the timing headers. Raises the first RouterError."""
-        works = [self._infer.best_of(draw.checked, draw.num_draws) for draw in draws]
-        answers = await unless_disconnected(request, together(works))
+        works = self._infer.best_of_each([(draw.checked, draw.num_draws) for draw in draws])
+        answers = await unless_disconnected(request, works)
         exchange = Exchange.of(request)
         for completions in answers:
             for completion in completions:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -173,14 +174,14 @@ async def test_a_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) 
 
 async def test_the_request_id_goes_down_with_the_request() -> None:
     async with housing(FakeShard()) as house, house.client as client:
-        submit = house.rig.batcher.submit
+        submit_all = house.rig.batcher.submit_all
         seen = []
 
-        def submit_seen(request: GenerateRequest) -> Stream:
-            seen.append(request.trace_id)
-            return submit(request)
+        def submit_seen(requests: Sequence[GenerateRequest]) -> list[Stream]:
+            seen.extend(request.trace_id for request in requests)
+            return submit_all(requests)
 
-        house.rig.batcher.submit = submit_seen  # type: ignore[method-assign]
+        house.rig.batcher.submit_all = submit_seen  # type: ignore[method-assign]
         body = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
         await client.post("/generate", json=body, headers={"x-request-id": "mine"})
 
@@ -269,7 +270,7 @@ async def test_a_bug_is_a_500_in_json_and_a_traceback_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with housing(FakeShard()) as house, house.client as client:
-        house.rig.batcher.submit = None  # type: ignore[method-assign, assignment]
+        house.rig.batcher.submit_all = None  # type: ignore[method-assign, assignment]
         answer = await client.post(
             "/generate", json={"inputs": "a"}, headers={"x-request-id": "mine"}
         )
