@@ -53,6 +53,7 @@ async def housing(
     with_template: bool = True,
     max_body_len: int = 100_000,
     max_duration_s: float | None = None,
+    takes_grammars: bool = True,
     **edge: Any,
 ) -> AsyncIterator[House]:
     """Everything between HTTP and a shard, for the time of a test; `edge` is for create_app."""
@@ -62,6 +63,7 @@ async def housing(
         max_total_len=MAX_TOTAL_LEN,
         vocab_size=VOCAB_SIZE,
         max_duration_s=max_duration_s,
+        takes_grammars=takes_grammars,
     )
     batcher_limits = BatcherLimits(
         max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02
