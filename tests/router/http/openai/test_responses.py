@@ -1,0 +1,377 @@
+"""/v1/responses: OpenAI's newest shapes, whole."""
+
+from typing import Any
+
+import pytest
+
+from tests.fakes import NUM_SPECIAL, FakeShard, saying
+from tests.router.http.harness import SEED, House, housing
+from tests.router.rig import asking
+
+PATH = "/v1/responses"
+PROMPT = "user: hi\n"
+
+
+def saying_after_hi(text: str) -> FakeShard:
+    return FakeShard(script=saying(text, len(PROMPT)))
+
+
+async def post(house: House, given: Any = "hi", **fields: Any) -> Any:
+    async with house.client as client:
+        answer = await client.post(PATH, json={"input": given, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refuse(house: House, body: Any, path: str = PATH) -> tuple[int, dict[str, Any]]:
+    async with house.client as client:
+        answer = await client.post(path, json=body)
+    assert answer.json().keys() == {"error"}
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    return answer.status_code, answer.json()["error"]
+
+
+def first_request(house: House) -> Any:
+    return next(call for method, call in house.shard.calls if method == "Prefill").batch.requests[0]
+
+
+def prompt_of(house: House) -> str:
+    """What the shard was asked to go on from."""
+    return bytes(token_id - NUM_SPECIAL for token_id in first_request(house).token_ids).decode()
+
+
+def text_of(answer: Any) -> str:
+    (item,) = answer["output"]
+    (part,) = item["content"]
+    return str(part["text"])
+
+
+async def test_an_answer_is_a_whole_response() -> None:
+    async with housing(saying_after_hi("hello")) as house:
+        answer = await post(house)
+
+    assert answer.pop("id").startswith("resp_")
+    assert answer["output"][0].pop("id").startswith("msg_")
+    created_s, completed_s = answer.pop("created_at"), answer.pop("completed_at")
+    assert 1_700_000_000 < created_s <= completed_s
+    part = {"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}
+    assert answer == {
+        "object": "response",
+        "status": "completed",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "model": "fake/model",
+        "output": [
+            {"type": "message", "status": "completed", "role": "assistant", "content": [part]}
+        ],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "prompt_cache_retention": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "usage": {
+            "input_tokens": 9,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 6,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 15,
+        },
+        "user": None,
+        "metadata": {},
+    }
+
+
+async def test_what_was_asked_for_is_told_back() -> None:
+    asked = {
+        "instructions": "be kind",
+        "max_output_tokens": 7,
+        "max_tool_calls": 3,
+        "metadata": {"purpose": "none"},
+        "model": "model",
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "key",
+        "safety_identifier": "somebody",
+        "store": False,
+        "temperature": 0.5,
+        "tool_choice": "none",
+        "top_logprobs": 2,
+        "top_p": 0.25,
+        "truncation": "auto",
+        "user": "you",
+    }
+    async with housing(FakeShard()) as house:
+        answer = await post(house, **asked)
+
+    assert {field: answer[field] for field in asked} == asked
+
+
+async def test_an_answer_that_is_cut_is_incomplete() -> None:
+    async with housing(saying_after_hi("hello")) as house:
+        answer = await post(house, max_output_tokens=3)
+
+    assert (answer["status"], answer["completed_at"]) == ("incomplete", None)
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert answer["output"][0]["status"] == "incomplete"
+    assert text_of(answer) == "hel"
+
+
+async def test_a_deadline_leaves_a_response_incomplete() -> None:
+    shard = saying_after_hi("a" * 60)
+    shard.faults.delay_s = 0.05
+    async with housing(shard, max_duration_s=0.3) as house:
+        answer = await post(house)
+
+    assert answer["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "deadline"}
+    assert 0 < len(text_of(answer)) < 60
+
+
+async def test_cached_tokens_are_told_of() -> None:
+    async with housing(saying_after_hi("ok")) as house:
+        await post(house)
+        answer = await post(house)
+
+    assert answer["usage"]["input_tokens_details"]["cached_tokens"] == 8
+
+
+PARTS = [{"type": "input_text", "text": "h"}, {"type": "input_text", "text": "i"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "prompt"),
+    [
+        ("hi", "user: hi\n"),
+        ([{"role": "user", "content": "hi"}], "user: hi\n"),
+        ([{"type": "message", "role": "user", "content": PARTS}], "user: hi\n"),
+        (
+            [{"role": "developer", "content": "be kind"}, {"role": "user", "content": "hi"}],
+            "system: be kind\nuser: hi\n",
+        ),
+        (
+            [
+                {"role": "user", "content": "hi"},
+                {
+                    "id": "msg_1",
+                    "type": "message",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": [{"type": "output_text", "text": "ho", "annotations": []}],
+                },
+                {"role": "user", "content": "so?"},
+            ],
+            "user: hi\nassistant: ho\nuser: so?\n",
+        ),
+    ],
+)
+async def test_input_is_a_text_or_a_list_of_messages(given: Any, prompt: str) -> None:
+    async with housing(FakeShard()) as house:
+        await post(house, given, max_output_tokens=1)
+
+        assert prompt_of(house) == prompt
+
+
+async def test_instructions_come_first() -> None:
+    async with housing(FakeShard()) as house:
+        await post(house, instructions="be kind", max_output_tokens=1)
+
+        assert prompt_of(house) == "system: be kind\nuser: hi\n"
+
+
+async def test_every_parameter_reaches_the_shard() -> None:
+    async with housing(FakeShard()) as house:
+        await post(
+            house,
+            temperature=0.5,
+            top_p=0.75,
+            top_k=9,
+            min_p=0.125,
+            repetition_penalty=1.5,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias={"5": 2},
+            seed=11,
+            max_output_tokens=4,
+            ignore_eos=True,
+        )
+        request = first_request(house)
+
+    sampling, stopping = request.sampling, request.stopping
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.75, 9)
+    assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.125, 1.5, 11)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert dict(sampling.logit_bias) == {5: 2.0}
+    assert (stopping.max_new_tokens, stopping.ignore_eos) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "samples"), [({}, True), ({"temperature": 0, "top_k": 5, "top_p": 0.5}, False)]
+)
+async def test_sampling_is_the_default_and_temperature_0_is_greedy(
+    fields: Any, samples: bool
+) -> None:
+    async with housing(FakeShard()) as house:
+        await post(house, max_output_tokens=1, **fields)
+        sampling = first_request(house).sampling
+
+    assert sampling.do_sample is samples
+    assert sampling.seed == (SEED if samples else 0)
+
+
+async def test_a_stop_string_is_dropped() -> None:
+    async with housing(saying_after_hi("hello you")) as house:
+        answer = await post(house, stop="llo")
+
+    assert (text_of(answer), answer["status"]) == ("he", "completed")
+
+
+async def test_logprobs_are_told_when_they_are_included() -> None:
+    entry = {
+        "token": "o",
+        "logprob": -0.25,
+        "bytes": [111],
+        "top_logprobs": [
+            {"token": "o", "logprob": -0.25, "bytes": [111]},
+            {"token": "p", "logprob": -1.25, "bytes": [112]},
+        ],
+    }
+    include = ["message.output_text.logprobs"]
+    async with housing(saying_after_hi("ok")) as house:
+        answer = await post(house, include=include, top_logprobs=2, max_output_tokens=1)
+        bare = await post(house, include=include, max_output_tokens=1)
+
+        assert first_request(house).logprobs.raw
+
+    assert answer["output"][0]["content"][0]["logprobs"] == [entry]
+    assert bare["output"][0]["content"][0]["logprobs"] == [{**entry, "top_logprobs": []}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"background": False, "context_management": [], "tools": []},
+        {"include": ["reasoning.encrypted_content"]},
+        {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}},
+        {"prompt_cache_retention": "24h", "service_tier": "flex"},
+        {"reasoning": {"effort": "none", "summary": None}},
+        {"stream_options": {"include_obfuscation": False}},
+        {"text": {"format": {"type": "text"}, "verbosity": "medium"}},
+        {"conversation": None, "text": None, "reasoning": None, "prompt": None},
+    ],
+)
+async def test_hints_and_nulls_change_nothing(fields: Any) -> None:
+    async with housing(saying_after_hi("ok")) as house:
+        assert text_of(await post(house, **fields)) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"background": True}, "background"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"id": "msg_1"}]}, "input[0]"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(fields: Any, field: str) -> None:
+    async with housing(FakeShard()) as house:
+        status, error = await refuse(house, {"input": "hi", **fields})
+
+    assert (status, error["param"], error["code"]) == (422, field, "unserved")
+    assert f"`{field}`" in error["message"]
+
+
+IMAGE = {"type": "input_image", "image_url": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"include": ["everything"]}, "include"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [7]}, "input[0]"),
+        ({"input": [{"role": "tool", "content": "hi"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": "hi", "id": 7}]}, "input[0].id"),
+        ({"input": [{"role": "user", "content": "hi", "status": "odd"}]}, "input[0].status"),
+        ({"input": "a" * 121}, "input"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"metadata": {"a" * 65: "b"}}, "metadata"),
+        ({"metadata": {str(key): "b" for key in range(17)}}, "metadata"),
+        ({"n": 2}, "n"),
+        ({"text": "plain"}, "text"),
+        ({"top_logprobs": 6}, "top_logprobs"),
+        ({"truncation": "never"}, "truncation"),
+    ],
+)
+async def test_what_breaks_a_rule_is_refused_by_name(fields: Any, field: str) -> None:
+    async with housing(FakeShard()) as house:
+        status, error = await refuse(house, {"input": "hi", **fields})
+
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", field)
+    assert f"`{field}`" in error["message"]
+
+
+async def test_another_model_is_a_404() -> None:
+    async with housing(FakeShard()) as house:
+        status, error = await refuse(house, {"input": "hi", "model": "gpt-9"})
+
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_full_queue_is_a_429(streams: bool) -> None:
+    async with housing(FakeShard(), max_concurrent_requests=1) as house:
+        house.shard.faults.delay_s = 0.05
+        running = house.rig.infer.generate(asking(max_new_tokens=20))
+        await anext(running)
+        status, error = await refuse(house, {"input": "hi", "stream": streams})
+        await running.aclose()
+
+    assert (status, error["code"]) == (429, "overloaded")
+
+
+async def test_tokens_are_counted_as_they_would_be_used() -> None:
+    body = {"input": "hi", "instructions": "be kind", "model": "model"}
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.post(f"{PATH}/input_tokens", json=body)
+
+    num_tokens = len("system: be kind\nuser: hi\n")
+    assert answer.json() == {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+
+async def test_what_cannot_be_counted_is_refused_by_name() -> None:
+    async with housing(FakeShard()) as house:
+        body = {"input": "hi", "tools": [{"type": "function"}]}
+        status, error = await refuse(house, body, f"{PATH}/input_tokens")
+
+    assert (status, error["param"]) == (422, "tools")
