@@ -37,7 +37,8 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(collector: Collector) -> Iterator[RunningServer]:
     flags = ("--otlp-endpoint", collector.endpoint, "--json-output")
-    with launched(*flags, "--max-batch-prefill-tokens", "32") as running:
+    flags += ("--served-model-name", "teller", "--max-batch-prefill-tokens", "32")
+    with launched(*flags) as running:
         yield running
 
 
@@ -216,7 +217,7 @@ def test_without_a_traceparent_a_trace_begins_here(
     spans = collector.wait_for(str(told["trace_id"]), GENERATED)
     assert one(spans, "POST /generate").parent_id == ""
     assert (told["route"], told["stream"], told["finish_reasons"]) == ("/generate", False, "length")
-    assert told["model"] == "tandem-demo"
+    assert told["model"] == "teller"
 
 
 def silent_port() -> tuple[socket.socket, int]:

@@ -60,6 +60,17 @@ def test_a_row_that_fails_takes_nobody_with_it(
     assert driver.outputs[1] == alone.outputs[1]
 
 
+def test_a_failed_row_is_logged_by_the_name_that_the_router_logs(
+    driver: Driver, poisoned_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.add(2, (*PROMPT, poisoned_id), 8)
+    driver.run()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("shard_request_id=2 failed alone: ")
+    assert "NaN" in record.getMessage()
+    assert vars(record)["shard_request_id"] == 2
+
+
 @pytest.mark.parametrize("step_tokens", [16, 64])
 def test_a_prompt_that_cannot_be_scored_fails_alone(
     model: PagedModel, driver: Driver, poisoned_id: int, step_tokens: int

@@ -1,0 +1,91 @@
+"""The one log line of a request."""
+
+import logging
+
+import pytest
+
+from tests.fakes import FakeShard
+from tests.router.http.harness import SEED, housing
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, logger="router.http.access")
+    return caplog
+
+
+async def told_of(
+    lines: pytest.LogCaptureFixture, path: str, body: dict[str, object]
+) -> dict[str, object]:
+    """What the line of one request carries, as JSON would show it."""
+    async with housing(FakeShard()) as house, house.client as client:
+        await client.post(path, json=body, headers={"x-request-id": "mine"})
+    (record,) = (line for line in lines.records if line.name == "router.http.access")
+    return vars(record)
+
+
+async def test_an_answer_s_line_has_its_counts_and_times(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+    told = await told_of(lines, "/generate", body)
+    wanted = {
+        "method": "POST",
+        "path": "/generate",
+        "route": "/generate",
+        "model": "fake/model",
+        "status": 200,
+        "request_id": "mine",
+        "stream": False,
+        "num_prompt_tokens": 5,
+        "num_cached_tokens": 0,
+        "num_generated_tokens": 3,
+        "finish_reasons": "length",
+    }
+    assert told.items() >= wanted.items()
+    times = ("validation_ms", "queue_ms", "time_to_first_token_ms", "inference_ms", "total_ms")
+    assert all(isinstance(told[name], float) for name in times)
+    # Greedy decoding draws nothing, and nobody traces.
+    assert not {"seed", "trace_id", "error_type"} & told.keys()
+
+
+async def test_a_stream_s_line_says_so(lines: pytest.LogCaptureFixture) -> None:
+    body: dict[str, object] = {"prompt": "hello", "model": "tgi", "stream": True, "max_tokens": 3}
+    told = await told_of(lines, "/v1/completions", body)
+    assert (told["route"], told["stream"]) == ("/v1/completions", True)
+    assert told["num_generated_tokens"] == 3
+    assert told["finish_reasons"] == "length"
+
+
+async def test_several_answers_are_told_together(lines: pytest.LogCaptureFixture) -> None:
+    parameters = {"max_new_tokens": 3, "do_sample": True, "best_of": 2}
+    told = await told_of(lines, "/generate", {"inputs": "hello", "parameters": parameters})
+    assert told["finish_reasons"] == "length,length"
+    assert told["num_generated_tokens"] == 6
+    assert told["seed"] in (SEED, SEED + 1)
+
+
+async def test_a_refused_request_s_line_has_the_client_s_error(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    told = await told_of(lines, "/generate_stream", {"inputs": "x", "parameters": {"top_k": -1}})
+    assert told["error_type"] == "validation"
+    assert "finish_reasons" not in told
+
+
+async def test_a_text_line_has_the_same_words(lines: pytest.LogCaptureFixture) -> None:
+    body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+    await told_of(lines, "/generate", body)
+    (line,) = (record for record in lines.records if record.name == "router.http.access")
+    said = line.getMessage()
+    assert said.startswith("POST /generate total_ms=")
+    for word in ("status=200", "request_id=mine", "stream=False", "finish_reasons=length"):
+        assert f" {word}" in said
+
+
+async def test_what_is_no_generation_is_told_at_debug(lines: pytest.LogCaptureFixture) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        await client.get("/health")
+    (record,) = (line for line in lines.records if line.name == "router.http.access")
+    assert record.levelno == logging.DEBUG
+    assert "model" not in vars(record)
