@@ -1,0 +1,112 @@
+"""Responses that are remembered: bounds, owners, chains."""
+
+import pytest
+
+from router.http.openai.responses.items import Item
+from router.http.openai.responses.store import ResponseStore, Stored
+
+ME, YOU = b"me", b"you"
+
+
+def stored(number: int, previous_id: str | None = None, text: str = "") -> Stored:
+    given = (Item(f"msg_q{number}", "user", (f"question {number}{text}",)),)
+    answered = Item(f"msg_a{number}", "assistant", (f"answer {number}",))
+    return Stored(b"{}", given, answered, previous_id)
+
+
+def said(items: tuple[Item, ...]) -> list[str]:
+    return [part for item in items for part in item.parts]
+
+
+def test_a_response_is_known_to_its_owner_alone() -> None:
+    store = ResponseStore()
+    one = stored(1)
+    store.keep(ME, "resp_1", one)
+
+    assert store.get(ME, "resp_1") is one
+    assert store.get(YOU, "resp_1") is None
+    assert not store.forget(YOU, "resp_1")
+    with pytest.raises(KeyError, match="resp_1"):
+        store.conversation(YOU, "resp_1")
+
+
+def test_a_conversation_is_the_chain_of_its_responses() -> None:
+    store = ResponseStore()
+    store.keep(ME, "resp_1", stored(1))
+    store.keep(ME, "resp_2", stored(2, "resp_1"))
+    store.keep(ME, "resp_3", stored(3, "resp_2"))
+
+    assert said(store.conversation(ME, "resp_3")) == [
+        "question 1", "answer 1", "question 2", "answer 2", "question 3", "answer 3",
+    ]  # fmt: skip
+    assert said(store.conversation(ME, "resp_1")) == ["question 1", "answer 1"]
+
+
+def test_what_goes_on_from_a_forgotten_response_cannot_be_gone_on_from() -> None:
+    store = ResponseStore()
+    store.keep(ME, "resp_1", stored(1))
+    store.keep(ME, "resp_2", stored(2, "resp_1"))
+
+    assert store.forget(ME, "resp_1")
+    assert store.get(ME, "resp_2") is not None
+    with pytest.raises(KeyError, match="resp_1"):
+        store.conversation(ME, "resp_2")
+
+
+def test_the_least_recently_used_is_forgotten_first() -> None:
+    store = ResponseStore(max_responses=2)
+    store.keep(ME, "resp_1", stored(1))
+    store.keep(ME, "resp_2", stored(2))
+    store.get(ME, "resp_1")
+    store.keep(ME, "resp_3", stored(3))
+
+    assert store.get(ME, "resp_2") is None
+    assert store.get(ME, "resp_1") is not None
+    assert len(store) == 2
+
+
+def test_going_on_uses_the_whole_conversation() -> None:
+    store = ResponseStore(max_responses=3)
+    store.keep(ME, "resp_1", stored(1))
+    store.keep(ME, "resp_2", stored(2, "resp_1"))
+    store.keep(ME, "resp_3", stored(3))
+    store.conversation(ME, "resp_2")
+    store.keep(ME, "resp_4", stored(4, "resp_2"))
+
+    assert store.get(ME, "resp_3") is None
+    assert len(store.conversation(ME, "resp_4")) == 6
+
+
+def test_the_bytes_of_all_responses_are_bounded() -> None:
+    large = stored(1, text="é" * 1000)
+    store = ResponseStore(max_bytes=3 * large.num_bytes)
+    for number in range(10):
+        store.keep(ME, f"resp_{number}", large)
+
+    assert large.num_bytes > 2000
+    assert len(store) == 3
+    assert store.num_bytes == 3 * large.num_bytes
+    assert store.get(ME, "resp_9") is large
+
+
+def test_many_empty_messages_are_not_for_free() -> None:
+    items = tuple(Item(f"msg_{number}", "user", ("",)) for number in range(1000))
+    crowd = Stored(b"{}", items, Item("msg", "assistant", ("",)), None)
+
+    assert crowd.num_bytes > 1000 * 500
+
+
+def test_a_response_larger_than_all_the_room_is_not_remembered() -> None:
+    store = ResponseStore(max_bytes=100)
+    store.keep(ME, "resp_1", stored(1))
+
+    assert (len(store), store.num_bytes) == (0, 0)
+
+
+def test_forgetting_gives_the_bytes_back() -> None:
+    store = ResponseStore()
+    store.keep(ME, "resp_1", stored(1))
+    store.forget(ME, "resp_1")
+
+    assert (len(store), store.num_bytes) == (0, 0)
+    assert not store.forget(ME, "resp_1")
