@@ -7,7 +7,7 @@ PORT ?= 3000
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow check format lint types layers proto proto-check \
-        bench gpu-check demo-model clean
+        conformance conformance-install bench gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,6 +40,29 @@ test-fast: install
 test-slow: install
 	@echo "Running the slow tests ..."
 	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+# Clients of others, each kind in an environment of its own (docs/conformance.md).
+CONFORMANCE := clients tgi_client evals
+CONFORMANCE_VENVS := .venv-conformance
+CONFORMANCE_STAMPS := $(CONFORMANCE:%=$(CONFORMANCE_VENVS)/%/.installed)
+
+$(CONFORMANCE_VENVS)/%/.installed: tests/conformance/%/requirements.txt | $(STAMP)
+	@echo "Installing the clients of tests/conformance/$* into $(CONFORMANCE_VENVS)/$* ..."
+	@$(BIN)/python -m venv --clear $(CONFORMANCE_VENVS)/$*
+	@# The evals need torch and transformers; those of Tandem's environment will do.
+	@if [ $* = evals ]; then $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(CONFORMANCE_VENVS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tandem.pth"; fi
+	@$(CONFORMANCE_VENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
+	  --requirement $< > $(CONFORMANCE_VENVS)/$*/install.log 2>&1 || { cat $(CONFORMANCE_VENVS)/$*/install.log; exit 1; }
+	@touch $@
+
+conformance-install: $(CONFORMANCE_STAMPS)  ## Install the clients of others into .venv-conformance.
+
+conformance: conformance-install  ## Let the clients of others say whether Tandem is right.
+	@for name in $(CONFORMANCE); do \
+	  echo "Running the clients of tests/conformance/$$name ..."; \
+	  $(CONFORMANCE_VENVS)/$$name/bin/python -m pytest -q -c tests/conformance/pytest.ini tests/conformance/$$name || exit 1; \
+	done
 
 check: install  ## Format, lint, types, layers, fresh stubs.
 	@echo "Checking format, lint, types, layers and generated stubs ..."
@@ -81,5 +104,5 @@ demo-model: install  ## Train the bundled model anew from nothing (under an hour
 	@$(BIN)/python -m models.training
 
 clean:  ## Remove .venv and everything that was generated.
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(CONFORMANCE_VENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""openai, huggingface_hub, anthropic, LangChain, curl and schemathesis, in one environment."""

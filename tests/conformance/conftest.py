@@ -1,0 +1,28 @@
+"""The servers, one of each kind for all tests of an environment."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance.serving import Fake, Served, faked, launched
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    """The bundled model, served in float32 so that references can be computed elsewhere."""
+    with launched("--dtype", "float32", "--max-client-batch-size", "8") as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def quick_router() -> Iterator[Fake]:
+    """The real router over a fake shard."""
+    with faked() as fake:
+        yield fake
+
+
+@pytest.fixture
+def fake(quick_router: Fake) -> Iterator[Fake]:
+    """The router over a fake shard, which does right again after the test."""
+    yield quick_router
+    quick_router.order()

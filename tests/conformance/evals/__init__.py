@@ -1,0 +1,1 @@
+"""lm-eval and guidellm, which need torch and transformers."""

@@ -1,0 +1,81 @@
+"""The router as a process over a fake shard that takes orders: a server for clients' tests.
+
+    python -m tests.conformance.fake_server [flags of python -m router]
+
+Says {"url", "model", "router_pid"} in one line when it is ready. Then each line of stdin is an
+order, an object answered by `ok`:
+
+    {}                       do everything right again
+    {"delay_s": 0.2}         take that long for each step
+    {"fails": "Prefill"}     fail the next call of that method
+    {"row_error": "..."}     fail one sequence of the next step
+
+It ends when stdin does.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+import grpc
+
+from tests.byte_tokenizer import EOS_ID, save_byte_tokenizer
+from tests.fakes import FakeShard, Faults, letters, serving
+from tests.router.process import serving_http
+
+MODEL_ID = "fake"
+_CHANCE_OF_EOS = 1 / 48
+
+
+def letters_to_an_end(token_ids: Sequence[int]) -> int:
+    """A small letter that depends on the whole prefix, and now and then the end."""
+    digest = crc32(bytes(token_id % 251 for token_id in token_ids))
+    return EOS_ID if digest < _CHANCE_OF_EOS * 2**32 else letters(token_ids)
+
+
+def obey(shard: FakeShard, order: dict[str, object]) -> None:
+    """One order; what was ordered before is over."""
+    faults = Faults(delay_s=float(str(order.get("delay_s", 0.0))))
+    if "fails" in order:
+        faults.fails.append((str(order["fails"]), grpc.StatusCode.INTERNAL, "as ordered"))
+    if "row_error" in order:
+        faults.row_errors[None] = str(order["row_error"])
+    shard.faults = faults
+
+
+async def serve(flags: Sequence[str]) -> None:
+    """Until stdin ends."""
+    loop = asyncio.get_running_loop()
+    shard = FakeShard(
+        script=letters_to_an_end,
+        model_id=MODEL_ID,
+        num_blocks=4096,
+        block_size=16,
+        max_total_len=512,
+        checks_blocks=False,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = save_byte_tokenizer(Path(folder))
+        named = ("--served-model-name", MODEL_ID, *flags)
+        async with (
+            serving(shard) as address,
+            serving_http(address, tokenizer, *named) as router,
+        ):
+            url = f"http://127.0.0.1:{router.port}"
+            _say(json.dumps({"url": url, "model": MODEL_ID, "router_pid": router.pid}))
+            while line := await loop.run_in_executor(None, sys.stdin.readline):
+                obey(shard, json.loads(line))
+                _say("ok")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""text-generation, which needs an older huggingface_hub than everybody else."""
