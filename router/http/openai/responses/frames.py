@@ -80,7 +80,7 @@ class ResponseWords:
         return self._event("error", fault) + self._event("response.failed", {"response": response})
 
     def _text(self, text: str, logprobs: bytes) -> bytes:
-        begin = self._begin()
+        begin = b"" if self._has_item else self._begin()
         number = self._num_events
         self._num_events += 1
         return b'%b%b%b,"logprobs":%b,"sequence_number":%d}\n\n' % (

@@ -114,6 +114,7 @@ class ResponseBody(CountInputBody):
     frequency_penalty: float | None = None
     ignore_eos: bool | None = None
     logit_bias: LogitBias | None = None
+    max_time: float | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -162,6 +163,7 @@ class ResponseBody(CountInputBody):
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
             seed=self.seed,
+            max_time=self.max_time,
             max_new_tokens=self.max_output_tokens,
             stop=self.stop,
             ignore_eos=bool(self.ignore_eos),

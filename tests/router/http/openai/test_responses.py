@@ -129,11 +129,14 @@ async def test_an_answer_that_is_cut_is_incomplete() -> None:
     assert text_of(answer) == "hel"
 
 
-async def test_a_deadline_leaves_a_response_incomplete() -> None:
+@pytest.mark.parametrize(("of_the_server_s", "of_the_request_s"), [(0.3, None), (None, 0.3)])
+async def test_a_deadline_leaves_a_response_incomplete(
+    of_the_server_s: float | None, of_the_request_s: float | None
+) -> None:
     shard = saying_after_hi("a" * 60)
     shard.faults.delay_s = 0.05
-    async with housing(shard, max_duration_s=0.3) as house:
-        answer = await post(house)
+    async with housing(shard, max_duration_s=of_the_server_s) as house:
+        answer = await post(house, max_time=of_the_request_s)
 
     assert answer["status"] == "incomplete"
     assert answer["incomplete_details"] == {"reason": "deadline"}
