@@ -295,6 +295,15 @@ MaxRequestDuration = Annotated[
         help="Seconds after which an answer ends with what there is (default: none).",
     ),
 ]
+ProgressTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="PROGRESS_TIMEOUT",
+        min=0.1,
+        rich_help_panel=LIMITS,
+        help="Seconds that a step may take before /health/progress says 503.",
+    ),
+]
 GracefulTerminationTimeout = Annotated[
     float,
     typer.Option(

@@ -30,7 +30,7 @@ def address(hostname: str, port: int, *, has_tls: bool = False) -> str:
 
 
 async def answers_health(hostname: str, port: int, *, has_tls: bool = False) -> bool:
-    """True when GET /health answers 200."""
+    """True when GET /health/ready answers 200."""
     host = _REACHED_AT.get(hostname, hostname)
     try:
         async with asyncio.timeout(_PATIENCE_S):
@@ -38,7 +38,9 @@ async def answers_health(hostname: str, port: int, *, has_tls: bool = False) -> 
                 host, port, ssl=_trusting() if has_tls else None
             )
             with contextlib.closing(writer):
-                writer.write(b"GET /health HTTP/1.1\r\nHost: health\r\nConnection: close\r\n\r\n")
+                writer.write(
+                    b"GET /health/ready HTTP/1.1\r\nHost: health\r\nConnection: close\r\n\r\n"
+                )
                 status_line = await reader.readline()
     except (OSError, TimeoutError):
         return False

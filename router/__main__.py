@@ -226,7 +226,10 @@ def _wire(
         shards,
         tokenizer,
         StepObserver(metrics, pool.block_size, tracer),
-        BatcherLimits(max_concurrent_requests=config.max_concurrent_requests),
+        BatcherLimits(
+            max_concurrent_requests=config.max_concurrent_requests,
+            progress_s=config.progress_timeout,
+        ),
     )
     services = Services(
         infer=Infer(batcher),

@@ -227,6 +227,12 @@ class RouterConfig:
     shard_step_timeout: float = knob(
         120.0, "seconds after which a step counts as failed", seconds, group=_TIME
     )
+    progress_timeout: float = knob(
+        4.0,
+        "seconds that a step may take before /health/progress says 503; nothing else follows",
+        seconds,
+        group=_TIME,
+    )
 
     log_level: str = knob("info", "least severe lines to log", one_of(*LOG_LEVELS), group=_LOGS)
     json_output: bool = knob(False, "log JSON lines", group=_LOGS, kind="switch")

@@ -50,6 +50,9 @@ class Limits:
 class RawParams:
     """Parameters as a client gave them; None: not given.
 
+    `max_time` is in seconds from the request's arrival, `deadline_s` what follows from it and from
+    all other limits of its time.
+
     `names` spells our words as the client's API does ("max_new_tokens" -> "max_tokens",
     "inputs" -> "prompt"), for messages. `max_top_n_tokens` is what its API promises, whatever
     the server's own limit.
@@ -81,6 +84,7 @@ class RawParams:
     skip_special_tokens: bool = True
     grammar: RawGrammar | None = None
     watermark: bool = False
+    max_time: float | None = None
     deadline_s: float | None = None
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -141,6 +145,7 @@ _NUMBERS = (
     _Range("top_k", 1, is_whole=True),
     _Range("max_new_tokens", 1, is_whole=True),
     _Range("min_new_tokens", 0, is_whole=True),
+    _Range("max_time", 0, is_open=True),
 )
 
 

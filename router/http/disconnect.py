@@ -1,7 +1,7 @@
 """The client's departure, noticed while its answer is being made."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -29,15 +29,6 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         return working.result()
     finally:
         await end(working, leaving)
-
-
-async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all return, in order; the first error ends the others and is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await end(*tasks)
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:

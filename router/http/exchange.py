@@ -28,6 +28,7 @@ class Exchange:
     request_id: str
     started_s: float
     is_generation: bool = False
+    timeout_s: float | None = None
     is_stream: bool = False
     route: str | None = None
     span: RequestSpan = field(default_factory=RequestSpan)

@@ -1,5 +1,6 @@
 """The way in of all routes that generate: raw parameters to a request, timed, counted, traced."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,9 @@ from router.request import GenerateRequest
 from router.tracing import NO_TRACES, Tracer
 from router.validation import RawParams, Validation
 
+TIMEOUT_HEADER = "x-request-timeout"
+_SECONDS = re.compile(r"\d{1,9}(\.\d{0,9})?|\.\d{1,9}", re.ASCII)
+
 
 class Intake:
     """Validates on behalf of the routes."""
@@ -25,7 +29,10 @@ class Intake:
         self._tracer = tracer
 
     def begin(self, request: Request) -> Exchange:
-        """Counts a request to generate, once, before anything can go wrong with it."""
+        """Counts a request to generate, once, before anything can go wrong with it.
+
+        Raises InvalidRequest for a timeout that is no number of seconds.
+        """
         exchange = Exchange.of(request)
         if not exchange.is_generation:
             self._metrics.request_count.inc()
@@ -38,6 +45,7 @@ class Intake:
                 request.headers.raw,
                 exchange.started_s,
             )
+            exchange.timeout_s = _timeout_s(request)
         return exchange
 
     async def check(
@@ -48,13 +56,15 @@ class Intake:
         *,
         add_special_tokens: bool = True,
     ) -> GenerateRequest:
-        """The request, valid, with its deadline. `prompt` is text or token ids.
+        """The request, valid, with its deadline, the earliest of those that the server, the
+        request's header and its body set. `prompt` is text or token ids.
 
         Raises InvalidRequest.
         """
-        max_duration_s = self._validation.limits.max_duration_s
-        if max_duration_s is not None:
-            raw = replace(raw, deadline_s=exchange.started_s + max_duration_s)
+        durations_s = (self._validation.limits.max_duration_s, exchange.timeout_s, raw.max_time)
+        given_s = [duration_s for duration_s in durations_s if duration_s is not None]
+        if given_s:
+            raw = replace(raw, deadline_s=exchange.started_s + min(given_s))
         clock = time.monotonic
         begun_s = clock()
         try:
@@ -78,3 +88,16 @@ class Intake:
         self._metrics.input_length.observe(len(checked.prompt_ids))
         self._metrics.max_new_tokens.observe(checked.stop.max_new_tokens)
         return checked
+
+
+def _timeout_s(request: Request) -> float | None:
+    """The client's own limit, in seconds from the request's arrival."""
+    values = request.headers.getlist(TIMEOUT_HEADER)
+    for value in values:
+        if not _SECONDS.fullmatch(value) or float(value) == 0.0:
+            raise InvalidRequest(
+                f"the header `{TIMEOUT_HEADER}` must be a number of seconds greater than 0, like "
+                f"30 or 2.5. Given: {value[:40]!r}",
+                TIMEOUT_HEADER,
+            )
+    return min(map(float, values), default=None)

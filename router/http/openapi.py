@@ -43,6 +43,13 @@ _GENERATION = {
 }
 _TEXT = {"type": "string"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
+_TIMEOUT = {
+    "name": "x-request-timeout",
+    "in": "header",
+    "required": False,
+    "description": "Seconds from the request's arrival after which it ends with what there is",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -82,7 +89,10 @@ def describe(
     failures = {**_BODY, **(_GENERATION if generates else {}), **(failures or {})}
     content = {_JSON: {"schema": _schema(body)}}
     return {
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": content},
+            **({"parameters": [_TIMEOUT]} if generates else {}),
+        },
         **tell(answer, events=events, failures=failures),
     }
 

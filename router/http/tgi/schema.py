@@ -42,6 +42,8 @@ class Parameters(Schema):
     presence_penalty: float | None = None
     min_p: float | None = None
     logit_bias: LogitBias | None = None
+    # Seconds, from the request's arrival.
+    max_time: float | None = None
 
 
 class GenerateBody(Schema):
@@ -93,6 +95,7 @@ def to_raw(parameters: Parameters) -> RawParams:
         presence_penalty=parameters.presence_penalty,
         min_p=parameters.min_p,
         logit_bias=parameters.logit_bias,
+        max_time=parameters.max_time,
         grammar=parameters.grammar,
         watermark=parameters.watermark or False,
     )
