@@ -136,7 +136,10 @@ Hostname = Annotated[
     typer.Option(rich_help_panel=PLACE, help="Address to listen at; 0.0.0.0 for all."),
 ]
 Port = Annotated[
-    int, typer.Option("--port", "-p", envvar="PORT", min=1, max=65535, rich_help_panel=PLACE)
+    int,
+    typer.Option(
+        "--port", "-p", envvar=["PORT", "AIP_HTTP_PORT"], min=1, max=65535, rich_help_panel=PLACE
+    ),
 ]
 ShardUdsPath = Annotated[
     Optional[str],

@@ -248,9 +248,16 @@ def _wire(
         api_keys=config.api_key,
         protects_metrics=config.protect_metrics,
         allowed_origins=config.cors_allow_origin,
+        aliases=_aliases(config),
     )
     http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))
     return _Router(tokenizer, shards, batcher, http, tracer)
+
+
+def _aliases(config: RouterConfig) -> dict[str, str]:
+    """The paths that Vertex AI chose, with ours."""
+    chosen = {config.aip_predict_route: "/vertex", config.aip_health_route: "/health"}
+    return {path: ours for path, ours in chosen.items() if path is not None}
 
 
 def _connection_rules(config: RouterConfig, metrics: Metrics) -> ConnectionRules:

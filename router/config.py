@@ -28,6 +28,7 @@ from router.knobs import (
     one_of,
     origin,
     refused,
+    route,
     seconds,
     several,
     switch,
@@ -104,7 +105,17 @@ class RouterConfig:
         env=False,
     )
     port: int = knob(
-        3000, "port to bind; 0 takes a free one and logs it", whole(0, 65535), group=_HTTP
+        3000,
+        "port to bind; 0 takes a free one and logs it",
+        whole(0, 65535),
+        group=_HTTP,
+        aliases=("aip_http_port",),
+    )
+    aip_predict_route: str | None = knob(
+        None, "another path for /vertex, which Vertex AI chooses", route, group=_HTTP
+    )
+    aip_health_route: str | None = knob(
+        None, "another path for /health, which Vertex AI chooses", route, group=_HTTP
     )
     payload_limit: int = knob(
         2_000_000, "bytes of a request's body, at most", whole(1), group=_HTTP

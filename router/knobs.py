@@ -114,6 +114,12 @@ def file(text: str) -> Path:
     return path
 
 
+def route(text: str) -> str:
+    if not text.startswith("/"):
+        raise BadConfig("must be a path that begins with /")
+    return text
+
+
 def refused(reason: str) -> Parse:
     def parse(text: str) -> NoReturn:
         raise BadConfig(reason)

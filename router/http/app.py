@@ -4,7 +4,7 @@ Access (ids, log line, metrics) -> Cors -> Guard (keys) -> FastAPI (routing, Ope
 -> the routes
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from router.errors import RouterError
 from router.http.access import Access
+from router.http.aliases import NO_ALIASES, Aliases
 from router.http.anthropic.messages import MessageRoutes
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import BodyReader, Schema
@@ -76,8 +77,12 @@ def create_app(
     api_keys: Sequence[str] = (),
     protects_metrics: bool = False,
     allowed_origins: Sequence[str] = ANY_ORIGIN,
+    aliases: Mapping[str, str] = NO_ALIASES,
 ) -> ASGIApp:
-    """The application for an ASGI server. `max_body_len` is in bytes; without keys all may ask."""
+    """The application for an ASGI server. `max_body_len` is in bytes; without keys all may ask.
+
+    `aliases` are further paths, with those that they stand for.
+    """
     app = _routing(services, max_body_len)
     if api_keys:
         app = Guard(
@@ -87,7 +92,8 @@ def create_app(
             protects_metrics=protects_metrics,
             max_body_len=max_body_len,
         )
-    return Access(Cors(app, allowed_origins), services.metrics, services.info.model_id)
+    app = Aliases(Cors(app, allowed_origins), aliases)
+    return Access(app, services.metrics, services.info.model_id)
 
 
 def _routing(services: Services, max_body_len: int) -> ASGIApp:
@@ -103,7 +109,7 @@ def _routing(services: Services, max_body_len: int) -> ASGIApp:
     )
     bodies = BodyReader(max_body_len)
     intake = Intake(services.validation, services.metrics, services.tracer)
-    front = OpenAiFront(services.infer, intake, bodies, services.info)
+    front = OpenAiFront(services.infer, intake, bodies, services.info, services.tokenizer)
     conversations = Conversations(
         services.infer,
         intake,
