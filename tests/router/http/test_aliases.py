@@ -28,10 +28,10 @@ async def test_a_chosen_path_is_served_in_the_dialect_of_the_route(
 
 
 async def test_the_route_s_own_rules_hold_for_a_chosen_path() -> None:
-    async with housing(FakeShard(), aliases=PATHS, api_keys=["secret"]) as house:
-        async with house.client as client:
-            assert (await client.get(CHOSEN)).status_code == 200
-            answer = await client.post(CHOSEN + ":predict", json={"instances": []})
+    guarded = housing(FakeShard(), aliases=PATHS, api_keys=["secret"])
+    async with guarded as house, house.client as client:
+        assert (await client.get(CHOSEN)).status_code == 200
+        answer = await client.post(CHOSEN + ":predict", json={"instances": []})
 
     assert answer.status_code == 401
     assert answer.json().keys() == {"error", "error_type"}
