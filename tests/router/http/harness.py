@@ -16,11 +16,12 @@ from router.http.app import Services, create_app
 from router.http.protocol import ConnectionRules
 from router.http.server_info import ServerInfo
 from router.listening import HttpServer, bind
+from router.shards import ShardTimeouts
 from router.text.chat_template import ChatTemplate
 from router.validation import Limits, Validation
 from tests.byte_tokenizer import VOCAB_SIZE
 from tests.fakes import FakeShard
-from tests.router.rig import Rig, byte_tokenizer, routing
+from tests.router.rig import QUICK, Rig, byte_tokenizer, routing
 
 MAX_INPUT_LEN = 120
 MAX_TOTAL_LEN = 160
@@ -54,6 +55,8 @@ async def housing(
     max_body_len: int = 100_000,
     max_duration_s: float | None = None,
     takes_grammars: bool = True,
+    batcher_limits: BatcherLimits | None = None,
+    timeouts: ShardTimeouts = QUICK,
     **edge: Any,
 ) -> AsyncIterator[House]:
     """Everything between HTTP and a shard, for the time of a test; `edge` is for create_app."""
@@ -65,10 +68,10 @@ async def housing(
         max_duration_s=max_duration_s,
         takes_grammars=takes_grammars,
     )
-    batcher_limits = BatcherLimits(
+    batcher_limits = batcher_limits or BatcherLimits(
         max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02
     )
-    async with routing(shard, limits=batcher_limits) as rig:
+    async with routing(shard, limits=batcher_limits, timeouts=timeouts) as rig:
         services = Services(
             infer=rig.infer,
             validation=Validation(limits, tokenizer, draw_seed=lambda: SEED),
