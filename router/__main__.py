@@ -1,6 +1,7 @@
 """Wires the router by hand and runs it until it is told to stop.
 
     python -m router --master-shard-uds-path PATH|HOST:PORT --tokenizer-name FOLDER
+    python -m router print-schema              the OpenAPI document, and no server
 
     socket, tokenizer -> shards: discovery, info, warm-up -> books -> batcher -> HTTP
 
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
+import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
 
@@ -30,6 +32,7 @@ from router.books.scheduler import Scheduler, SchedulerLimits
 from router.config import RouterConfig, read_config
 from router.errors import Displaced, ShardFailed, StartupFailed
 from router.http.app import Services, create_app
+from router.http.printed import openapi_document
 from router.http.protocol import ConnectionRules
 from router.http.server_info import ServerInfo
 from router.hub import find_tokenizer
@@ -57,6 +60,10 @@ _LAST_BYTES_S = 5.0
 
 def main(argv: Sequence[str]) -> int:
     """Run the router; answers the exit code."""
+    if argv[:1] == ["print-schema"]:
+        document = openapi_document(version("tandem"))
+        sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
+        return 0
     try:
         config = read_config(argv)
     except BadConfig as error:

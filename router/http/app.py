@@ -83,7 +83,7 @@ def create_app(
 
     `aliases` are further paths, with those that they stand for.
     """
-    app = _routing(services, max_body_len)
+    app: ASGIApp = routing(services, max_body_len)
     if api_keys:
         app = Guard(
             app,
@@ -96,7 +96,8 @@ def create_app(
     return Access(app, services.metrics, services.info.model_id)
 
 
-def _routing(services: Services, max_body_len: int) -> ASGIApp:
+def routing(services: Services, max_body_len: int) -> FastAPI:
+    """The routes with their errors and their document, and nothing around them."""
     app = FastAPI(
         title="Tandem",
         description="A two-tier language-model server with TGI's and OpenAI's HTTP interfaces.",

@@ -41,6 +41,7 @@ _GENERATION = {
     429: "Too many requests",
     503: "Not ready, or shutting down",
 }
+NO_MODEL = {404: "There is no such model"}
 _TEXT = {"type": "string"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _TIMEOUT = {
@@ -83,9 +84,13 @@ def describe(
 ) -> dict[str, Any]:
     """Arguments of `add_api_route` for a route that reads `body`.
 
-    `answer` is what a 200 holds, `events` the data of each of its server-sent events; `failures`
-    are statuses that not every such route can answer.
+    `answer` is what a 200 holds, `events` the data of each of its server-sent events; without
+    either it is JSON, and events too if the body has `stream`. `failures` are statuses that not
+    every such route can answer.
     """
+    if answer is None and events is None:
+        answer = {}
+        events = {} if "stream" in getattr(body, "model_fields", ()) else None
     failures = {**_BODY, **(_GENERATION if generates else {}), **(failures or {})}
     content = {_JSON: {"schema": _schema(body)}}
     return {

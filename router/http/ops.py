@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.errors import model_not_found
-from router.http.openapi import tell
+from router.http.openapi import NO_MODEL, tell
 from router.http.server_info import ServerInfo
 from router.http.tgi.answers import Info, ModelCard, ModelList
 from router.metrics import Metrics
@@ -27,7 +27,6 @@ class OpsRoutes:
     def router(self) -> APIRouter:
         """The routes, documented."""
         router = APIRouter(tags=["Operations"])
-        no_model = {404: "No such model"}
         for path, handler, name, told in (
             ("/info", self.info, "get_model_info", tell(Info)),
             ("/metrics", self.metrics, "metrics", tell(_TEXT, media_type="text/plain")),
@@ -36,7 +35,7 @@ class OpsRoutes:
                 "/v1/models/{model_name:path}",
                 self.model,
                 "openai_get_model",
-                tell(ModelCard, failures=no_model),
+                tell(ModelCard, failures=NO_MODEL),
             ),
         ):
             router.add_api_route(path, handler, methods=["GET"], operation_id=name, **told)

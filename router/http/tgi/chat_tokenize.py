@@ -8,7 +8,7 @@ from starlette.responses import Response
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
-from router.http.openapi import describe
+from router.http.openapi import NO_MODEL, describe
 from router.http.tgi.answers import ChatTokenizeResponse
 from router.http.tgi.frames import spans_shown
 from router.text.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ class ChatTokenizeRoutes:
     def router(self) -> APIRouter:
         """The route, documented."""
         router = APIRouter(tags=["Text Generation Inference"])
-        told = describe(ChatBody, answer=ChatTokenizeResponse, generates=False)
+        told = describe(ChatBody, answer=ChatTokenizeResponse, generates=False, failures=NO_MODEL)
         router.add_api_route(
             "/chat_tokenize",
             self.chat_tokenize,

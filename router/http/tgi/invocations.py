@@ -14,7 +14,7 @@ from starlette.types import Message
 from router.errors import InvalidRequest
 from router.http.body import BodyReader, Schema, parse
 from router.http.intake import Intake
-from router.http.openapi import describe
+from router.http.openapi import NO_MODEL, describe
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -55,7 +55,7 @@ class InvocationRoutes:
         refs = [
             {"$ref": f"#/components/schemas/{body.__name__}"} for _, body in self._handlers.values()
         ]
-        told = describe({"anyOf": refs}, answer={}, events={})
+        told = describe({"anyOf": refs}, answer={}, events={}, failures=NO_MODEL)
         router.add_api_route("/invocations", self.invoke, methods=["POST"], **told)
         return router
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from router.http.body import BodyReader
 from router.http.errors import HttpError
 from router.http.intake import Intake
-from router.http.openapi import describe, tell
+from router.http.openapi import NO_MODEL, describe, tell
 from router.http.server_info import ServerInfo
 from router.http.tgi.answers import (
     InferenceOutput,
@@ -29,7 +29,6 @@ from router.infer import Infer
 _MODEL = "/v2/models/{model_name:path}"
 _VERSION = _MODEL + "/versions/{model_version}"
 _NOT_READY = {503: "Not ready"}
-_NO_MODEL = {404: "No such model"}
 
 
 class KServeRoutes:
@@ -47,19 +46,19 @@ class KServeRoutes:
     def router(self) -> APIRouter:
         """The routes, documented. Those with more words come first: a name may hold slashes."""
         router = APIRouter(tags=["KServe"])
-        unready = {**_NO_MODEL, **_NOT_READY}
+        unready = {**NO_MODEL, **_NOT_READY}
         for path, handler, told in (
             ("/v2", self.server, tell(MetadataServerResponse)),
             ("/v2/health/live", self.live, tell(LiveResponse)),
             ("/v2/health/ready", self.ready, tell(ReadyResponse, failures=_NOT_READY)),
             (_VERSION + "/ready", self.model_ready, tell(ReadyResponse, failures=unready)),
             (_MODEL + "/ready", self.model_ready, tell(ReadyResponse, failures=unready)),
-            (_VERSION, self.model, tell(MetadataModelResponse, failures=_NO_MODEL)),
-            (_MODEL, self.model, tell(MetadataModelResponse, failures=_NO_MODEL)),
+            (_VERSION, self.model, tell(MetadataModelResponse, failures=NO_MODEL)),
+            (_MODEL, self.model, tell(MetadataModelResponse, failures=NO_MODEL)),
         ):
             router.add_api_route(path, handler, methods=["GET"], **told)
         for path in (_VERSION, _MODEL):
-            told = describe(InferenceBody, answer=InferenceOutput, failures=_NO_MODEL)
+            told = describe(InferenceBody, answer=InferenceOutput, failures=NO_MODEL)
             router.add_api_route(path + "/infer", self.infer, methods=["POST"], **told)
         return router
 

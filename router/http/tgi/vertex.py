@@ -20,7 +20,7 @@ from router.http.intake import Intake
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
-from router.http.openapi import describe
+from router.http.openapi import NO_MODEL, describe
 from router.http.tgi.answers import VertexResponse
 from router.http.tgi.batches import Batches, Draw, within
 from router.http.tgi.schema import GenerateBody
@@ -59,7 +59,7 @@ class VertexRoutes:
     def router(self) -> APIRouter:
         """The route, documented."""
         router = APIRouter(tags=["Text Generation Inference"])
-        told = describe(VertexBody, answer=VertexResponse)
+        told = describe(VertexBody, answer=VertexResponse, failures=NO_MODEL)
         router.add_api_route("/vertex", self.predict, methods=["POST"], **told)
         return router
 

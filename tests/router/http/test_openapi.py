@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from router.http.openapi import tell
+from router.http.printed import openapi_document
 from router.http.tgi.schema import Parameters
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
@@ -88,7 +89,8 @@ async def test_every_part_of_a_path_is_a_parameter() -> None:
         "schema": {"type": "string"},
     }
     versioned = spec["paths"]["/v2/models/{model_name}/versions/{model_version}/infer"]["post"]
-    assert [each["name"] for each in versioned["parameters"]] == ["model_name", "model_version"]
+    names = [each["name"] for each in versioned["parameters"] if each["in"] == "path"]
+    assert names == ["model_name", "model_version"]
 
 
 async def test_a_success_tells_its_media_types() -> None:
@@ -123,3 +125,9 @@ async def test_the_page_lists_the_routes_where_swagger_ui_cannot_be_reached() ->
     assert "url: '/api-doc/openapi.json'" in answer.text
     place = answer.text.index('<div id="swagger-ui">')
     assert answer.text.index("<code>/generate_stream</code>") > place
+
+
+async def test_the_document_can_be_printed_without_a_server() -> None:
+    served = await fetch()
+
+    assert openapi_document(served["info"]["version"]) == served
