@@ -8,16 +8,21 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.events import Finished, PromptScored, TokenGenerated, TokenLogprob
+from router.errors import InvalidRequest, Unserved
+from router.events import Finished, PromptScored, TokenGenerated
 from router.http.exchange import Exchange
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
-from router.http.openai.reply import FINISH_REASONS, Envelope, Usage, logprob
+from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
+from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
 from router.http.openai.schema import ChatBody
 from router.http.openapi import describe
 from router.infer import Completion
 from router.request import GenerateRequest
 from router.text.chat_template import ChatTemplate
+
+# Settings that a template may read, and the values that ask for nothing where it does not.
+_SETTINGS = {"reasoning_effort": "none", "verbosity": "medium"}
 
 
 class ChatRoutes:
@@ -43,76 +48,147 @@ class ChatRoutes:
         draws = self._front.draws([checked], body.num_draws)
         usage = Usage(body.num_draws)
         if body.stream:
-            frames = self._frames(exchange, body, usage)
+            frames = self._frames(exchange, body, checked, usage)
             return await self._front.stream(exchange, draws, frames)
         completions = await self._front.complete(request, draws)
         for index, completion in enumerate(completions):
             usage.add(index, completion.finished)
+        logprobs = self._logprobs(body)
         choices = [
-            _choice(index, completion, has_logprobs=bool(body.logprobs))
+            _choice(index, completion, body, logprobs)
             for index, completion in enumerate(completions)
         ]
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion")
-        return self._front.reply(exchange, envelope, choices, usage)
+        more = _told_of_prompt(body, checked, completions[0])
+        return self._front.reply(exchange, envelope, choices, usage, **more)
 
     async def check(self, exchange: Exchange, body: ChatBody) -> GenerateRequest:
         """The request for one answer. Raises InvalidRequest."""
         raw = body.to_raw(self._front.limits)
         prompt = await self.render(body)
-        return await self._front.intake.check(exchange, prompt, raw, add_special_tokens=False)
-
-    async def render(self, body: ChatBody) -> str:
-        """The prompt. Raises TemplateFailed."""
-        # Off the event loop: a template is the model's program, and a chat may be long.
-        return await asyncio.to_thread(
-            self._template.render,
-            [message.for_template() for message in body.messages],
-            add_generation_prompt=not body.continues and body.add_generation_prompt is not False,
-            continue_final_message=body.continues,
+        return await self._front.intake.check(
+            exchange, prompt, raw, add_special_tokens=bool(body.add_special_tokens)
         )
 
-    def _frames(self, exchange: Exchange, body: ChatBody, usage: Usage) -> OpenAiFrames:
+    async def render(self, body: ChatBody) -> str:
+        """The prompt. Raises TemplateFailed, and Unserved for what the template does not read."""
+        # Off the event loop: a template is the model's program, and a chat may be long.
+        return await asyncio.to_thread(self._render, body)
+
+    def _render(self, body: ChatBody) -> str:
+        self._check_template(body)
+        tools = body.shown_tools
+        variables = dict(body.chat_template_kwargs or {})
+        given: dict[str, Any] = {
+            "reasoning_effort": body.reasoning_effort,
+            "verbosity": body.verbosity,
+            "documents": body.documents,
+        }
+        for name, value in given.items():
+            if value is None:
+                continue
+            if self._template.reads(name, name=body.chat_template, with_tools=tools is not None):
+                variables[name] = value
+            elif value != _SETTINGS.get(name):
+                raise Unserved(f"`{name}` is nothing that this model's chat template reads", name)
+        return self._template.render(
+            [message.for_template() for message in body.messages],
+            tools=tools,
+            add_generation_prompt=not body.continues and body.add_generation_prompt is not False,
+            continue_final_message=body.continues,
+            name=body.chat_template,
+            variables=variables,
+        )
+
+    def _check_template(self, body: ChatBody) -> None:
+        name, names = body.chat_template, self._template.names
+        if name is not None and name not in names:
+            raise InvalidRequest(
+                "`chat_template` must be the name of one of the model's templates, "
+                f"{', '.join(names) or 'of which there are none'}; templates of clients are not "
+                "run",
+                "chat_template",
+            )
+
+    def _logprobs(self, body: ChatBody) -> ChatLogprobs | None:
+        num_top = body.num_top_logprobs
+        return None if num_top is None else ChatLogprobs(self._front.names(body), num_top)
+
+    def _frames(
+        self, exchange: Exchange, body: ChatBody, checked: GenerateRequest, usage: Usage
+    ) -> OpenAiFrames:
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion.chunk")
+        logprobs = self._logprobs(body)
+        prompt_ids = checked.prompt_ids if body.return_token_ids else None
         choices = [
             ChatChoiceFrames(
-                envelope, index, has_logprobs=bool(body.logprobs), has_usage=body.includes_usage
+                envelope,
+                index,
+                logprobs,
+                echoed=body.echoed,
+                prompt_ids=prompt_ids,
+                has_usage=body.includes_usage,
             )
             for index in range(body.num_draws)
         ]
-        return OpenAiFrames(exchange, envelope, choices, usage, includes_usage=body.includes_usage)
+        return OpenAiFrames(
+            exchange,
+            envelope,
+            choices,
+            usage,
+            includes_usage=body.includes_usage,
+            running=RunningUsage(len(checked.prompt_ids)) if body.counts_on else None,
+        )
 
 
 class ChatChoiceFrames:
-    """The chunks of one choice: the role, deltas of text, the finish reason."""
+    """The chunks of one choice: the role, deltas of text, the finish reason.
+
+    With `prompt_ids` they go out with the role, and each token's id with the token. `echoed` is
+    text that goes before the answer's.
+    """
 
     def __init__(
-        self, envelope: Envelope, index: int, *, has_logprobs: bool, has_usage: bool
+        self,
+        envelope: Envelope,
+        index: int,
+        logprobs: ChatLogprobs | None,
+        *,
+        echoed: str,
+        prompt_ids: tuple[int, ...] | None,
+        has_usage: bool,
     ) -> None:
         head = envelope.chunk_head() + b'{"index":%d,"delta":' % index
-        tail = b'],"usage":null}\n\n' if has_usage else b"]}\n\n"
-        plain = b',"logprobs":null,"finish_reason":null}' + tail
-        # Sent with the first token, so that a client's first chunk means a first token.
-        self._role = head + b'{"role":"assistant","content":""}' + plain
+        end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
+        tail = b"]" + end
+        plain = b',"logprobs":null,"finish_reason":null}'
+        told = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
         self._open = head + b'{"content":'
-        self._plain = b"}" + plain
-        self._null_reason = b',"finish_reason":null}' + tail
+        self._plain = b"}" + plain + tail
+        self._null_reason = b',"finish_reason":null'
         self._end = head + b'{},"logprobs":null,"finish_reason":'
         self._tail = b"}" + tail
-        self._has_logprobs = has_logprobs
+        self._logprobs = logprobs
+        self._tells_ids = prompt_ids is not None
+        # Sent with the first token, so that a client's first chunk means a first token.
+        role = b'{"role":"assistant","content":"","refusal":null}'
+        self._role = head + role + plain + b"]" + told + end + self._text(echoed)
 
     def scored(self, event: PromptScored) -> bytes:
-        """Nothing: chats do not tell of their prompt."""
+        """Nothing: streamed chats do not tell of their prompt."""
         return b""
 
     def token(self, event: TokenGenerated) -> bytes:
         """The text that may be shown now; nothing while it is held back."""
-        if self._has_logprobs:
-            logprobs = orjson.dumps({"content": [_logprob(event)]})
-            text = orjson.dumps(event.text)
-            chunk = self._open + text + b'},"logprobs":' + logprobs + self._null_reason
-        else:
-            chunk = self._text(event.text)
-        return self._begin() + chunk
+        if self._logprobs is None and not self._tells_ids:
+            return self._begin() + self._text(event.text)
+        logprobs = b"null"
+        if self._logprobs is not None:
+            logprobs = orjson.dumps(self._logprobs.of([event]))
+        ids = b',"token_ids":[%d]' % event.token.token_id if self._tells_ids else b""
+        text = orjson.dumps(event.text)
+        chunk = self._open + text + b'},"logprobs":' + logprobs + self._null_reason + ids
+        return self._begin() + chunk + self._tail
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty delta with the reason."""
@@ -127,25 +203,27 @@ class ChatChoiceFrames:
         return self._open + orjson.dumps(text) + self._plain if text else b""
 
 
-def _choice(index: int, completion: Completion, *, has_logprobs: bool) -> dict[str, Any]:
-    logprobs = None
-    if has_logprobs:
-        logprobs = {"content": [_logprob(event) for event in completion.tokens]}
-    return {
+def _choice(
+    index: int, completion: Completion, body: ChatBody, logprobs: ChatLogprobs | None
+) -> dict[str, Any]:
+    content = body.echoed + completion.finished.text
+    choice = {
         "index": index,
-        "message": {"role": "assistant", "content": completion.finished.text},
-        "logprobs": logprobs,
+        "message": {"role": "assistant", "content": content, "refusal": None},
+        "logprobs": None if logprobs is None else logprobs.of(completion.tokens),
         "finish_reason": FINISH_REASONS[completion.finished.reason],
     }
+    if body.return_token_ids:
+        choice["token_ids"] = [event.token.token_id for event in completion.tokens]
+    return choice
 
 
-def _logprob(event: TokenGenerated) -> dict[str, Any]:
-    return {**_token(event.token), "top_logprobs": [_token(token) for token in event.top_tokens]}
-
-
-def _token(token: TokenLogprob) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": logprob(token.logprob),
-        "bytes": list(token.text.encode()),
-    }
+def _told_of_prompt(
+    body: ChatBody, checked: GenerateRequest, completion: Completion
+) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if body.prompt_logprobs is not None and completion.prompt is not None:
+        told["prompt_logprobs"] = prompt_logprobs(completion.prompt, body.prompt_logprobs)
+    if body.return_token_ids:
+        told["prompt_token_ids"] = checked.prompt_ids
+    return told

@@ -9,17 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.errors import InvalidRequest
-from router.events import Finished, PromptScored, TokenGenerated, TokenLogprob
+from router.events import Finished, PromptScored, TokenGenerated
 from router.http.exchange import Exchange
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
-from router.http.openai.reply import FINISH_REASONS, Envelope, Usage, logprob
+from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
+from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
 from router.http.openai.schema import CompletionBody
 from router.http.openapi import describe
 from router.infer import Completion
 from router.request import GenerateRequest
 
 _KIND = "text_completion"
+_NOTHING_SCORED = PromptScored(())
 
 
 class CompletionRoutes:
@@ -42,18 +44,22 @@ class CompletionRoutes:
         body = await self._front.read(request, CompletionBody)
         requests = await self._check(exchange, body)
         draws = self._front.draws(requests, body.num_draws)
+        echoes = [self._echo(body, one) for one in requests]
         if body.stream:
-            frames = _frames(exchange, body, draws, self._front.envelope(body, "cmpl", _KIND))
+            frames = self._frames(exchange, body, requests, echoes)
             return await self._front.stream(exchange, draws, frames)
         completions = await self._front.complete(request, draws)
         usage = _usage(body)
         for index, completion in enumerate(completions):
             usage.add(index, completion.finished)
         kept = _best(completions, body.num_draws, body.num_choices)
-        choices = [
-            _choice(index, requests[index // body.num_choices], completion, body)
-            for index, completion in enumerate(kept)
-        ]
+        names = self._front.names(body)
+        choices = []
+        for index, completion in enumerate(kept):
+            place = index // body.num_choices
+            choice = _choice(completion, body, echoes[place], names)
+            told = _told_of_ids(body, requests[place], completion)
+            choices.append({"index": index, **choice, **told})
         envelope = self._front.envelope(body, "cmpl", _KIND)
         return self._front.reply(exchange, envelope, choices, usage)
 
@@ -65,22 +71,57 @@ class CompletionRoutes:
                 field="prompt",
             )
         raw = body.to_raw(self._front.limits)
-        return [await self._front.intake.check(exchange, prompt, raw) for prompt in body.prompt]
+        adds = body.add_special_tokens is not False
+        return [
+            await self._front.intake.check(exchange, prompt, raw, add_special_tokens=adds)
+            for prompt in body.prompt
+        ]
+
+    def _echo(self, body: CompletionBody, request: GenerateRequest) -> str:
+        """The prompt as it is shown before the answer: what was read of it."""
+        if not body.echo:
+            return ""
+        if body.truncate_prompt_tokens is None:
+            return request.prompt_text
+        skips = body.skip_special_tokens is not False
+        return self._front.tokenizer.decode(request.prompt_ids, skip_special_tokens=skips)
+
+    def _frames(
+        self,
+        exchange: Exchange,
+        body: CompletionBody,
+        requests: Sequence[GenerateRequest],
+        echoes: Sequence[str],
+    ) -> OpenAiFrames:
+        envelope = self._front.envelope(body, "cmpl", _KIND)
+        names = self._front.names(body)
+        choices = [
+            CompletionChoiceFrames(
+                envelope,
+                index,
+                body,
+                names,
+                echo=echoes[index // body.num_draws],
+                prompt_ids=requests[index // body.num_draws].prompt_ids,
+            )
+            for index in range(len(requests) * body.num_draws)
+        ]
+        num_prompt_tokens = sum(len(request.prompt_ids) for request in requests)
+        counts_generated = not body.only_scores
+        return OpenAiFrames(
+            exchange,
+            envelope,
+            choices,
+            _usage(body),
+            includes_usage=body.includes_usage,
+            running=RunningUsage(num_prompt_tokens, counts_generated=counts_generated)
+            if body.counts_on
+            else None,
+        )
 
 
 def _usage(body: CompletionBody) -> Usage:
     return Usage(body.num_draws, counts_generated=not body.only_scores)
-
-
-def _frames(
-    exchange: Exchange, body: CompletionBody, draws: Sequence[GenerateRequest], envelope: Envelope
-) -> OpenAiFrames:
-    choices = [
-        CompletionChoiceFrames(envelope, index, draw, body) for index, draw in enumerate(draws)
-    ]
-    return OpenAiFrames(
-        exchange, envelope, choices, _usage(body), includes_usage=body.includes_usage
-    )
 
 
 def _best(completions: Sequence[Completion], num_draws: int, num_choices: int) -> list[Completion]:
@@ -100,112 +141,99 @@ class CompletionChoiceFrames:
     """The chunks of one choice: the prompt if it is echoed, pieces of text, the finish reason."""
 
     def __init__(
-        self, envelope: Envelope, index: int, draw: GenerateRequest, body: CompletionBody
+        self,
+        envelope: Envelope,
+        index: int,
+        body: CompletionBody,
+        names: TokenNames,
+        *,
+        echo: str,
+        prompt_ids: Sequence[int],
     ) -> None:
         self._head = envelope.chunk_head() + b'{"index":%d,"text":' % index
-        self._tail = b'],"usage":null}\n\n' if body.includes_usage else b"]}\n\n"
-        self._plain = b',"logprobs":null,"finish_reason":null}' + self._tail
-        self._echo = draw.prompt_text if body.echo else ""
+        self._tail = b'}],"usage":null}\n\n' if body.includes_usage else b"}]}\n\n"
+        self._plain = b',"logprobs":null,"finish_reason":null' + self._tail
+        self._echo = echo
         self._only_scores = body.only_scores
-        self._logprobs = None if body.logprobs is None else OldLogprobs(body.logprobs)
+        self._logprobs = None if body.logprobs is None else OldLogprobs(names, body.logprobs)
+        self._tells_ids = bool(body.return_token_ids)
+        # Told once, with the first chunk.
+        self._prompt_ids = b""
+        if self._tells_ids:
+            self._prompt_ids = b',"prompt_token_ids":' + orjson.dumps(list(prompt_ids))
 
     def scored(self, event: PromptScored) -> bytes:
         """The prompt with its log-probabilities."""
         if self._logprobs is None:
             return b""
         echo, self._echo = self._echo, ""
-        return self._scored(echo, self._logprobs.of(event.tokens, _tops(event)))
+        return self._chunk(echo, orjson.dumps(self._logprobs.prompt(echo, event)))
 
     def token(self, event: TokenGenerated) -> bytes:
         """The text that may be shown now; nothing while it is held back."""
         if self._only_scores:
             return self._text("")
-        if self._logprobs is None:
+        if self._logprobs is None and not self._tells_ids:
             return self._text(event.text)
-        logprobs = self._logprobs.of((event.token,), (event.top_tokens,))
-        return self._scored(event.text, logprobs)
+        echo, self._echo = self._echo, ""
+        logprobs = b"null"
+        if self._logprobs is not None:
+            logprobs = orjson.dumps(self._logprobs.of([event]))
+        return self._chunk(echo + event.text, logprobs, event.token.token_id)
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty text with the reason."""
         reason = orjson.dumps(FINISH_REASONS[event.reason])
-        end = self._head + b'"","logprobs":null,"finish_reason":' + reason + b"}" + self._tail
-        return self._text("" if self._only_scores else event.tail) + end
+        text = self._text("" if self._only_scores else event.tail)
+        end = self._head + b'"","logprobs":null,"finish_reason":' + reason + self._tail
+        return text + end
 
     def _text(self, text: str) -> bytes:
         if self._echo:
             text, self._echo = self._echo + text, ""
+        if self._prompt_ids and text:
+            return self._chunk(text, b"null")
         return self._head + orjson.dumps(text) + self._plain if text else b""
 
-    def _scored(self, text: str, logprobs: dict[str, Any]) -> bytes:
+    def _chunk(self, text: str, logprobs: bytes, token_id: int | None = None) -> bytes:
+        told, self._prompt_ids = self._prompt_ids, b""
+        if self._tells_ids:
+            told += b',"token_ids":' + orjson.dumps([] if token_id is None else [token_id])
         return (
             self._head
             + orjson.dumps(text)
             + b',"logprobs":'
-            + orjson.dumps(logprobs)
-            + b',"finish_reason":null}'
+            + logprobs
+            + b',"finish_reason":null'
+            + told
             + self._tail
         )
 
 
-class OldLogprobs:
-    """OpenAI's first shape of log-probabilities: parallel lists, offsets into the text.
-
-    `num_top` 0 reports the tokens alone. The offset of each token counts characters from the
-    beginning of the choice's text.
-    """
-
-    def __init__(self, num_top: int) -> None:
-        self._num_top = num_top
-        self._offset = 0
-
-    def of(
-        self, tokens: Sequence[TokenLogprob], top_tokens: Sequence[Sequence[TokenLogprob]]
-    ) -> dict[str, Any]:
-        """The lists for the next tokens of the choice."""
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += 0 if token.special else len(token.text)
-        tops: list[dict[str, float | None] | None] | None = None
-        if self._num_top > 0:
-            tops = [_top(token, top) for token, top in zip(tokens, top_tokens, strict=True)]
-        return {
-            "text_offset": offsets,
-            "token_logprobs": [logprob(token.logprob) for token in tokens],
-            "tokens": [token.text for token in tokens],
-            "top_logprobs": tops,
-        }
-
-
-def _top(token: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, float | None] | None:
-    """Alternatives by their text, the chosen token among them; None for a first token."""
-    if token.logprob is None:
-        return None
-    by_text: dict[str, float | None] = {}
-    for candidate in (*top, token):
-        by_text.setdefault(candidate.text, logprob(candidate.logprob))
-    return by_text
-
-
-def _tops(prompt: PromptScored) -> Sequence[Sequence[TokenLogprob]]:
-    return prompt.top_tokens or ((),) * len(prompt.tokens)
-
-
 def _choice(
-    index: int, request: GenerateRequest, completion: Completion, body: CompletionBody
+    completion: Completion, body: CompletionBody, echo: str, names: TokenNames
 ) -> dict[str, Any]:
     tokens = () if body.only_scores else completion.tokens
     logprobs = None
     if body.logprobs is not None:
-        prompt = completion.prompt if body.echo and completion.prompt else PromptScored(())
-        logprobs = OldLogprobs(body.logprobs).of(
-            (*prompt.tokens, *(event.token for event in tokens)),
-            (*_tops(prompt), *(event.top_tokens for event in tokens)),
-        )
+        shape = OldLogprobs(names, body.logprobs)
+        scored = completion.prompt if body.echo and completion.prompt else _NOTHING_SCORED
+        logprobs = joined(shape.prompt(echo, scored), shape.of(tokens))
     return {
-        "index": index,
-        "text": (request.prompt_text if body.echo else "")
-        + ("" if body.only_scores else completion.finished.text),
+        "text": echo + ("" if body.only_scores else completion.finished.text),
         "logprobs": logprobs,
         "finish_reason": FINISH_REASONS[completion.finished.reason],
     }
+
+
+def _told_of_ids(
+    body: CompletionBody, request: GenerateRequest, completion: Completion
+) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if body.prompt_logprobs is not None and completion.prompt is not None:
+        told["prompt_logprobs"] = prompt_logprobs(completion.prompt, body.prompt_logprobs)
+    if body.return_token_ids:
+        tokens = () if body.only_scores else completion.tokens
+        told["prompt_token_ids"] = request.prompt_ids
+        told["token_ids"] = [event.token.token_id for event in tokens]
+    return told

@@ -12,9 +12,11 @@ from router.errors import RouterError
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.http.errors import Dialect, Problem
 from router.http.exchange import Exchange
-from router.http.openai.reply import Envelope, Usage
+from router.http.openai.reply import Envelope, RunningUsage, Usage
 
 _DONE = b"data: [DONE]\n\n"
+# The end of a chunk, and of nothing else: JSON's texts hold no line breaks.
+_NO_USAGE = b'"usage":null}\n\n'
 
 
 class ChoiceFrames(Protocol):
@@ -31,7 +33,10 @@ class ChoiceFrames(Protocol):
 
 
 class OpenAiFrames:
-    """Frames of one stream. `choices` are in the order of the draws."""
+    """Frames of one stream. `choices` are in the order of the draws.
+
+    With `running` each chunk tells the usage so far, in the place of null.
+    """
 
     def __init__(
         self,
@@ -41,15 +46,19 @@ class OpenAiFrames:
         usage: Usage,
         *,
         includes_usage: bool,
+        running: RunningUsage | None = None,
     ) -> None:
         self._exchange = exchange
         self._envelope = envelope
         self._choices = choices
         self._usage = usage
         self._includes_usage = includes_usage
+        self._running = running
 
     def render(self, index: int, burst: Sequence[Event]) -> bytes:
         """The chunks of what happened to a choice."""
+        if self._running is not None:
+            return b"".join([self._counted(index, event, self._running) for event in burst])
         if len(burst) == 1:
             return self._chunks(index, burst[0])
         return b"".join([self._chunks(index, event) for event in burst])
@@ -66,6 +75,12 @@ class OpenAiFrames:
             return _DONE
         usage = orjson.dumps(self._usage.fields())
         return self._envelope.chunk_head() + b'],"usage":' + usage + b"}\n\n" + _DONE
+
+    def _counted(self, index: int, event: Event, running: RunningUsage) -> bytes:
+        if isinstance(event, TokenGenerated):
+            running.add_token()
+        usage = b'"usage":' + orjson.dumps(running.fields()) + b"}\n\n"
+        return self._chunks(index, event).replace(_NO_USAGE, usage)
 
     def _chunks(self, index: int, event: Event) -> bytes:
         choice = self._choices[index]

@@ -15,21 +15,20 @@ from starlette.responses import Response
 from router.errors import InvalidRequest
 from router.http.body import BodyReader
 from router.http.disconnect import unless_disconnected
-from router.http.errors import model_not_found
 from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
 from router.http.intake import Intake
+from router.http.model_name import served_name
+from router.http.openai.common import OpenAiBody
 from router.http.openai.frames import OpenAiFrames
+from router.http.openai.logprobs import TokenNames
 from router.http.openai.reply import Envelope, Usage
-from router.http.openai.schema import OpenAiBody
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
 from router.infer import Completion, Infer
 from router.request import GenerateRequest
+from router.text.tokenizer import Tokenizer
 from router.validation import Limits
-
-# What clients send that know of one model only: TGI's and the hub's.
-_PLACEHOLDERS = (None, "", "tgi", "dummy")
 
 B = TypeVar("B", bound=OpenAiBody)
 
@@ -37,8 +36,16 @@ B = TypeVar("B", bound=OpenAiBody)
 class OpenAiFront:
     """The way in and out of both routes."""
 
-    def __init__(self, infer: Infer, intake: Intake, bodies: BodyReader, info: ServerInfo) -> None:
+    def __init__(
+        self,
+        infer: Infer,
+        intake: Intake,
+        bodies: BodyReader,
+        info: ServerInfo,
+        tokenizer: Tokenizer,
+    ) -> None:
         self.intake = intake
+        self.tokenizer = tokenizer
         self._infer = infer
         self._bodies = bodies
         self._info = info
@@ -54,8 +61,7 @@ class OpenAiFront:
 
     def admit(self, body: B) -> B:
         """The body, if it asks for the served model and what is served. Raises as `read`."""
-        if body.model not in _PLACEHOLDERS and body.model not in self._info.model_names:
-            raise model_not_found(str(body.model))
+        served_name(self._info, body.model)
         body.check_supported()
         return body
 
@@ -65,8 +71,17 @@ class OpenAiFront:
             reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
             kind=kind,
             created_s=int(time.time()),
-            model=body.model if body.model in self._info.model_names else self._info.model_names[0],
+            model=served_name(self._info, body.model),
             system_fingerprint=self._info.system_fingerprint,
+            service_tier=None if body.service_tier is None else "default",
+        )
+
+    def names(self, body: OpenAiBody) -> TokenNames:
+        """What tokens are called in an answer to `body`."""
+        return TokenNames(
+            self.tokenizer,
+            by_id=bool(body.return_tokens_as_token_ids),
+            shows_special=body.skip_special_tokens is False,
         )
 
     def draws(self, requests: Sequence[GenerateRequest], num_draws: int) -> list[GenerateRequest]:
@@ -90,10 +105,15 @@ class OpenAiFront:
         return completions
 
     def reply(
-        self, exchange: Exchange, envelope: Envelope, choices: list[dict[str, Any]], usage: Usage
+        self,
+        exchange: Exchange,
+        envelope: Envelope,
+        choices: list[dict[str, Any]],
+        usage: Usage,
+        **more: Any,
     ) -> Response:
-        """A whole answer."""
-        answer = {**envelope.fields(), "choices": choices, "usage": usage.fields()}
+        """A whole answer, with `more` fields behind OpenAI's."""
+        answer = {**envelope.fields(), "choices": choices, "usage": usage.fields(), **more}
         headers = answer_headers(self._info, exchange, exchange.num_generated_tokens)
         return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
 

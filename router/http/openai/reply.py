@@ -26,22 +26,28 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every reply or chunk of one exchange repeats. `created_s` is in Unix time."""
+    """What every reply or chunk of one exchange repeats. `created_s` is in Unix time.
+
+    `service_tier` is the one that served, told to those who chose one.
+    """
 
     reply_id: str
     kind: str
     created_s: int
     model: str
     system_fingerprint: str
+    service_tier: str | None = None
 
     def fields(self) -> dict[str, Any]:
         """The envelope's own fields, in OpenAI's order."""
+        tier = {} if self.service_tier is None else {"service_tier": self.service_tier}
         return {
             "id": self.reply_id,
             "object": self.kind,
             "created": self.created_s,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
+            **tier,
         }
 
     def chunk_head(self) -> bytes:
@@ -71,12 +77,39 @@ class Usage:
             self._num_generated_tokens += end.num_generated_tokens
 
     def fields(self) -> dict[str, Any]:
-        """As OpenAI tells it."""
+        """As OpenAI tells it. Nothing is heard, foretold or thought in secret."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_generated_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_generated_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens, "audio_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
+        }
+
+
+class RunningUsage:
+    """Counts tokens while they are streamed, over all choices, for chunks that tell of it."""
+
+    def __init__(self, num_prompt_tokens: int, *, counts_generated: bool = True) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._counts_generated = counts_generated
+        self._num_generated_tokens = 0
+
+    def add_token(self) -> None:
+        """One more token was generated."""
+        self._num_generated_tokens += self._counts_generated
+
+    def fields(self) -> dict[str, Any]:
+        """As vLLM tells it."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_generated_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_generated_tokens,
         }
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard, letters, saying
 from tests.router.http.harness import House, housing
+from tests.router.http.openai.test_chat import usage
 
 PATH = "/v1/completions"
 
@@ -41,12 +42,7 @@ async def test_an_answer_has_openai_s_shape() -> None:
         "model": "fake/model",
         "system_fingerprint": "0.0.1-native",
         "choices": [{"index": 0, "text": "cd", "logprobs": None, "finish_reason": "stop"}],
-        "usage": {
-            "prompt_tokens": 2,
-            "completion_tokens": 3,
-            "total_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        },
+        "usage": usage(2, 3),
     }
 
 
@@ -181,12 +177,12 @@ async def test_best_of_keeps_the_most_probable() -> None:
         ({"prompt": [999]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"echo": 1}, "echo"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
-        ({"suffix": "!"}, "suffix"),
+        ({"suffix": 5}, "suffix"),
         ({"n": 100}, "n"),
     ],
 )

@@ -1,0 +1,184 @@
+"""What the bodies of both routes have in common, and how it becomes raw parameters.
+
+Every optional field takes an explicit null for its absence. Names that OpenAI does not have are
+vLLM's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import Field
+
+from router.errors import InvalidRequest
+from router.http.body import Schema
+from router.http.fields import LogitBias, Strings
+from router.http.openai.formats import Formats
+from router.http.openai.promises import Promises
+from router.parameters import check_parameters
+from router.request import NUM_SEEDS
+from router.validation import Limits, RawParams
+
+# What OpenAI's and vLLM's APIs promise, whatever the server's limit for TGI's.
+MAX_TOP_LOGPROBS = 20
+# OpenAI's seeds have a sign.
+_MIN_SEED = -(NUM_SEEDS // 2)
+# Keeps the most probable token alone, which is what 0 says.
+_SMALLEST_TOP_P = 1e-6
+
+
+class StreamOptions(Schema):
+    """`stream_options`. Chunks are not padded, whatever `include_obfuscation` says."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class OpenAiBody(Promises, Formats):
+    """What both routes read. The second group are vLLM's extensions, under its names."""
+
+    model: str | None = None
+    frequency_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    max_time: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    repetition_penalty: float | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
+    top_k: int | None = None
+    truncate_prompt_tokens: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices to answer for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_draws(self) -> int:
+        """Sequences to draw for each prompt."""
+        return self.num_choices
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """How many alternatives to tell of at each generated token; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether each chunk of a stream tells the usage so far."""
+        options = self.stream_options
+        return self.includes_usage and options is not None and bool(options.continuous_usage_stats)
+
+    def check_supported(self) -> None:
+        """Raises InvalidRequest for what would otherwise be silently ignored."""
+        self.named_grammar()
+        self.refuse_promises()
+
+    def _raw(
+        self,
+        limits: Limits,
+        *,
+        max_new_tokens: int | None,
+        scores_prompt: bool,
+        names: Mapping[str, str],
+    ) -> RawParams:
+        name, grammar = self.named_grammar() or ("response_format", None)
+        # OpenAI samples unless the temperature is 0; its and vLLM's neutral values are our None.
+        self._check_tops(limits, names["top_n_tokens"])
+        tops = [top for top in (self.num_top_logprobs, self.prompt_logprobs) if top is not None]
+        is_greedy = self.temperature == 0
+        raw = RawParams(
+            do_sample=not is_greedy,
+            temperature=None if is_greedy else self.temperature,
+            top_p=self._top_p(),
+            top_k=None if self.top_k in (0, -1) else self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=self._seed(),
+            max_time=self.max_time,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_tokens,
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            keep_stop_string=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            truncate=self._truncate(limits),
+            top_n_tokens=max(tops, default=None),
+            max_top_n_tokens=MAX_TOP_LOGPROBS,
+            raw_logprobs=True,
+            grammar=grammar,
+            decoder_input_details=scores_prompt or self.prompt_logprobs is not None,
+            names={
+                "grammar": name,
+                "min_new_tokens": "min_tokens",
+                "truncate": "truncate_prompt_tokens",
+                **names,
+            },
+        )
+        if not is_greedy:
+            return raw
+        # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
+        check_parameters(raw, limits)
+        return replace(raw, top_p=None, top_k=None, min_p=None)
+
+    def _check_tops(self, limits: Limits, name: str) -> None:
+        most = max(MAX_TOP_LOGPROBS, limits.max_top_n_tokens)
+        for field, top in (
+            (name, self.num_top_logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
+            if top is not None and not 0 <= top <= most:
+                raise InvalidRequest(f"`{field}` must be between 0 and {most}. Given: {top}", field)
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "`prompt_logprobs` must be absent when tokens are streamed", "prompt_logprobs"
+            )
+
+    def _top_p(self) -> float | None:
+        if self.top_p == 0:
+            return _SMALLEST_TOP_P
+        return None if self.top_p == 1 else self.top_p
+
+    def _seed(self) -> int | None:
+        """A negative seed is one of the upper half of the engine's."""
+        if self.seed is None or self.seed >= 0:
+            return self.seed
+        if self.seed < _MIN_SEED:
+            raise InvalidRequest(
+                f"`seed` must be between {_MIN_SEED} and {NUM_SEEDS - 1}. Given: {self.seed}",
+                "seed",
+            )
+        return self.seed % NUM_SEEDS
+
+    def _truncate(self, limits: Limits) -> int | None:
+        """-1: whatever fits."""
+        if self.truncate_prompt_tokens == -1:
+            return limits.max_input_len
+        return self.truncate_prompt_tokens
