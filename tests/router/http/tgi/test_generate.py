@@ -1,5 +1,6 @@
 """TGI's routes: shapes, defaults and semantics that its clients look at."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -313,10 +314,14 @@ async def test_prompts_that_cannot_be_served_are_refused() -> None:
 
 
 async def test_a_full_house_is_a_429_that_says_when_to_come_again() -> None:
-    async with housing(FakeShard(), max_concurrent_requests=1) as house:
-        body = {"inputs": PROMPT, "parameters": {"best_of": 2, "do_sample": True}}
-        async with house.client as client:
-            answer = await client.post("/generate", json=body)
+    shard = FakeShard()
+    shard.faults.delay_s = 0.02
+    async with housing(shard, max_concurrent_requests=1) as house, house.client as client:
+        first = asyncio.ensure_future(client.post("/generate", json={"inputs": PROMPT}))
+        while house.rig.batcher.num_streams == 0:
+            await asyncio.sleep(0.001)
+        answer = await client.post("/generate", json={"inputs": PROMPT})
+        first.cancel()
 
     assert answer.status_code == 429
     assert answer.json() == {"error": "Model is overloaded", "error_type": "overloaded"}

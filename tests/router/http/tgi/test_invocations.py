@@ -41,7 +41,7 @@ async def test_messages_are_a_chat() -> None:
         answer = (await invoke(house, **CHAT)).json()
 
     assert answer["object"] == "chat.completion"
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "hi"}
+    assert answer["choices"][0]["message"]["content"] == "hi"
 
 
 async def test_a_prompt_is_a_completion_and_its_stream_ends_with_done() -> None:
