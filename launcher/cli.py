@@ -7,6 +7,7 @@ open itself to a network because of that.
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -202,12 +203,18 @@ def env_command() -> None:
 
 
 def _joined(words: list[str] | None) -> str | None:
-    return None if words is None else ",".join(words)
+    # A variable's text is split at its spaces before it comes here.
+    return None if words is None else re.sub(",+", ",", ",".join(words))
 
 
 def _secrets(*values: str | None) -> dict[str, str]:
     """The given ones of SECRETS, which are for the router's environment."""
-    return {name: value for name, value in zip(SECRETS, values, strict=True) if value is not None}
+    given = {name: value for name, value in zip(SECRETS, values, strict=True) if value is not None}
+    for name, value in given.items():
+        if not value:
+            flag = name.lower().replace("_", "-")
+            raise BadSetting(f"--{flag}: must not be empty")
+    return given
 
 
 def _flags(**values: object) -> tuple[str, ...]:

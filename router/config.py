@@ -375,7 +375,9 @@ def _parser() -> argparse.ArgumentParser:
         meta = each.metadata
         group = groups.get(meta["group"]) or parser.add_argument_group(meta["group"])
         groups[meta["group"]] = group
-        default = ", ".join(each.default) if meta["kind"] == "list" else each.default
+        default: Any = each.default
+        if meta["kind"] == "list":
+            default = ", ".join(default)
         shown = "" if default in (None, "", False) else f" (default {default})"
         options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
         if meta["kind"] == "switch":

@@ -31,6 +31,10 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--speculate", "2"), "--speculate 2", id="speculate"),
         pytest.param(("a", "--model-id", "b"), "'a' and --model-id 'b' differ", id="two-models"),
         pytest.param(("--sharded", "--device", "cpu"), "--num-shard N", id="sharded-cpu"),
+        pytest.param(("--api-key", ""), "--api-key: must not be empty", id="empty-key"),
+        pytest.param(("--api-key", "a b"), "API_KEY: each key must be", id="bad-key"),
+        pytest.param(("--cors-allow-origin", "a/"), "SCHEME://HOST", id="bad-origin"),
+        pytest.param(("--ssl-certfile", __file__), "needs --ssl-keyfile", id="half-of-tls"),
     ],
 )
 def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: str) -> None:

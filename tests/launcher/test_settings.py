@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import BadSetting
+from launcher.precheck import check_router
 from launcher.readiness import address
 from launcher.settings import (
     ServeSettings,
@@ -12,6 +13,7 @@ from launcher.settings import (
     num_shards,
     require_free_port,
 )
+from tests.router.certificates import make_certificate
 
 
 def settings(**changes: object) -> ServeSettings:
@@ -98,6 +100,7 @@ def test_the_hubs_cache_is_handed_on_in_its_own_word() -> None:
 )
 def test_the_address_to_try_is_one_that_can_be_called(hostname: str, url: str) -> None:
     assert address(hostname, 3000) == url
+    assert address(hostname, 3000, has_tls=True) == url.replace("http:", "https:")
 
 
 def test_a_number_of_threads_that_the_operator_set_stays() -> None:
@@ -111,6 +114,33 @@ def test_the_router_is_pointed_at_rank_zero_and_the_tokenizer() -> None:
     assert "--tokenizer-name /models/x" in text
     assert "--served-model-name pip" in text
     assert text.endswith("--max-best-of 3")
+
+
+def test_secrets_reach_the_router_alone_and_by_its_environment() -> None:
+    given = settings(secrets={"API_KEY": "hush"})
+    environ = children_environ({"API_KEY": "hush", "SSL_KEYFILE_PASSWORD": "x", "PATH": "/"}, None)
+    assert environ == {"PATH": "/"}
+    assert "hush" not in str(given.shard_environ(0, environ))
+    assert given.router_environ(environ) == {"PATH": "/", "API_KEY": "hush"}
+    assert "hush" not in str(given.router_argv(Path("/models/x")))
+    assert "hush" not in repr(given)
+
+
+def test_what_the_router_would_refuse_is_told_beforehand(tmp_path: Path) -> None:
+    check_router(settings(), {})
+    with pytest.raises(BadSetting, match="--max-best-of '0': must be"):
+        check_router(settings(router_flags=("--max-best-of", "0")), {})
+    with pytest.raises(BadSetting, match="API_KEY: each key must be") as caught:
+        check_router(settings(secrets={"API_KEY": "hu sh"}), {})
+    assert "hu sh" not in str(caught.value)
+
+
+def test_tls_files_are_tried_beforehand(tmp_path: Path) -> None:
+    mine, other = make_certificate(tmp_path / "mine"), make_certificate(tmp_path / "other")
+    flags = ("--ssl-certfile", str(mine.cert), "--ssl-keyfile")
+    check_router(settings(router_flags=(*flags, str(mine.key))), {})
+    with pytest.raises(BadSetting, match="not the key of the certificate"):
+        check_router(settings(router_flags=(*flags, str(other.key))), {})
 
 
 def test_a_revision_reaches_shards_and_download() -> None:
