@@ -71,7 +71,7 @@ def _read_items(value: Any) -> tuple[Item, ...]:
 def _read_item(item: Any, place: str) -> Item:
     if not isinstance(item, dict):
         raise InvalidRequest(f"`{place}` must be an object", place)
-    kind = item.get("type", "message" if "role" in item else None)
+    kind = item.get("type") or ("message" if "role" in item else None)
     if kind != "message":
         shown = f" Given: `{kind[:60]}`" if isinstance(kind, str) else ""
         raise Unserved(

@@ -156,7 +156,8 @@ def _page(items: list[Item], request: Request) -> dict[str, Any]:
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"`order` must be `asc` or `desc`. Given: `{order[:60]}`", "order")
     limit = query.get("limit", str(_NUM_LISTED))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_LISTED):
+    is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MAX_LISTED))
+    if not (is_short and 1 <= int(limit) <= _MAX_LISTED):
         rule = f"must be a whole number between 1 and {_MAX_LISTED}"
         raise InvalidRequest(f"`limit` {rule}. Given: `{limit[:60]}`", "limit")
     ordered = items if order == "asc" else items[::-1]

@@ -159,6 +159,7 @@ PARTS = [{"type": "input_text", "text": "h"}, {"type": "input_text", "text": "i"
     [
         ("hi", "user: hi\n"),
         ([{"role": "user", "content": "hi"}], "user: hi\n"),
+        ([{"type": None, "id": None, "role": "user", "content": "hi"}], "user: hi\n"),
         ([{"type": "message", "role": "user", "content": PARTS}], "user: hi\n"),
         (
             [{"role": "developer", "content": "be kind"}, {"role": "user", "content": "hi"}],

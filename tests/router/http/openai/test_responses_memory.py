@@ -120,6 +120,7 @@ async def test_input_items_are_all_that_a_response_answers() -> None:
         ("order=up", "order"),
         ("limit=0", "limit"),
         ("limit=101", "limit"),
+        ("limit=00000000199999", "limit"),
         ("limit=many", "limit"),
         ("after=msg_0", "after"),
     ],
