@@ -1,0 +1,136 @@
+"""Random requests to a real model, each asked for whole and as a stream: the text is the same.
+
+The thousand with a scripted shard are in tests/router/http; here penalties and seeds are real.
+"""
+
+import json
+import random
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from launcher.settings import BUNDLED_MODEL
+from tests.integration.server import RunningServer, launched
+
+pytestmark = pytest.mark.slow
+
+_NUM_REQUESTS = 200
+# Of one to four bytes each, composed and decomposed, joined and flagged.
+_CHARACTERS = ("a", " ", "é", "e\u0301", "ß", "你", "好", "한", "ก็", "🦊", "👩\u200d🚀", "🇫🇷")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    # One at a time and without a prefix cache, so that both are computed in the same steps: what is
+    # compared here is text, not the last bits of matrix products.
+    with launched(PREFIX_CACHING="false") as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request in the words of one API."""
+
+    path: str
+    body: dict[str, Any]
+    stream_path: str
+    stream_body: dict[str, Any]
+
+
+class Dice:
+    """Draws requests."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self._tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
+
+    def request(self) -> Asked:
+        """A prompt, ways to draw, and stops that are likely to come."""
+        draw = self._draw
+        prompt = "".join(draw.choices(_CHARACTERS, k=draw.randint(1, 12)))
+        wanted = draw.sample(_CHARACTERS, 3)
+        common: dict[str, Any] = {
+            "seed": draw.randrange(2**32),
+            "stop": draw.choice(([], [draw.choice(wanted)], ["e", draw.choice(wanted) * 2])),
+            "repetition_penalty": draw.choice((None, 1.3)),
+            "frequency_penalty": draw.choice((None, 0.5)),
+            "presence_penalty": draw.choice((None, 0.7)),
+            "temperature": draw.choice((None, 0.7, 1.0, 3.0)),
+            "logit_bias": self._leaning_to(wanted),
+        }
+        num_tokens = draw.randint(1, 40)
+        if draw.random() < 0.5:
+            parameters = common | {"max_new_tokens": num_tokens, "do_sample": True}
+            parameters["include_stop_str_in_output"] = draw.random() < 0.7
+            body = {"inputs": prompt, "parameters": parameters}
+            return Asked("/generate", body, "/generate_stream", body)
+        body = common | {"max_tokens": num_tokens, "prompt": prompt}
+        if draw.random() < 0.5:
+            body["logprobs"] = 1
+        path = "/v1/completions"
+        return Asked(path, body, path, body | {"stream": True})
+
+    def _leaning_to(self, characters: list[str]) -> dict[str, float] | None:
+        """A bias to the pieces of some characters, so that whole ones and broken ones come."""
+        if self._draw.random() < 0.2:
+            return None
+        some = characters[: self._draw.randint(1, 3)]
+        ids = [i for text in some for i in self._tokenizer.encode(text).ids]
+        return {str(token_id): self._draw.uniform(8, 14) for token_id in ids}
+
+
+async def whole_text(client: httpx.AsyncClient, asked: Asked) -> str:
+    answer = await client.post(asked.path, json=asked.body)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    text = told["choices"][0]["text"] if "choices" in told else told["generated_text"]
+    assert isinstance(text, str)
+    return text
+
+
+async def streamed_text(client: httpx.AsyncClient, asked: Asked) -> str:
+    """The pieces joined; TGI's last event must say the same once more."""
+    pieces: list[str] = []
+    async with client.stream("POST", asked.stream_path, json=asked.stream_body) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            told = json.loads(line.removeprefix("data: "))
+            if "choices" in told:
+                pieces += [choice["text"] for choice in told["choices"]]
+            else:
+                pieces += [told["token"]["text"]] * (not told["token"]["special"])
+                assert told["generated_text"] in (None, "".join(pieces))
+    return "".join(pieces)
+
+
+async def differences(url: str, requests: list[Asked]) -> tuple[list[str], list[str]]:
+    """What differs, and all the texts."""
+    found: list[str] = []
+    texts: list[str] = []
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for asked in requests:
+            whole = await whole_text(client, asked)
+            streamed = await streamed_text(client, asked)
+            texts.append(whole)
+            if whole != streamed:
+                found.append(f"{asked.body}: {whole!r} but {streamed!r}")
+    return found, texts
+
+
+async def test_what_is_streamed_is_what_is_answered(server: RunningServer) -> None:
+    dice = Dice(seed=5)
+    found, texts = await differences(server.url, [dice.request() for _ in range(_NUM_REQUESTS)])
+    assert not found, f"{len(found)} differ, such as {found[:3]}"
+    joined = "".join(texts)
+    # The dice must have thrown what this is about: characters of two, three and four bytes, marks
+    # that combine, and broken ones.
+    assert {len(character.encode()) for character in set(joined) - {"\ufffd"}} == {1, 2, 3, 4}
+    assert any(unicodedata.combining(character) for character in joined)
+    assert "\ufffd" in joined
