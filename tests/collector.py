@@ -72,7 +72,7 @@ def collecting() -> Iterator[Collector]:
     """A collector at a free port."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    pb_grpc.add_TraceServiceServicer_to_server(collector, server)
+    pb_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     collector.endpoint = f"http://127.0.0.1:{port}"
     server.start()

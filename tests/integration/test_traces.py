@@ -36,9 +36,9 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def server(collector: Collector) -> Iterator[RunningServer]:
-    flags = ("--otlp-endpoint", collector.endpoint, "--json-output")
-    flags += ("--served-model-name", "teller", "--max-batch-prefill-tokens", "32")
-    with launched(*flags) as running:
+    traces = ("--otlp-endpoint", collector.endpoint, "--json-output")
+    model = ("--served-model-name", "teller", "--max-batch-prefill-tokens", "32")
+    with launched(*traces, *model) as running:
         yield running
 
 
