@@ -5,7 +5,6 @@ and cannot be served is refused by name, and so is what this API does not have.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +14,8 @@ from router.errors import InvalidRequest
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Turn
+from router.http.meaning import as_meant
 from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
-from router.parameters import check_parameters
 from router.validation import Limits, RawParams
 
 _MAX_TEMPERATURE = 1.0
@@ -99,19 +98,13 @@ class MessagesBody(CountBody):
 
     def to_raw(self, limits: Limits) -> RawParams:
         """The raw parameters. Raises InvalidRequest for what breaks a rule."""
-        is_greedy = self.temperature == 0
         raw = RawParams(
-            do_sample=not is_greedy,
-            temperature=None if is_greedy else self.temperature,
-            top_p=None if self.top_p == 1 else self.top_p,
-            top_k=None if self.top_k == 0 else self.top_k,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
             max_new_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
             keep_stop_string=False,
             names={"inputs": "messages", "max_new_tokens": "max_tokens", "stop": "stop_sequences"},
         )
-        if not is_greedy:
-            return raw
-        # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
-        check_parameters(raw, limits)
-        return replace(raw, top_p=None, top_k=None)
+        return as_meant(raw, limits)

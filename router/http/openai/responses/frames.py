@@ -15,19 +15,27 @@ import orjson
 from router.errors import RouterError
 from router.events import Finished, TokenGenerated
 from router.http.errors import Problem
+from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.responses.items import message_fields, output_part
 from router.http.openai.responses.reply import Reply, logprobs_of, status_of
 
 
 class ResponseWords:
-    """The events of one response. `keep` gets the whole response and its end before the client."""
+    """The events of one response.
+
+    `keep` gets the whole response and its end before the client. Without `logprobs` none are told.
+    """
 
     def __init__(
-        self, reply: Reply, keep: Callable[[dict[str, Any], Finished], None], *, has_logprobs: bool
+        self,
+        reply: Reply,
+        keep: Callable[[dict[str, Any], Finished], None],
+        logprobs: ChatLogprobs | None,
     ) -> None:
         self._reply = reply
         self._keep = keep
-        self._logprobs: list[dict[str, Any]] | None = [] if has_logprobs else None
+        self._logprobs = logprobs
+        self._told: list[dict[str, Any]] = []
         self._has_item = False
         self._num_events = 0
         place = orjson.dumps({"item_id": reply.item_id, "output_index": 0, "content_index": 0})
@@ -48,16 +56,15 @@ class ResponseWords:
         """The text that may be shown now; nothing while it is held back."""
         if self._logprobs is None:
             return self._text(event.text, b"[]") if event.text else b""
-        told = logprobs_of((event,))
-        self._logprobs += told
+        told = logprobs_of((event,), self._logprobs)
+        self._told += told
         return self._text(event.text, orjson.dumps(told))
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then the text, its part, its message and the response, whole."""
         last = self._text(event.tail, b"[]") if event.tail else self._begin()
-        logprobs = self._logprobs or []
-        item = self._reply.item(event, logprobs)
-        response = self._reply.ended(event, logprobs, int(time.time()))
+        item = self._reply.item(event, self._told)
+        response = self._reply.ended(event, self._told, int(time.time()))
         self._keep(response, event)
         place = {"item_id": self._reply.item_id, "output_index": 0, "content_index": 0}
         return b"".join(
@@ -65,7 +72,7 @@ class ResponseWords:
                 last,
                 self._event(
                     "response.output_text.done",
-                    {**place, "text": event.text, "logprobs": logprobs},
+                    {**place, "text": event.text, "logprobs": self._told},
                 ),
                 self._event("response.content_part.done", {**place, "part": item["content"][0]}),
                 self._event("response.output_item.done", {"output_index": 0, "item": item}),

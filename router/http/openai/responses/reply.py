@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.events import Finished, FinishReason, TokenGenerated, TokenLogprob
-from router.http.openai.reply import logprob
+from router.events import Finished, FinishReason, TokenGenerated
+from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.responses.items import message_fields, output_part
 from router.http.openai.responses.schema import ResponseBody
 
@@ -92,20 +92,13 @@ def status_of(end: Finished) -> str:
     return "incomplete" if end.reason in _INCOMPLETE else "completed"
 
 
-def logprobs_of(tokens: Sequence[TokenGenerated]) -> list[dict[str, Any]]:
-    """The log-probabilities of tokens, each with its alternatives."""
-    return [
-        {**_token(event.token), "top_logprobs": [_token(token) for token in event.top_tokens]}
-        for event in tokens
-    ]
-
-
-def _token(token: TokenLogprob) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": logprob(token.logprob),
-        "bytes": list(token.text.encode()),
-    }
+def logprobs_of(tokens: Sequence[TokenGenerated], logprobs: ChatLogprobs) -> list[dict[str, Any]]:
+    """The log-probabilities of tokens as in chats, but that what is no text has no bytes."""
+    entries: list[dict[str, Any]] = logprobs.of(tokens)["content"]
+    for entry in entries:
+        for token in (entry, *entry["top_logprobs"]):
+            token["bytes"] = token["bytes"] or []
+    return entries
 
 
 def _usage(end: Finished) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from router.errors import InvalidRequest
 from router.events import Finished
 from router.http.conversation import AnswerFrames, Conversations, Turn
 from router.http.errors import Dialect, HttpError
+from router.http.openai.logprobs import ChatLogprobs, TokenNames
 from router.http.openai.responses.fitting import fit
 from router.http.openai.responses.frames import ResponseWords
 from router.http.openai.responses.items import Item, new_item_id
@@ -34,8 +35,11 @@ _MAX_LISTED, _NUM_LISTED = 100, 20
 class ResponseRoutes:
     """The handlers. They own the store: what is in it, was put there by `create`."""
 
-    def __init__(self, conversations: Conversations, store: ResponseStore) -> None:
+    def __init__(
+        self, conversations: Conversations, names: TokenNames, store: ResponseStore
+    ) -> None:
         self._conversations = conversations
+        self._names = names
         self._store = store
 
     def router(self) -> APIRouter:
@@ -78,13 +82,16 @@ class ResponseRoutes:
                 )
                 self._store.keep(_owner(request), response_id, stored)
 
+        logprobs = None
+        if body.has_logprobs:
+            logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
         if body.stream:
-            words = ResponseWords(reply, keep, has_logprobs=body.has_logprobs)
+            words = ResponseWords(reply, keep, logprobs)
             frames = AnswerFrames(exchange, words, Dialect.OPENAI)
             return await talk.stream(exchange, checked, frames, {})
         completion = await talk.complete(request, checked)
-        logprobs = logprobs_of(completion.tokens) if body.has_logprobs else []
-        response = reply.ended(completion.finished, logprobs, int(time.time()))
+        told = [] if logprobs is None else logprobs_of(completion.tokens, logprobs)
+        response = reply.ended(completion.finished, told, int(time.time()))
         keep(response, completion.finished)
         return talk.reply(exchange, response, {})
 

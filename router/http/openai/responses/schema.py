@@ -5,15 +5,15 @@ cannot be served is refused by name, and so is what this API does not have.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from router.errors import InvalidRequest
 from router.http.fields import LogitBias, Strings
+from router.http.meaning import as_meant
+from router.http.openai.common import MAX_TOP_LOGPROBS
 from router.http.openai.responses.items import Items
 from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
-from router.parameters import check_parameters
 from router.validation import Limits, RawParams
 
 LOGPROBS = "message.output_text.logprobs"
@@ -151,12 +151,10 @@ class ResponseBody(CountInputBody):
 
     def to_raw(self, limits: Limits) -> RawParams:
         """The raw parameters. Raises InvalidRequest for what breaks a rule."""
-        is_greedy = self.temperature == 0
         raw = RawParams(
-            do_sample=not is_greedy,
-            temperature=None if is_greedy else self.temperature,
-            top_p=None if self.top_p == 1 else self.top_p,
-            top_k=None if self.top_k in (0, -1) else self.top_k,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
@@ -169,6 +167,7 @@ class ResponseBody(CountInputBody):
             ignore_eos=bool(self.ignore_eos),
             keep_stop_string=False,
             top_n_tokens=self.top_logprobs,
+            max_top_n_tokens=MAX_TOP_LOGPROBS,
             raw_logprobs=True,
             names={
                 "inputs": "input",
@@ -176,11 +175,7 @@ class ResponseBody(CountInputBody):
                 "top_n_tokens": "top_logprobs",
             },
         )
-        if not is_greedy:
-            return raw
-        # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
-        check_parameters(raw, limits)
-        return replace(raw, top_p=None, top_k=None, min_p=None)
+        return as_meant(raw, limits)
 
 
 def _check_metadata(pairs: Mapping[str, str]) -> None:

@@ -333,7 +333,7 @@ IMAGE = {"type": "input_image", "image_url": "x"}
         ({"metadata": {str(key): "b" for key in range(17)}}, "metadata"),
         ({"n": 2}, "n"),
         ({"text": "plain"}, "text"),
-        ({"top_logprobs": 6}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"truncation": "never"}, "truncation"),
     ],
 )

@@ -1,0 +1,48 @@
+"""Sampling as clients spell it, and what it means."""
+
+import pytest
+
+from router.errors import InvalidRequest
+from router.http.meaning import as_meant
+from router.parameters import Limits, RawParams
+
+LIMITS = Limits(max_input_len=100, max_total_len=200, vocab_size=50)
+
+
+def test_nothing_given_means_sampling() -> None:
+    assert as_meant(RawParams(), LIMITS) == RawParams(do_sample=True)
+
+
+def test_neutral_values_mean_absence() -> None:
+    assert as_meant(RawParams(top_p=1.0, top_k=-1), LIMITS) == RawParams(do_sample=True)
+    assert as_meant(RawParams(top_k=0), LIMITS) == RawParams(do_sample=True)
+
+
+def test_temperature_0_means_the_most_probable_token_whatever_else_is_said() -> None:
+    given = RawParams(temperature=0.0, top_p=0.5, top_k=3, min_p=0.1)
+
+    assert as_meant(given, LIMITS) == RawParams(do_sample=False)
+
+
+def test_what_means_nothing_must_be_in_order_all_the_same() -> None:
+    with pytest.raises(InvalidRequest, match="`top_p`"):
+        as_meant(RawParams(temperature=0.0, top_p=5.0), LIMITS)
+
+
+def test_a_top_p_of_0_keeps_the_most_probable_token() -> None:
+    top_p = as_meant(RawParams(top_p=0.0), LIMITS).top_p
+
+    assert top_p is not None
+    assert 0 < top_p < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [(None, None), (7, 7), (-1, 2**64 - 1), (-(2**63), 2**63)]
+)
+def test_negative_seeds_are_the_upper_half(given: int | None, meant: int | None) -> None:
+    assert as_meant(RawParams(seed=given), LIMITS).seed == meant
+
+
+def test_a_seed_below_all_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="`seed`"):
+        as_meant(RawParams(seed=-(2**63) - 1), LIMITS)
