@@ -32,6 +32,7 @@ from router.http.intake import Intake
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
+from router.http.openai.logprobs import TokenNames
 from router.http.openai.responses.routes import ResponseRoutes
 from router.http.openai.responses.schema import CountInputBody, ResponseBody
 from router.http.openai.responses.store import ResponseStore
@@ -119,6 +120,7 @@ def routing(services: Services, max_body_len: int) -> FastAPI:
         services.tokenizer,
         services.info,
     )
+    names = TokenNames(services.tokenizer, by_id=False, shows_special=False)
     chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
     for router in tgi_routers(
         services.infer,
@@ -134,7 +136,7 @@ def routing(services: Services, max_body_len: int) -> FastAPI:
     for routes in (
         chat,
         completions,
-        ResponseRoutes(conversations, ResponseStore()),
+        ResponseRoutes(conversations, names, ResponseStore()),
         MessageRoutes(conversations),
         HealthRoutes(services.infer),
         OpsRoutes(services.metrics, services.info),
