@@ -312,7 +312,6 @@ class Batcher:
             stream = self._streams.get(request_id)
             if stream is not None:
                 self._streams.fail(stream, error)
-        self._departures.look(self._clock())
         self._streams.tell()
 
     async def _recover(self) -> None:
@@ -334,6 +333,7 @@ class Batcher:
             await self._retry_later(_internal(error))
         else:
             self._progress.mends()
+            self._departures.look(self._clock())
             _logger.warning("the shards answer again")
 
     async def _retry_later(self, error: GenerationFailed) -> None:

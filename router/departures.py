@@ -23,6 +23,6 @@ class Departures:
             self._since_s[request_id] = since_s
 
     def look(self, now_s: float) -> None:
-        """The shards were told what to drop, or have answered."""
+        """The shards were told what to drop, have answered, or have begun anew."""
         for request_id in [each for each in self._since_s if self._has_left(each)]:
             self._gone(now_s - self._since_s.pop(request_id))
