@@ -252,7 +252,13 @@ MaxConcurrentRequests = Annotated[
 ]
 MaxInputTokens = Annotated[
     Optional[int],
-    typer.Option(envvar="MAX_INPUT_TOKENS", min=1, rich_help_panel=LIMITS),
+    typer.Option(
+        "--max-input-tokens",
+        "--max-input-length",
+        envvar=["MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"],
+        min=1,
+        rich_help_panel=LIMITS,
+    ),
 ]
 MaxTotalTokens = Annotated[
     Optional[int],
@@ -281,6 +287,12 @@ MaxTopNTokens = Annotated[
 ]
 MaxClientBatchSize = Annotated[
     int, typer.Option(envvar="MAX_CLIENT_BATCH_SIZE", min=1, rich_help_panel=LIMITS)
+]
+DisableGrammarSupport = Annotated[
+    bool,
+    typer.Option(
+        envvar="DISABLE_GRAMMAR_SUPPORT", rich_help_panel=LIMITS, help="Refuse every grammar."
+    ),
 ]
 PayloadLimit = Annotated[
     int,

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from router.errors import RouterError
@@ -171,9 +172,21 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 def _routing_error(request: Request, error: HTTPException) -> HttpError:
     path = request.url.path[:200]
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        message = f"{request.method} is not a method of {path}; {allowed} is"
-        return HttpError(405, "method_not_allowed", message, headers=error.headers)
+        allowed = _methods(request)
+        message = f"{request.method} is not a method of {path}; {allowed} would be"
+        return HttpError(405, "method_not_allowed", message, headers={"allow": allowed})
     if error.status_code == 404:
         return HttpError(404, "not_found", f"there is nothing at {path}")
     return HttpError(error.status_code, "http_error", str(error.detail), headers=error.headers)
+
+
+def _methods(request: Request) -> str:
+    """What the path can be asked by; one route's own word would be half of it."""
+    return ", ".join(
+        method
+        for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    )

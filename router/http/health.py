@@ -24,7 +24,7 @@ class HealthRoutes:
         self._infer = infer
 
     def router(self) -> APIRouter:
-        """The routes, documented; GET / and every HEAD are not, as with TGI."""
+        """The routes, documented; every HEAD is not."""
         router = APIRouter(tags=["Health"])
         for path, probe, name, failures in (
             ("/health", self.ready, "health", {503: "Not ready"}),
@@ -39,7 +39,6 @@ class HealthRoutes:
                 probe,
                 methods=["GET"],
                 operation_id=name,
-                include_in_schema=path != "/",
                 **tell(failures=failures),
             )
             router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)

@@ -204,6 +204,13 @@ class ModelList(Answer):
     data: list[ModelCard]
 
 
+# In a stream an error is an event too.
+EVENTS = {
+    "anyOf": [
+        {"$ref": "#/components/schemas/StreamResponse"},
+        {"$ref": "#/components/schemas/ErrorResponse"},
+    ]
+}
 TOKENS = {"type": "array", "items": {"$ref": "#/components/schemas/SimpleToken"}}
 LIST_OF_ONE = {"type": "array", "items": {"$ref": "#/components/schemas/GenerateResponse"}}
 ANSWERS: tuple[type[Answer], ...] = (

@@ -22,9 +22,9 @@ from router.http.intake import Intake
 from router.http.openapi import describe
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
-from router.http.tgi.answers import LIST_OF_ONE, TOKENS, GenerateResponse, StreamResponse
+from router.http.tgi.answers import EVENTS, LIST_OF_ONE, TOKENS, GenerateResponse
 from router.http.tgi.frames import NativeFrames, reply, spans_shown
-from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, to_raw
+from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody, to_raw
 from router.infer import Infer
 from router.text.tokenizer import Tokenizer
 
@@ -56,7 +56,7 @@ class NativeRoutes:
                 "/",
                 self.compat,
                 "compat_generate",
-                describe(CompatBody, answer=LIST_OF_ONE, events=StreamResponse),
+                describe(CompatBody, answer=LIST_OF_ONE, events=EVENTS),
             ),
             (
                 "/generate",
@@ -68,13 +68,13 @@ class NativeRoutes:
                 "/generate_stream",
                 self.generate_stream,
                 "generate_stream",
-                describe(GenerateBody, events=StreamResponse),
+                describe(GenerateBody, events=EVENTS),
             ),
             (
                 "/tokenize",
                 self.tokenize,
                 "tokenize",
-                describe(GenerateBody, answer=TOKENS, generates=False),
+                describe(TokenizeBody, answer=TOKENS, generates=False),
             ),
         ):
             router.add_api_route(path, handler, methods=["POST"], operation_id=name, **told)
@@ -106,7 +106,7 @@ class NativeRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Tokenize `inputs`; `start` and `stop` are byte offsets."""
-        body = await self._bodies.read(request, GenerateBody)
+        body = await self._bodies.read(request, TokenizeBody)
         spans = await self._tokenizer.spans(body.inputs)
         return _json(spans_shown(spans))
 

@@ -4,6 +4,8 @@ https://github.com/kserve/open-inference-protocol. As with TGI the one model ans
 one segment: what its InferenceService is called, nobody tells the server.
 """
 
+from collections.abc import Awaitable, Callable
+
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,7 +14,7 @@ from starlette.responses import Response
 from router.http.body import BodyReader
 from router.http.errors import HttpError
 from router.http.intake import Intake
-from router.http.openapi import NO_MODEL, describe, tell
+from router.http.openapi import describe, tell
 from router.http.server_info import ServerInfo
 from router.http.tgi.answers import (
     InferenceOutput,
@@ -26,8 +28,9 @@ from router.http.tgi.schema import GenerateBody
 from router.http.tgi.tensors import BYTES, InferenceBody, Texts
 from router.infer import Infer
 
-_MODEL = "/v2/models/{model_name:path}"
-_VERSION = _MODEL + "/versions/{model_version}"
+_MODELS = "/v2/models/"
+_ANY_MODEL = _MODELS + "{model_name}"
+_VERSION = "/versions/{model_version}"
 _NOT_READY = {503: "Not ready"}
 
 
@@ -44,23 +47,36 @@ class KServeRoutes:
         self._info = info
 
     def router(self) -> APIRouter:
-        """The routes, documented. Those with more words come first: a name may hold slashes."""
+        """The routes, documented; a served name with slashes has routes of its own."""
         router = APIRouter(tags=["KServe"])
-        unready = {**NO_MODEL, **_NOT_READY}
         for path, handler, told in (
             ("/v2", self.server, tell(MetadataServerResponse)),
             ("/v2/health/live", self.live, tell(LiveResponse)),
             ("/v2/health/ready", self.ready, tell(ReadyResponse, failures=_NOT_READY)),
-            (_VERSION + "/ready", self.model_ready, tell(ReadyResponse, failures=unready)),
-            (_MODEL + "/ready", self.model_ready, tell(ReadyResponse, failures=unready)),
-            (_VERSION, self.model, tell(MetadataModelResponse, failures=NO_MODEL)),
-            (_MODEL, self.model, tell(MetadataModelResponse, failures=NO_MODEL)),
         ):
             router.add_api_route(path, handler, methods=["GET"], **told)
-        for path in (_VERSION, _MODEL):
-            told = describe(InferenceBody, answer=InferenceOutput, failures=NO_MODEL)
-            router.add_api_route(path + "/infer", self.infer, methods=["POST"], **told)
+        for name in self._info.model_names:
+            if "/" in name:
+                self._add_model(router, _MODELS + name.lstrip("/"), name)
+        self._add_model(router, _ANY_MODEL, None)
         return router
+
+    def _add_model(self, router: APIRouter, prefix: str, name: str | None) -> None:
+        """The routes of one model, or of those whose name the path says."""
+        for path in (prefix, prefix + _VERSION):
+            for suffix, handler, told in (
+                ("", self.model, tell(MetadataModelResponse)),
+                ("/ready", self.model_ready, tell(ReadyResponse, failures=_NOT_READY)),
+                ("/infer", self.infer, describe(InferenceBody, answer=InferenceOutput)),
+            ):
+                router.add_api_route(
+                    path + suffix,
+                    _named(handler, name),
+                    methods=["POST" if handler == self.infer else "GET"],
+                    description=handler.__doc__,
+                    include_in_schema=name is None,
+                    **told,
+                )
 
     async def server(self) -> Response:
         """What this server is, in KServe's words."""
@@ -77,15 +93,13 @@ class KServeRoutes:
         self._check_ready()
         return _json({"live": True, "ready": True})
 
-    async def model_ready(self, request: Request) -> Response:
+    async def model_ready(self, request: Request, name: str) -> Response:
         """Whether requests to the model would be served now."""
-        name = self._name(request)
         self._check_ready()
         return _json({"name": name, "live": True, "ready": True})
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, request: Request, name: str) -> Response:
         """What the model takes and gives."""
-        name = self._name(request)
         version = request.path_params.get("model_version")
         told = {
             "name": name,
@@ -98,10 +112,9 @@ class KServeRoutes:
         }
         return _json(told)
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, request: Request, model_name: str) -> Response:
         """Generate a text for each prompt of the tensors."""
         exchange = self._intake.begin(request)
-        model_name = self._name(request)
         body = await self._bodies.read(request, InferenceBody)
         tensors = [Texts.of(tensor, f"inputs[{index}]") for index, tensor in enumerate(body.inputs)]
         names = body.output_names()
@@ -127,15 +140,20 @@ class KServeRoutes:
         }
         return _json(answer, headers)
 
-    def _name(self, request: Request) -> str:
-        name: str = request.path_params["model_name"]
-        if not name or ("/" in name and name not in self._info.model_names):
-            raise HttpError(404, "not_found", f"there is no model `{name[:200]}`")
-        return name
-
     def _check_ready(self) -> None:
         if not self._infer.is_ready:
             raise HttpError(503, "healthcheck", "unhealthy")
+
+
+def _named(
+    handler: Callable[[Request, str], Awaitable[Response]], name: str | None
+) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of a model's route, with the model's name: as given, or as the path has it."""
+
+    async def handle(request: Request) -> Response:
+        return await handler(request, name or request.path_params["model_name"])
+
+    return handle
 
 
 def _json(answer: object, headers: dict[str, str] | None = None) -> Response:

@@ -18,7 +18,7 @@ from router.http.tgi.chat_tokenize import ChatTokenizeRoutes
 from router.http.tgi.generate import NativeRoutes
 from router.http.tgi.invocations import InvocationRoutes
 from router.http.tgi.kserve import KServeRoutes
-from router.http.tgi.schema import CompatBody, GenerateBody
+from router.http.tgi.schema import CompatBody, GenerateBody, TokenizeBody
 from router.http.tgi.tensors import InferenceBody
 from router.http.tgi.vertex import VertexBody, VertexRoutes
 from router.infer import Infer
@@ -27,6 +27,7 @@ from router.text.tokenizer import Tokenizer
 TGI_MODELS: Sequence[type[BaseModel]] = (
     GenerateBody,
     CompatBody,
+    TokenizeBody,
     VertexBody,
     InferenceBody,
     *ANSWERS,

@@ -3,6 +3,8 @@
 Every optional field takes an explicit null for its absence.
 """
 
+from typing import Any
+
 from pydantic import Field
 
 from router.errors import InvalidRequest
@@ -46,8 +48,15 @@ class Parameters(Schema):
     max_time: float | None = None
 
 
+class TokenizeBody(Schema):
+    """Body of /tokenize: that of /generate, of which the prompt alone counts."""
+
+    inputs: str
+    parameters: dict[str, Any] | None = None
+
+
 class GenerateBody(Schema):
-    """Body of /generate, /generate_stream and /tokenize.
+    """Body of /generate and /generate_stream.
 
     Without `parameters` a request is sampled; with them, only if one of them asks for it.
     """
