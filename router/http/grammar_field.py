@@ -3,6 +3,7 @@
 It knows the shapes alone; whether the value is a grammar, `router/grammar.py` says.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -11,6 +12,15 @@ from router.grammar import GRAMMAR_TYPES, RawGrammar
 
 _WRAPPED = "json_schema"
 _WORDS = ", ".join(f"`{word}`" for word in GRAMMAR_TYPES)
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "json": ((dict, str), "an object or a string"),
+    "json_object": ((dict, str), "an object or a string"),
+    _WRAPPED: ((dict,), "an object"),
+    "regex": ((str,), "a string"),
+    "choice": ((list,), "a list"),
+    "lark": ((str,), "a string"),
+    "where": ((str,), "a string"),
+}
 
 
 def _grammar(value: Any) -> RawGrammar:
@@ -18,17 +28,19 @@ def _grammar(value: Any) -> RawGrammar:
     if not isinstance(value, dict):
         raise ValueError('must be an object like {"type": "regex", "value": "[0-9]+"}')
     word = value.get("type")
-    kind = GRAMMAR_TYPES.get(word) if isinstance(word, str) else None
-    if kind is None:
+    if not isinstance(word, str) or word not in GRAMMAR_TYPES:
         raise ValueError(f"must have a `type`, one of {_WORDS}")
     if value.get("value") is None:
         raise ValueError("must have a `value`")
-    inner = value["value"]
+    inner: Any = value["value"]
+    types, shown = _TYPES[word]
+    if type(inner) not in types:
+        raise ValueError(f"of type `{word}` must have {shown} for its `value`")
     if word == _WRAPPED:
-        if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+        inner = inner.get("schema")
+        if not isinstance(inner, dict):
             raise ValueError(f"of type `{_WRAPPED}` must have a `value` with a `schema`, an object")
-        inner = inner["schema"]
-    return RawGrammar(kind, inner)
+    return RawGrammar(GRAMMAR_TYPES[word], inner)
 
 
 def _variant(words: list[str], value: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from router.http.body import BodyReader
+from router.http.body import BodyReader, Schema
 from router.http.intake import Intake
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
@@ -16,7 +16,7 @@ from router.http.tgi.answers import ANSWERS
 from router.http.tgi.batches import Batches
 from router.http.tgi.chat_tokenize import ChatTokenizeRoutes
 from router.http.tgi.generate import NativeRoutes
-from router.http.tgi.invocations import InvocationRoutes
+from router.http.tgi.invocations import Handler, InvocationRoutes
 from router.http.tgi.kserve import KServeRoutes
 from router.http.tgi.schema import CompatBody, GenerateBody, TokenizeBody
 from router.http.tgi.tensors import InferenceBody
@@ -47,7 +47,7 @@ def tgi_routers(
     """The routes; some of them speak for OpenAI's, which they are given."""
     native = NativeRoutes(infer, intake, tokenizer, bodies, info)
     batches = Batches(infer, intake, info)
-    handlers = {
+    handlers: dict[str, tuple[Handler, type[Schema]]] = {
         "inputs": (native.compat, CompatBody),
         "messages": (chat.chat, ChatBody),
         "prompt": (completions.completions, CompletionBody),

@@ -14,35 +14,40 @@ from router.http.grammar_field import Grammar
 from router.validation import RawParams
 
 
+def _told(**bounds: float) -> Any:
+    """An optional number whose bounds the OpenAPI document tells; `parameters.py` holds them."""
+    return Field(default=None, json_schema_extra=dict(bounds))
+
+
 class Parameters(Schema):
     """`parameters` of a request, with the names, types and defaults of TGI; and ours."""
 
-    best_of: int | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
+    best_of: int | None = _told(minimum=1)
+    temperature: float | None = _told(exclusiveMinimum=0)
+    repetition_penalty: float | None = _told(exclusiveMinimum=0)
+    frequency_penalty: float | None = _told(minimum=-2, maximum=2)
+    top_k: int | None = _told(minimum=1)
+    top_p: float | None = _told(exclusiveMinimum=0, exclusiveMaximum=1)
+    typical_p: float | None = _told(exclusiveMinimum=0, exclusiveMaximum=1)
     do_sample: bool | None = None
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = _told(minimum=1)
     return_full_text: bool | None = None
     stop: list[str] | None = Field(default=None, fail_fast=True)
-    truncate: int | None = None
+    truncate: int | None = _told(minimum=1)
     watermark: bool | None = None
     details: bool | None = None
     decoder_input_details: bool | None = None
-    seed: int | None = None
-    top_n_tokens: int | None = None
+    seed: int | None = _told(minimum=0, maximum=2**64 - 1)
+    top_n_tokens: int | None = _told(minimum=0)
     grammar: Grammar | None = None
     adapter_id: str | None = None
     # Ours, under the names that vLLM's users know where it has them.
-    min_new_tokens: int | None = None
+    min_new_tokens: int | None = _told(minimum=0)
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
     include_stop_str_in_output: bool | None = None
-    presence_penalty: float | None = None
-    min_p: float | None = None
+    presence_penalty: float | None = _told(minimum=-2, maximum=2)
+    min_p: float | None = _told(minimum=0, maximum=1)
     logit_bias: LogitBias | None = None
     # Seconds, from the request's arrival.
     max_time: float | None = None
@@ -61,7 +66,7 @@ class GenerateBody(Schema):
     Without `parameters` a request is sampled; with them, only if one of them asks for it.
     """
 
-    inputs: str
+    inputs: str = Field(json_schema_extra={"minLength": 1})
     parameters: Parameters | None = None
 
     @property

@@ -25,7 +25,7 @@ from router.http.tgi.answers import VertexResponse
 from router.http.tgi.batches import Batches, Draw, within
 from router.http.tgi.schema import GenerateBody
 
-_INSTANCE = {
+_INSTANCE: dict[str, Any] = {
     "anyOf": [
         {"$ref": "#/components/schemas/GenerateBody"},
         {"$ref": "#/components/schemas/ChatBody"},

@@ -58,7 +58,7 @@ async def test_the_document_knows_every_route_and_every_schema_that_it_names() -
 async def test_every_error_has_the_shape_of_its_path() -> None:
     spec = await fetch()
 
-    shapes = {}
+    shapes: dict[str, set[str]] = {}
     for path, operations in spec["paths"].items():
         for operation in operations.values():
             for status, response in operation["responses"].items():

@@ -47,9 +47,11 @@ async def test_a_grammar_in_order_is_not_served_yet_and_never_ignored(grammar: A
         ({"type": "json"}, "`parameters.grammar` must have a `value`"),
         ({"type": "regex", "value": None}, "`parameters.grammar` must have a `value`"),
         ({"type": "json_schema", "value": SCHEMA}, "must have a `value` with a `schema`"),
-        ({"type": "regex", "value": ["a"]}, "`grammar` is not valid: the value of `regex`"),
+        ({"type": "regex", "value": ["a"]}, "of type `regex` must have a string for its `value`"),
+        ({"type": "regex", "value": ""}, "`grammar` is not valid: the value of `regex`"),
         ({"type": "json", "value": "{'a'}"}, "`grammar` is not valid: the value is a string"),
-        ({"type": "json", "value": [SCHEMA]}, "must be a JSON schema"),
+        ({"type": "json", "value": [SCHEMA]}, "must have an object or a string for its `value`"),
+        ({"type": "json", "value": "[]"}, "must be a JSON schema"),
         ({"type": "choice", "value": [1]}, "`grammar` is not valid: the value of `choice`"),
     ],
 )

@@ -73,8 +73,9 @@ async def test_a_body_must_belong_to_one_route(body: Any, found: str) -> None:
 
 
 async def test_errors_are_of_tgi_s_shape_whatever_was_meant() -> None:
+    bodies: list[dict[str, Any]] = [{"inputs": ""}, {"prompt": ""}, {"messages": []}]
     async with housing(FakeShard()) as house, house.client as client:
-        for body in ({"inputs": ""}, {"prompt": ""}, {"messages": []}):
+        for body in bodies:
             answer = await client.post("/invocations", json=body)
             assert answer.json().keys() == {"error", "error_type"}
 
