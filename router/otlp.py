@@ -19,6 +19,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -41,15 +42,15 @@ _MAX_STATE_LEN = 512
 # The log's words where OpenTelemetry has its own; the others get our prefix.
 _ATTRIBUTES: Mapping[str, str] = MappingProxyType(
     {
-        "status": "http.response.status_code",
-        "error_type": "error.type",
+        "method": http_attributes.HTTP_REQUEST_METHOD,
+        "path": url_attributes.URL_PATH,
+        "route": http_attributes.HTTP_ROUTE,
+        "status": http_attributes.HTTP_RESPONSE_STATUS_CODE,
+        "error_type": error_attributes.ERROR_TYPE,
         "model": "gen_ai.request.model",
         "num_prompt_tokens": "gen_ai.usage.input_tokens",
         "num_generated_tokens": "gen_ai.usage.output_tokens",
         "finish_reasons": "gen_ai.response.finish_reasons",
-        "route": "http.route",
-        "path": "url.path",
-        "method": "http.request.method",
     }
 )
 
@@ -241,7 +242,7 @@ def _parent(context: TraceContext) -> Context:
 
 def _tell_error(span: trace.Span, error: Exception | None) -> None:
     if error is not None:
-        span.set_attribute("error.type", type(error).__name__)
+        span.set_attribute(error_attributes.ERROR_TYPE, type(error).__name__)
         span.set_status(Status(StatusCode.ERROR, str(error)))
 
 
