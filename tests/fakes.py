@@ -323,17 +323,17 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
                 return pb.Generation(
                     request_id=request.id, finish_reason=pb.FINISH_REASON_ERROR, error=error
                 )
-        scores = []
+        generation = pb.Generation(request_id=request.id)
         if request.logprobs.prompt:
-            scores = [_logprob(token_id) for token_id in row.token_ids[max(1, start) : stop]]
+            for token_id in row.token_ids[max(1, start) : stop]:
+                generation.prompt_logprobs.append(_logprob(token_id))
+                if request.logprobs.num_top_tokens:
+                    self._add_tops(generation.prompt_top_tokens.add().tokens, token_id, row)
         if stop < len(row.token_ids):
-            if not scores:
-                return None
-            return pb.Generation(request_id=request.id, prompt_logprobs=scores)
-        token, reason = self._draw(row)
-        return pb.Generation(
-            request_id=request.id, tokens=[token], finish_reason=reason, prompt_logprobs=scores
-        )
+            return generation if generation.prompt_logprobs else None
+        token, generation.finish_reason = self._draw(row)
+        generation.tokens.append(token)
+        return generation
 
     def _draw(self, row: _Row) -> tuple[pb.SampledToken, pb.FinishReason.ValueType]:
         stopping = row.request.stopping
@@ -344,9 +344,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         row.token_ids.append(token_id)
         row.decodes = True
         token = pb.SampledToken(id=token_id, logprob=_logprob(token_id))
-        for rank in range(row.request.logprobs.num_top_tokens):
-            other = (token_id + rank) % self.vocab_size
-            token.top_tokens.add(id=other, logprob=_logprob(token_id) - rank)
+        self._add_tops(token.top_tokens, token_id, row)
         if row.num_made >= stopping.max_new_tokens:
             return token, pb.FINISH_REASON_LENGTH
         if token_id in self.eos_token_ids and not stopping.ignore_eos:
@@ -354,6 +352,11 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         if token_id in stopping.stop_token_ids:
             return token, pb.FINISH_REASON_STOP_TOKEN
         return token, pb.FINISH_REASON_NONE
+
+    def _add_tops(self, tops: Any, token_id: int, row: _Row) -> None:
+        for rank in range(row.request.logprobs.num_top_tokens):
+            other = (token_id + rank) % self.vocab_size
+            tops.add(id=other, logprob=_logprob(token_id) - rank)
 
     def _touch_kv(self, row: _Row, start: int, stop: int) -> None:
         """Checks what the chunk attends to and writes what it computes."""

@@ -28,6 +28,13 @@ class TokenNames:
         """The token's text, or vLLM's form of its id."""
         return f"token_id:{token.token_id}" if self._by_id else token.text
 
+    def alternative(self, token: TokenLogprob) -> str:
+        """As `name`; a part of a character as OpenAI spells it, since many would be called alike."""
+        own = self._tokenizer.token_bytes(token.token_id)
+        if self._by_id or not _is_partial(own):
+            return self.name(token)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+
     def bytes_of(self, token: TokenLogprob) -> list[int] | None:
         """What the token adds to the text, though it be part of a character; None for what is no
         text, as special tokens are."""
@@ -123,12 +130,15 @@ class OldLogprobs:
     def _top(
         self, token: TokenLogprob, top: Sequence[TokenLogprob]
     ) -> dict[str, float | None] | None:
-        """Alternatives by their text, the chosen token among them; None for a first token."""
+        """Alternatives by their names, the chosen token among them; None for a first token."""
         if token.logprob is None:
             return None
         by_name: dict[str, float | None] = {}
-        for candidate in (*top[: self._num_top], token):
-            by_name.setdefault(self._names.name(candidate), logprob(candidate.logprob))
+        for other in top[: self._num_top]:
+            is_chosen = other.token_id == token.token_id
+            name = self._names.name(token) if is_chosen else self._names.alternative(other)
+            by_name.setdefault(name, logprob(other.logprob))
+        by_name.setdefault(self._names.name(token), logprob(token.logprob))
         return by_name
 
 
