@@ -29,7 +29,7 @@ class TokenNames:
         return f"token_id:{token.token_id}" if self._by_id else token.text
 
     def alternative(self, token: TokenLogprob) -> str:
-        """As `name`; a part of a character as OpenAI spells it, since many would be called alike."""
+        """As `name`, but parts of characters as OpenAI spells them: all would be called alike."""
         own = self._tokenizer.token_bytes(token.token_id)
         if self._by_id or not _is_partial(own):
             return self.name(token)
