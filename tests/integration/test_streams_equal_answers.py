@@ -80,7 +80,7 @@ class Dice:
             return None
         some = characters[: self._draw.randint(1, 3)]
         ids = [i for text in some for i in self._tokenizer.encode(text).ids]
-        return {str(token_id): self._draw.uniform(8, 14) for token_id in ids}
+        return {str(token_id): self._draw.uniform(10, 25) for token_id in ids}
 
 
 async def whole_text(client: httpx.AsyncClient, asked: Asked) -> str:
@@ -128,6 +128,6 @@ async def test_what_is_streamed_is_what_is_answered(server: RunningServer) -> No
     found, texts = await differences(server.url, [dice.request() for _ in range(_NUM_REQUESTS)])
     assert not found, f"{len(found)} differ, such as {found[:3]}"
     joined = "".join(texts)
-    # The dice must have thrown what this is about: whole characters of several bytes, and broken ones.
+    # What this is about: whole characters of several bytes, and broken ones.
     assert any(len(character.encode()) > 1 for character in set(joined) - {"\ufffd"})
     assert "\ufffd" in joined
