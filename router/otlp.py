@@ -23,6 +23,7 @@ from opentelemetry.semconv.attributes import error_attributes, http_attributes, 
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from router.errors import Cancelled
 from router.tracing import TRACE_KEY, Metadata, RequestSpan, SequenceLife, TraceContext, Tracer
 
 _logger = logging.getLogger(__name__)
@@ -83,9 +84,10 @@ class OtlpSpan(RequestSpan):
             if isinstance(value, str | bool | int | float | tuple):
                 self._span.set_attribute(_ATTRIBUTES.get(word, f"tandem.{word}"), value)
         status, error_type = told.get("status"), told.get("error_type")
-        # A refusal (4xx) is no failure of the server's: so say the conventions for HTTP.
+        # A refusal (4xx) is no failure of the server's: so say the conventions for HTTP. Nor is it
+        # one that the client left.
         is_refusal = isinstance(status, int) and 400 <= status < 500
-        if error_type is not None and not is_refusal:
+        if error_type not in (None, "cancelled") and not is_refusal:
             self._span.set_status(Status(StatusCode.ERROR, str(error_type)))
         self._span.end()
 
@@ -243,7 +245,8 @@ def _parent(context: TraceContext) -> Context:
 def _tell_error(span: trace.Span, error: Exception | None) -> None:
     if error is not None:
         span.set_attribute(error_attributes.ERROR_TYPE, type(error).__name__)
-        span.set_status(Status(StatusCode.ERROR, str(error)))
+        if not isinstance(error, Cancelled):
+            span.set_status(Status(StatusCode.ERROR, str(error)))
 
 
 def _ns(seconds: float) -> int:

@@ -34,6 +34,7 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--api-key", ""), "--api-key: must not be empty", id="empty-key"),
         pytest.param(("--api-key", "a b"), "API_KEY: each key must be", id="bad-key"),
         pytest.param(("--cors-allow-origin", "a/"), "SCHEME://HOST", id="bad-origin"),
+        pytest.param(("--otlp-endpoint", "http://a:1/v1"), "without a path", id="bad-collector"),
         pytest.param(("--ssl-certfile", __file__), "needs --ssl-keyfile", id="half-of-tls"),
     ],
 )

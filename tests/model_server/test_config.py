@@ -47,6 +47,13 @@ def test_a_watermark_is_as_strong_as_tgi_makes_it_unless_told_otherwise() -> Non
     assert (told.watermark_gamma, told.watermark_delta) == (0.25, -1.5)
 
 
+def test_traces_go_where_tgi_s_flag_says() -> None:
+    config = serve("--otlp-endpoint", "http://a:4317")
+    assert config.otlp_endpoint == "http://a:4317"
+    assert config.otlp_service_name == "text-generation-inference.server"
+    assert serve().otlp_endpoint is None
+
+
 def test_download_weights_has_its_own_words() -> None:
     config = parse(["download-weights", "a/b", "--revision", "v1", "--allow-pickle"], {})
     assert config == DownloadConfig("a/b", "v1", allow_pickle=True)
@@ -72,6 +79,8 @@ def test_download_weights_has_its_own_words() -> None:
         pytest.param(("--watermark-delta", "inf"), {}, "--watermark-delta inf", id="delta"),
         pytest.param(("--watermark-delta", "nan"), {}, "must be finite", id="delta-nan"),
         pytest.param(("--kv-blocks", "0"), {}, "at least 1", id="kv-blocks"),
+        pytest.param(("--otlp-endpoint", "http://a"), {}, "'http://a': .*HOST:PORT", id="no-port"),
+        pytest.param(("--otlp-endpoint", "a:4318/v1"), {}, "without a path", id="otlp-http"),
         pytest.param(("--quantize", "awq"), {}, "--quantize awq", id="quantize"),
         pytest.param(("--speculate", "2"), {}, "--speculate 2", id="speculate"),
     ],

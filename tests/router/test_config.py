@@ -89,6 +89,9 @@ def test_knobs_without_effect_are_taken_by_name() -> None:
         ([], {"SSL_KEYFILE": __file__}, ["--ssl-keyfile needs --ssl-certfile"]),
         (["--ssl-keyfile-password", "hush"], {}, ["--ssl-keyfile-password needs"]),
         (["--header-limit", "100"], {}, ["--header-limit", "'100'", "at least 1024"]),
+        (["--otlp-endpoint", "http://a"], {}, ["--otlp-endpoint", "'http://a'", "HOST:PORT"]),
+        ([], {"OTLP_ENDPOINT": "http://a:4318/v1/traces"}, ["OTLP_ENDPOINT", "without a path"]),
+        (["--otlp-endpoint", "unix:///a:1"], {}, ["'unix:///a:1'", "OTLP over gRPC"]),
         (["--ngrok"], {}, ["--ngrok", "opens no tunnel", "--port"]),
         (["--ngrok-authtoken", "t"], {}, ["--ngrok-authtoken", "opens no tunnel"]),
         ([], {"NGROK": "true"}, ["NGROK", "opens no tunnel"]),
@@ -130,6 +133,12 @@ def test_nothing_shows_a_secret() -> None:
 
 def test_ngroks_own_variables_disturb_nothing() -> None:
     assert read_config([], {"NGROK_AUTHTOKEN": "t", "NGROK": "false"}).port == 3000
+
+
+@pytest.mark.parametrize("endpoint", ["http://a:4317", "https://[::1]:4317/", "a:4317"])
+def test_a_collector_is_taken_as_tgi_s_users_spell_it(endpoint: str) -> None:
+    assert read_config(["--otlp-endpoint", endpoint], {}).otlp_endpoint == endpoint
+    assert read_config([], {"OTLP_ENDPOINT": endpoint}).otlp_endpoint == endpoint
 
 
 def test_help_explains_every_knob(capsys: pytest.CaptureFixture[str]) -> None:

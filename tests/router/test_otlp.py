@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from router.errors import Cancelled, InvalidRequest, StartupFailed
+from router.errors import Cancelled, InvalidRequest, ServerStopped, StartupFailed
 from router.otlp import OtlpTracer, connect
 from router.tracing import NO_TRACES, TRACE_KEY, SequenceLife, TraceContext, start_tracing
 
@@ -146,8 +146,20 @@ def test_a_sequence_has_a_queue_and_an_inference(traced: Traced) -> None:
     assert [event.name for event in inference.events] == ["first token"]
 
 
+def test_a_client_s_leaving_is_told_and_no_error(traced: Traced) -> None:
+    context = begun(traced)
+    traced.tracer.admitted(5, context, step_id=9, elapsed_s=0.0)
+    left = replace(life(context), finish_reason=None, error=Cancelled("the client left"))
+    traced.tracer.ended(left)
+    span = traced.tracer.request("POST", "/", [], 0.0)
+    span.end({"status": 200, "error_type": "cancelled"})
+    assert attributes(traced.spans["inference"])["error.type"] == "Cancelled"
+    assert attributes(traced.spans["POST /"])["error.type"] == "cancelled"
+    assert not any(is_error(each) for each in traced.spans.values())
+
+
 def test_a_sequence_that_never_ran_has_a_queue_alone(traced: Traced) -> None:
-    left = Cancelled("the client left")
+    left = ServerStopped("the drain's time was over")
     never = replace(life(begun(traced)), first_scheduled_s=None, first_token_s=None, error=left)
     traced.tracer.ended(never)
     assert is_error(traced.spans["queue"])

@@ -89,3 +89,41 @@ async def test_what_is_no_generation_is_told_at_debug(lines: pytest.LogCaptureFi
     (record,) = (line for line in lines.records if line.name == "router.http.access")
     assert record.levelno == logging.DEBUG
     assert "model" not in vars(record)
+
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "model": "fake/model"}
+COMPLETION = {"prompt": "hello", "max_tokens": 3}
+NATIVE = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+RESPONSE = {"input": "hello", "max_output_tokens": 3}
+TENSORS = {
+    "inputs": [{"name": "t", "shape": [1], "datatype": "BYTES", "data": ["hello"]}],
+    "parameters": {"max_new_tokens": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_stream"),
+    [
+        ("/", NATIVE, False),
+        ("/", NATIVE | {"stream": True}, True),
+        ("/generate_stream", NATIVE, True),
+        ("/invocations", NATIVE, False),
+        ("/vertex", {"instances": [NATIVE]}, False),
+        ("/v2/models/model/infer", TENSORS, False),
+        ("/v1/completions", COMPLETION, False),
+        ("/v1/chat/completions", CHAT, False),
+        ("/v1/chat/completions", CHAT | {"stream": True}, True),
+        ("/v1/responses", RESPONSE, False),
+        ("/v1/responses", RESPONSE | {"stream": True}, True),
+        ("/v1/messages", CHAT, False),
+        ("/v1/messages", CHAT | {"stream": True}, True),
+    ],
+)
+async def test_every_route_that_generates_tells_of_its_end(
+    lines: pytest.LogCaptureFixture, path: str, body: dict[str, object], is_stream: bool
+) -> None:
+    told = await told_of(lines, path, body)
+    assert (told["status"], told["stream"]) == (200, is_stream), lines.text
+    assert told["finish_reasons"] == "length"
+    assert told["num_generated_tokens"] == 3
+    assert isinstance(told["inference_ms"], float)
