@@ -14,11 +14,12 @@ as many as there are slots), and the first to come takes the first.
 A slot that is free when a client was told to come is worth little if whoever comes along takes it
 first; a slot that is kept for a client that never comes is lost. So slots are kept, but few:
 
-    of late clients   all that they need: they have shown that they obey
-    of due ones, and of those due before the kept slots would be free
-                      their number times the share of appointments that were kept lately
-    together          at most 1/16 of all slots (1 of at least 4; none of fewer), or what the first
-                      late client needs, for a request of many sequences would otherwise never fit
+    for late clients  what they need, at most 1/8 of all slots, for they have shown that they obey;
+                      or all that the first of them needs, for a request of many sequences would
+                      otherwise never fit
+    for due ones, and for those due before the kept slots would be free
+                      their number times the share of appointments that were kept lately, as long
+                      as that makes at most 1/16 of all slots (1 of at least 4; none of fewer)
 
 All other free slots go to whoever comes, appointment or not. Pure: no clock but the one passed in.
 """
@@ -31,7 +32,7 @@ from enum import Enum
 MIN_S, MAX_S = 1.0, 60.0
 # Whole seconds are rounded up, and the way here takes time.
 _GRACE_S = 2.0
-_FEWEST_SLOTS, _KEPT_PART = 4, 16
+_FEWEST_SLOTS, _KEPT_PART, _LATE_PART = 4, 16, 8
 _MAX_APPOINTMENTS = 65_536
 # The share of kept appointments is that of about so many lately.
 _SHARE_WINDOW = 16
@@ -83,7 +84,7 @@ class Appointments:
         if late:
             self._skip_gone(self._late)
             first = self._late[0].num_slots
-            most = max(most, first)
+            most = max(most, first, min(late, self._num_slots // _LATE_PART))
         if own is not None:
             return first if first > 1 else 0
         expected = self._num_slots_of[_State.DUE]

@@ -85,6 +85,7 @@ class Rush:
     num_slots: int = 128
     num_clients: int = 384
     duration_s: float = 2.5
+    spread: float = 0.5
     obey_share: float = 1.0
     in_whole_seconds: bool = False
     end_s: float = 120.0
@@ -126,7 +127,8 @@ class Rush:
             num_taken += 1
             self.num_tries[tries] += 1
             self.num_served_returns += tries > 1
-            later(now_s + self.duration_s * chance.uniform(0.5, 1.5), prompt, 0)
+            duration_s = self.duration_s * chance.uniform(1 - self.spread, 1 + self.spread)
+            later(now_s + duration_s, prompt, 0)
         return self
 
     @property
@@ -163,6 +165,12 @@ def test_with_half_of_the_clients_obeying_those_do_get_in() -> None:
     rush = Rush(obey_share=0.5).run()
     assert rush.goodput > 0.9
     assert rush.num_served_returns / rush.num_returns > 0.9
+
+
+def test_sequences_of_equal_length_end_together_and_still_let_those_in_who_waited() -> None:
+    rush = Rush(num_slots=32, num_clients=96, duration_s=1.6, spread=0.0).run()
+    assert rush.goodput > 0.94
+    assert rush.share_within(3) > 0.9
 
 
 def test_long_sequences_in_few_slots_are_served_too() -> None:

@@ -1,6 +1,7 @@
 """Three times as many clients as there are slots, over a real shard's gRPC, on real time."""
 
 import asyncio
+import random
 from collections import Counter
 from time import monotonic
 
@@ -13,15 +14,15 @@ from tests.fakes import FakeShard
 from tests.router.rig import Rig, asking, routing, settled
 
 NUM_SLOTS = 32
-# A step takes 10 ms, so that a sequence takes about a second and a slot comes free each 30 ms.
-NUM_TOKENS, STEP_S = 90, 0.01
+# A step takes some 15 ms, so that a sequence takes about 1.5 s and a slot comes free each 50 ms.
+NUM_TOKENS, STEP_S = (45, 135), 0.01
 
 
-async def ask(rig: Rig, prompt: str) -> int:
+async def ask(rig: Rig, prompt: str, num_tokens: int) -> int:
     """One request, as often as it is refused and when it is told; how often it was sent."""
     for num_tries in range(1, 100):
         try:
-            completion = await rig.infer.complete(asking(prompt, NUM_TOKENS))
+            completion = await rig.infer.complete(asking(prompt, num_tokens))
         except Overloaded as error:
             await asyncio.sleep(error.retry_after_s)
             continue
@@ -33,12 +34,13 @@ async def ask(rig: Rig, prompt: str) -> int:
 async def goodput(rig: Rig, num_clients: int, duration_s: float) -> tuple[float, Counter[int]]:
     """Answers per second of clients that ask again and again, and the tries that they took."""
     num_tries: Counter[int] = Counter()
+    chance = random.Random(3)
     began_s = monotonic()
 
     async def client(index: int) -> None:
         turn = 0
         while monotonic() - began_s < duration_s:
-            num_tries[await ask(rig, f"{index} {turn}")] += 1
+            num_tries[await ask(rig, f"{index} {turn}", chance.randint(*NUM_TOKENS))] += 1
             turn += 1
 
     clients = [asyncio.create_task(client(index)) for index in range(num_clients)]
@@ -62,4 +64,4 @@ async def test_at_three_times_the_capacity_goodput_stays_and_those_who_obey_get_
     soon = sum(num_tries[tries] for tries in (1, 2, 3))
     assert told > 0
     assert rushed > 0.85 * alone, (alone, rushed, num_tries)
-    assert soon > 0.85 * served, num_tries
+    assert soon > 0.9 * served, num_tries
