@@ -110,11 +110,11 @@ def tell(
     failures: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """Arguments of `add_api_route` for what a route answers, besides what any route can."""
-    content = {
-        kind: {"schema": _schema(told)}
-        for kind, told in ((media_type, answer), (_EVENTS, events))
-        if told is not None
-    }
+    content: dict[str, Any] = {}
+    if answer is not None:
+        content[media_type] = {"schema": _schema(answer)}
+    if events is not None:
+        content[_EVENTS] = {"itemSchema": _event(events)}
     success: dict[str, Any] = {"description": "As asked for"}
     if content:
         success["content"] = content
@@ -153,6 +153,12 @@ def document(app: FastAPI, models: Sequence[type[BaseModel]]) -> dict[str, Any]:
 
 def _schema(told: Answer) -> Mapping[str, Any]:
     return told if isinstance(told, Mapping) else {"$ref": _REF.format(model=told.__name__)}
+
+
+def _event(data: Answer) -> dict[str, Any]:
+    """A server-sent event; its data is a string that holds JSON."""
+    text = {"type": "string", "contentMediaType": _JSON, "contentSchema": _schema(data)}
+    return {"type": "object", "properties": {"data": text}, "required": ["data"]}
 
 
 def _add_parameters(path: str, operation: dict[str, Any]) -> None:

@@ -20,6 +20,14 @@ BYTES = "BYTES"
 # What TGI's clients may call a list of bytes; it never looked.
 _KINDS = (BYTES, "UINT8")
 _MAX_DEPTH = 8
+_DATA: dict[str, Any] = {
+    "minItems": 1,
+    "anyOf": [
+        {"items": {"type": "string", "minLength": 1}},
+        {"items": {"type": "integer", "minimum": 0, "maximum": 255}},
+        {"items": {"type": "array", "minItems": 1}},
+    ],
+}
 
 
 class InputTensor(Schema):
@@ -27,8 +35,8 @@ class InputTensor(Schema):
 
     name: str
     shape: list[int] = Field(fail_fast=True)
-    datatype: str
-    data: list[Any]
+    datatype: str = Field(json_schema_extra={"enum": list(_KINDS)})
+    data: list[Any] = Field(json_schema_extra=_DATA)
 
 
 class OutputName(Schema):
