@@ -7,6 +7,12 @@ import pytest
 from tests.conformance.serving import Fake, Served, faked, launched
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-transcripts", action="store_true", help="Record what curl is answered now."
+    )
+
+
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     """The bundled model, served in float32 so that references can be computed elsewhere."""

@@ -15,6 +15,7 @@ It ends when stdin does.
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -59,7 +60,9 @@ async def serve(flags: Sequence[str]) -> None:
         checks_blocks=False,
     )
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = save_byte_tokenizer(Path(folder))
+        # A name that is the same everywhere, since /info and /v1/models tell of it.
+        os.chdir(folder)
+        tokenizer = save_byte_tokenizer(Path("tokenizer"))
         named = ("--served-model-name", MODEL_ID, *flags)
         async with (
             serving(shard) as address,

