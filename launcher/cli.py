@@ -16,7 +16,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from launcher import options
+from launcher import options, tgi_options
 from launcher.environment import describe
 from launcher.errors import BadSetting, LauncherError
 from launcher.precheck import check_router
@@ -95,18 +95,32 @@ def serve(
     otlp_endpoint: options.OtlpEndpoint = None,
     otlp_service_name: options.OtlpServiceName = "text-generation-inference.router",
     env: options.Env = False,
-    quantize: options.Quantize = None,
-    speculate: options.Speculate = 0,
-    waiting_served_ratio: options.WaitingServedRatio = 0.3,
-    max_waiting_tokens: options.MaxWaitingTokens = 20,
-    max_batch_total_tokens: options.MaxBatchTotalTokens = None,
-    disable_custom_kernels: options.DisableCustomKernels = False,
+    quantize: tgi_options.Quantize = None,
+    speculate: tgi_options.Speculate = 0,
+    kv_cache_dtype: tgi_options.KvCacheDtype = None,
+    rope_scaling: tgi_options.RopeScaling = None,
+    rope_factor: tgi_options.RopeFactor = None,
+    lora_adapters: tgi_options.LoraAdapters = None,
+    ngrok: tgi_options.Ngrok = False,
+    waiting_served_ratio: tgi_options.WaitingServedRatio = 0.3,
+    max_waiting_tokens: tgi_options.MaxWaitingTokens = 20,
+    max_batch_total_tokens: tgi_options.MaxBatchTotalTokens = None,
+    cuda_graphs: tgi_options.CudaGraphs = None,
+    prometheus_port: tgi_options.PrometheusPort = 9000,
+    usage_stats: tgi_options.UsageStats = "off",
+    enable_prefill_logprobs: tgi_options.EnablePrefillLogprobs = False,
+    disable_custom_kernels: tgi_options.DisableCustomKernels = False,
 ) -> None:
     """Serve a model over HTTP, from one process or from one per GPU."""
-    if quantize is not None:
-        raise BadSetting(f"--quantize {quantize}: quantization on load is not served yet")
-    if speculate:
-        raise BadSetting(f"--speculate {speculate}: speculation is not served yet")
+    tgi_options.refuse(
+        quantize=quantize,
+        speculate=speculate,
+        kv_cache_dtype=kv_cache_dtype,
+        rope_scaling=rope_scaling,
+        rope_factor=rope_factor,
+        lora_adapters=lora_adapters,
+        ngrok=ngrok,
+    )
     if model_id is not None and model_id_flag is not None and model_id != model_id_flag:
         raise BadSetting(f"MODEL_ID {model_id!r} and --model-id {model_id_flag!r} differ")
     if env:

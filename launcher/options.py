@@ -1,4 +1,4 @@
-"""Every option of `launcher serve`: TGI's flag and environment names, and what they mean."""
+"""The options of `launcher serve` that do something, with TGI's flag and environment names."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -28,9 +28,8 @@ class Attention(StrEnum):
     cuda = "cuda"
 
 
-MODEL, PLACE, ACCESS, LIMITS, LOGS, TGI = (
-    "Model", "Where it runs", "Who may ask, and how", "Limits", "Logs and traces",
-    "Accepted for TGI's sake",
+MODEL, PLACE, ACCESS, LIMITS, LOGS = (
+    "Model", "Where it runs", "Who may ask, and how", "Limits", "Logs and traces"
 )  # fmt: skip
 
 ModelId = Annotated[
@@ -354,33 +353,4 @@ OtlpServiceName = Annotated[
 ]
 Env = Annotated[
     bool, typer.Option("--env", "-e", rich_help_panel=LOGS, help="Print the environment first.")
-]
-Quantize = Annotated[
-    Optional[str],
-    typer.Option(envvar="QUANTIZE", rich_help_panel=TGI, help="Refused: not served yet."),
-]
-Speculate = Annotated[
-    int, typer.Option(envvar="SPECULATE", rich_help_panel=TGI, help="Refused: not served yet.")
-]
-WaitingServedRatio = Annotated[
-    float,
-    typer.Option(
-        envvar="WAITING_SERVED_RATIO",
-        rich_help_panel=TGI,
-        help="Without effect: prompt chunks ride in the same steps as decodes.",
-    ),
-]
-MaxWaitingTokens = Annotated[
-    int,
-    typer.Option(envvar="MAX_WAITING_TOKENS", rich_help_panel=TGI, help="Without effect."),
-]
-MaxBatchTotalTokens = Annotated[
-    Optional[int],
-    typer.Option(
-        envvar="MAX_BATCH_TOTAL_TOKENS", rich_help_panel=TGI, help="Without effect: measured."
-    ),
-]
-DisableCustomKernels = Annotated[
-    bool,
-    typer.Option(envvar="DISABLE_CUSTOM_KERNELS", rich_help_panel=TGI, help="As --attention cpu."),
 ]

@@ -29,6 +29,11 @@ def test_env_names_versions_and_hardware() -> None:
     [
         pytest.param(("--quantize", "awq"), "--quantize awq", id="quantize"),
         pytest.param(("--speculate", "2"), "--speculate 2", id="speculate"),
+        pytest.param(("--kv-cache-dtype", "fp8_e5m2"), "the model's own", id="kv-cache-dtype"),
+        pytest.param(("--rope-scaling", "linear"), "config.json says", id="rope-scaling"),
+        pytest.param(("--rope-factor", "2.0"), "--rope-factor 2.0: positions", id="rope-factor"),
+        pytest.param(("--lora-adapters", "a"), "adapters are not served", id="lora-adapters"),
+        pytest.param(("--ngrok",), "--ngrok: no tunnel", id="ngrok"),
         pytest.param(("a", "--model-id", "b"), "'a' and --model-id 'b' differ", id="two-models"),
         pytest.param(("--sharded", "--device", "cpu"), "--num-shard N", id="sharded-cpu"),
         pytest.param(("--api-key", ""), "--api-key: must not be empty", id="empty-key"),
