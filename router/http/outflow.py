@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HIGH_LEN = 32_768
-LOW_LEN = 8_192
-PIECE_LEN = 32_768
+HIGH_LEN = 16_384
+LOW_LEN = 4_096
+PIECE_LEN = 16_384
 
 
 class Outflow:
@@ -46,7 +46,7 @@ class Outflow:
     def fill(self) -> None:
         """`HIGH_LEN` is reached."""
         if self._full is None:
-            self._full = self._loop.call_later(self._timeout_s, self._too_slow)
+            self._full = self._loop.call_later(self._timeout_s, self._tell)
 
     def ease(self) -> None:
         """`LOW_LEN` is reached again."""
@@ -72,9 +72,12 @@ class Outflow:
         self.begin()
 
     def _check_rest(self) -> None:
-        self._complete = None
         if self.num_unsent:
-            self._too_slow()
+            self._tell()
+
+    def _tell(self) -> None:
+        self.close()
+        self._too_slow()
 
 
 class Pieces:
