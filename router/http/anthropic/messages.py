@@ -16,7 +16,19 @@ from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.conversation import AnswerFrames, Conversations
 from router.http.errors import Dialect
 from router.http.exchange import Exchange
-from router.http.openapi import describe
+from router.http.openapi import NO_MODEL, describe
+
+_MESSAGE = {
+    "type": "object",
+    "description": "Anthropic's Message",
+    "required": ["id", "type", "role", "model", "content", "stop_reason", "usage"],
+}
+_EVENT = {
+    "type": "object",
+    "description": "An event of Anthropic's, by its type",
+    "required": ["type"],
+}
+_COUNT = {"type": "object", "required": ["input_tokens"]}
 
 
 class MessageRoutes:
@@ -28,14 +40,11 @@ class MessageRoutes:
     def router(self) -> APIRouter:
         """The routes, documented."""
         router = APIRouter(tags=["Anthropic"])
-        unknown = {404: "The model is not served"}
+        messages = describe(MessagesBody, answer=_MESSAGE, events=_EVENT, failures=NO_MODEL)
+        count = describe(CountBody, answer=_COUNT, generates=False, failures=NO_MODEL)
         for path, handler, told in (
-            ("/v1/messages", self.messages, describe(MessagesBody, failures=unknown)),
-            (
-                "/v1/messages/count_tokens",
-                self.count_tokens,
-                describe(CountBody, generates=False, failures=unknown),
-            ),
+            ("/v1/messages", self.messages, messages),
+            ("/v1/messages/count_tokens", self.count_tokens, count),
         ):
             router.add_api_route(path, handler, methods=["POST"], **told)
         return router

@@ -31,6 +31,28 @@ _PATH = "/v1/responses"
 _UNKNOWN = {404: "The model is not served, or the response not known, or not any more"}
 _MAX_LISTED, _NUM_LISTED = 100, 20
 
+_RESPONSE = {
+    "type": "object",
+    "description": "OpenAI's Response object",
+    "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+}
+_EVENT = {
+    "type": "object",
+    "description": "An event of OpenAI's, by its type",
+    "required": ["type", "sequence_number"],
+}
+_COUNT = {"type": "object", "required": ["object", "input_tokens"]}
+_DELETED = {"type": "object", "required": ["id", "object", "deleted"]}
+_LIST = {"type": "object", "required": ["object", "data", "first_id", "last_id", "has_more"]}
+_PAGING = [
+    {"name": name, "in": "query", "required": False, "schema": schema}
+    for name, schema in (
+        ("order", {"enum": ["asc", "desc"], "default": "desc"}),
+        ("after", {"type": "string"}),
+        ("limit", {"type": "integer", "minimum": 1, "maximum": _MAX_LISTED}),
+    )
+]
+
 
 class ResponseRoutes:
     """The handlers. They own the store: what is in it, was put there by `create`."""
@@ -46,19 +68,17 @@ class ResponseRoutes:
         """The routes, documented."""
         router = APIRouter(tags=["OpenAI"])
         one = _PATH + "/{response_id}"
-        for path, handler, methods, told in (
-            (_PATH, self.create, "POST", describe(ResponseBody, failures=_UNKNOWN)),
-            (
-                f"{_PATH}/input_tokens",
-                self.count,
-                "POST",
-                describe(CountInputBody, generates=False, failures=_UNKNOWN),
-            ),
-            (one, self.retrieve, "GET", tell(failures=_UNKNOWN)),
-            (one, self.delete, "DELETE", tell(failures=_UNKNOWN)),
-            (f"{one}/input_items", self.input_items, "GET", tell(failures=_UNKNOWN)),
+        create = describe(ResponseBody, answer=_RESPONSE, events=_EVENT, failures=_UNKNOWN)
+        count = describe(CountInputBody, answer=_COUNT, generates=False, failures=_UNKNOWN)
+        items = {**tell(_LIST, failures=_UNKNOWN), "openapi_extra": {"parameters": _PAGING}}
+        for path, handler, method, told in (
+            (_PATH, self.create, "POST", create),
+            (f"{_PATH}/input_tokens", self.count, "POST", count),
+            (one, self.retrieve, "GET", tell(_RESPONSE, failures=_UNKNOWN)),
+            (one, self.delete, "DELETE", tell(_DELETED, failures=_UNKNOWN)),
+            (f"{one}/input_items", self.input_items, "GET", items),
         ):
-            router.add_api_route(path, handler, methods=[methods], **told)
+            router.add_api_route(path, handler, methods=[method], **told)
         return router
 
     async def create(self, request: Request) -> Response:

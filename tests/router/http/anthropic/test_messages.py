@@ -6,9 +6,17 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.fakes import NUM_SPECIAL, FakeShard, saying
-from tests.router.http.harness import SEED, House, exchange, housing, listening
-from tests.router.rig import asking
+from tests.byte_tokenizer import NUM_SPECIAL
+from tests.fakes import FakeShard, saying
+from tests.router.http.harness import (
+    SEED,
+    House,
+    exchange,
+    housing,
+    listening,
+    open_request,
+)
+from tests.router.rig import asking, settled
 
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
@@ -417,3 +425,17 @@ async def test_what_cannot_be_counted_is_refused_by_name(fields: Any, fault: str
 
     assert (status, kind) == (400, "invalid_request_error")
     assert fault in message
+
+
+async def test_a_client_that_leaves_ends_its_answer() -> None:
+    body = json.dumps({"max_tokens": 140, "messages": HI, "stream": True}).encode()
+    async with housing(FakeShard()) as house, listening(house.app) as port:
+        house.shard.faults.delay_s = 0.01
+        reader, writer = await open_request(port, "POST", PATH, body)
+        await reader.readuntil(b"event: content_block_delta\n")
+        writer.close()
+        await writer.wait_closed()
+        await settled(house.rig)
+        num_steps = sum(method in ("Prefill", "Decode") for method, _ in house.shard.calls)
+
+    assert num_steps < 100

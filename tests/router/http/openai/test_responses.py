@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import NUM_SPECIAL, FakeShard, saying
+from tests.byte_tokenizer import NUM_SPECIAL
+from tests.fakes import FakeShard, saying
 from tests.router.http.harness import SEED, House, housing
 from tests.router.rig import asking
 

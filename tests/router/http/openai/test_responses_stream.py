@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from tests.fakes import FakeShard, saying
-from tests.router.http.harness import House, exchange, housing, listening
+from tests.router.http.harness import House, exchange, housing, listening, open_request
+from tests.router.rig import settled
 
 PATH = "/v1/responses"
 PROMPT = "user: hi\n"
@@ -142,3 +143,21 @@ async def test_a_stream_begins_before_its_first_token() -> None:
     beginning = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1]
     names = [line for line in beginning.split(b"\n") if line.startswith(b"event: ")]
     assert names == [b"event: response.created", b"event: response.in_progress"]
+
+
+async def test_a_client_that_leaves_ends_its_response_which_is_not_remembered() -> None:
+    body = b'{"input": "hi", "stream": true, "ignore_eos": true}'
+    async with housing(FakeShard()) as house, listening(house.app) as port:
+        house.shard.faults.delay_s = 0.01
+        reader, writer = await open_request(port, "POST", PATH, body)
+        beginning = await reader.readuntil(b"event: response.output_text.delta\n")
+        writer.close()
+        await writer.wait_closed()
+        await settled(house.rig)
+        num_steps = sum(method in ("Prefill", "Decode") for method, _ in house.shard.calls)
+        response_id = beginning.partition(b'"id":"')[2].partition(b'"')[0].decode()
+        async with house.client as client:
+            answer = await client.get(f"{PATH}/{response_id}")
+
+    assert num_steps < 100
+    assert answer.status_code == 404
