@@ -108,6 +108,7 @@ class OpenAiBody(Promises, Formats):
         name, grammar = self.named_grammar() or ("response_format", None)
         # OpenAI samples unless the temperature is 0; its and vLLM's neutral values are our None.
         self._check_tops(limits, names["top_n_tokens"])
+        self._check_ranges()
         tops = [top for top in (self.num_top_logprobs, self.prompt_logprobs) if top is not None]
         is_greedy = self.temperature == 0
         raw = RawParams(
@@ -160,6 +161,16 @@ class OpenAiBody(Promises, Formats):
             raise InvalidRequest(
                 "`prompt_logprobs` must be absent when tokens are streamed", "prompt_logprobs"
             )
+
+    def _check_ranges(self) -> None:
+        """Those that are wider here than the engine's, which has no value for what is neutral."""
+        for field, value, rule, is_inside in (
+            ("temperature", self.temperature, "at least 0", (self.temperature or 0) >= 0),
+            ("top_p", self.top_p, "between 0 and 1", 0 <= (self.top_p or 0) <= 1),
+            ("top_k", self.top_k, "at least -1 (all, as is 0)", (self.top_k or 0) >= -1),
+        ):
+            if not is_inside:
+                raise InvalidRequest(f"`{field}` must be {rule}. Given: {value}", field)
 
     def _top_p(self) -> float | None:
         if self.top_p == 0:

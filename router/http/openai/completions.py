@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.errors import InvalidRequest
-from router.events import Finished, PromptScored, TokenGenerated
+from router.events import Finished, FinishReason, PromptScored, TokenGenerated
 from router.http.exchange import Exchange
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
@@ -183,7 +183,7 @@ class CompletionChoiceFrames:
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty text with the reason."""
-        reason = orjson.dumps(FINISH_REASONS[event.reason])
+        reason = orjson.dumps(_reason(event, only_scores=self._only_scores))
         text = self._text("" if self._only_scores else event.tail)
         end = self._head + b'"","logprobs":null,"finish_reason":' + reason + self._tail
         return text + end
@@ -222,8 +222,15 @@ def _choice(
     return {
         "text": echo + ("" if body.only_scores else completion.finished.text),
         "logprobs": logprobs,
-        "finish_reason": FINISH_REASONS[completion.finished.reason],
+        "finish_reason": _reason(completion.finished, only_scores=body.only_scores),
     }
+
+
+def _reason(end: Finished, *, only_scores: bool) -> str:
+    """Where nothing was to be generated, what the dropped token was says nothing."""
+    if only_scores and end.reason is not FinishReason.DEADLINE:
+        return FINISH_REASONS[FinishReason.LENGTH]
+    return FINISH_REASONS[end.reason]
 
 
 def _told_of_ids(

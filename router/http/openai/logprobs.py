@@ -5,6 +5,7 @@ tokens comes with the last of them. What a token is by itself, its `bytes` say. 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from router.events import PromptScored, TokenGenerated, TokenLogprob
@@ -69,8 +70,11 @@ class ChatLogprobs:
         return {"content": [self._entry(event) for event in events], "refusal": None}
 
     def _entry(self, event: TokenGenerated) -> dict[str, Any]:
-        tops = [self._token(token) for token in event.top_tokens[: self._num_top]]
-        return {**self._token(event.token), "top_logprobs": tops}
+        tops = _agreeing(event.token, event.top_tokens[: self._num_top])
+        return {
+            **self._token(event.token),
+            "top_logprobs": [self._token(token) for token in tops],
+        }
 
     def _token(self, token: TokenLogprob) -> dict[str, Any]:
         return {
@@ -134,7 +138,7 @@ class OldLogprobs:
         if token.logprob is None:
             return None
         by_name: dict[str, float | None] = {}
-        for other in top[: self._num_top]:
+        for other in _agreeing(token, top[: self._num_top]):
             is_chosen = other.token_id == token.token_id
             name = self._names.name(token) if is_chosen else self._names.alternative(other)
             by_name.setdefault(name, logprob(other.logprob))
@@ -164,7 +168,7 @@ def _place(token: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, Any] |
         return None
     place = {
         str(candidate.token_id): _ranked(candidate, rank)
-        for rank, candidate in enumerate(top, start=1)
+        for rank, candidate in enumerate(_agreeing(token, top), start=1)
     }
     place.setdefault(str(token.token_id), _ranked(token, None))
     return place
@@ -172,6 +176,18 @@ def _place(token: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, Any] |
 
 def _ranked(token: TokenLogprob, rank: int | None) -> dict[str, Any]:
     return {"logprob": logprob(token.logprob), "rank": rank, "decoded_token": token.text}
+
+
+def _agreeing(token: TokenLogprob, top: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    """The alternatives, the token among them with the very number that it has itself.
+
+    The two are computed apart and may differ in their last digits, while clients compare them to
+    see whether a token was the most probable one.
+    """
+    return [
+        replace(other, logprob=token.logprob) if other.token_id == token.token_id else other
+        for other in top
+    ]
 
 
 def _is_partial(data: bytes) -> bool:

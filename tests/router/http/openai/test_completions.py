@@ -154,6 +154,15 @@ async def test_echo_of_no_tokens_scores_the_prompt_alone() -> None:
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["ab", ""]
 
 
+async def test_scoring_ends_by_its_length_whatever_the_model_would_say() -> None:
+    async with housing(FakeShard(script=saying("", 2))) as house:
+        answer = await post(house, "ab", echo=True, max_tokens=0)
+        chunks = await stream(house, "ab", echo=True, max_tokens=0)
+
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
 async def test_best_of_keeps_the_most_probable() -> None:
     async with housing(FakeShard(script=letters)) as house:
         answer = await post(house, "ab", best_of=3, n=2, max_tokens=4)

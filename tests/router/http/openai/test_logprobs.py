@@ -180,3 +180,24 @@ async def test_what_lm_eval_reads_of_a_scored_prompt_is_there() -> None:
     assert all(score <= 0 for score in scores)
     assert all(score in top.values() for score, top in zip(scores, tops, strict=True))
     assert re.fullmatch("Once upon", answer["choices"][0]["text"])
+
+
+async def test_a_token_has_one_log_probability_wherever_it_is_told() -> None:
+    def spoil(answer: Any) -> None:
+        for generation in answer.generations:
+            for token in generation.tokens:
+                token.top_tokens[0].logprob += 1e-6
+
+    shard = saying_after_hi("ok")
+    shard.faults.spoil = spoil
+    async with housing(shard) as house:
+        fields = {"max_tokens": 1}
+        answer = await post(
+            house, CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 2, **fields}
+        )
+        old = await post(house, COMPLETIONS, {"prompt": PROMPT, "logprobs": 2, **fields})
+
+    entry = told_of(answer["choices"])[0]
+    assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]
+    lists = old["choices"][0]["logprobs"]
+    assert max(lists["top_logprobs"][0].values()) == lists["token_logprobs"][0]
