@@ -28,6 +28,7 @@ from router.step_observer import StepObserver
 from router.stream import Stream
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
+from router.tracing import NO_TRACES, Tracer
 from tests.fakes import FakeShard, letters, saying, serving
 
 PLAIN = SamplingParams()
@@ -97,15 +98,16 @@ async def routing(
     clock: Callable[[], float] = monotonic,
     prefix_caching: bool = True,
     scheduler_class: type[Scheduler] = Scheduler,
+    tracer: Tracer = NO_TRACES,
 ) -> AsyncIterator[Rig]:
     """A router that runs; in the end all blocks must be back and none may have been misused."""
     async with serving(*ranks) as address:
-        shards = await Shards.connect(address, timeouts, first_epoch=1)
+        shards = await Shards.connect(address, timeouts, first_epoch=1, tracer=tracer)
         pool = await shards.warmup(max_step_tokens, max_batch_size, None)
         allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
         scheduler = scheduler_class(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
         metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
-        observer = StepObserver(metrics, pool.block_size)
+        observer = StepObserver(metrics, pool.block_size, tracer)
         batcher = Batcher(scheduler, shards, byte_tokenizer(), observer, limits, clock)
         running = asyncio.ensure_future(batcher.run())
         rig = Rig(batcher, Infer(batcher), scheduler, shards, metrics, running)
