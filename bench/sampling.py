@@ -54,6 +54,9 @@ CASES = (
         "temperature, three penalties",
         replace(DRAWN, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
     ),
+    # Flat logits hardly ever repeat a token: nearly every green list is made anew.
+    Case("temperature, watermark", replace(DRAWN, watermark=True)),
+    Case("peaked, watermark", replace(DRAWN, watermark=True), deviation=6.0),
 )
 
 

@@ -118,14 +118,15 @@ def save(name: str, folder: Path, *, seed: int = 0) -> Path:
 
 
 @torch.inference_mode()
-def greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
-    """What generate() answers to a prompt."""
+def greedy(model: Any, prompt: list[int], num_tokens: int, **options: Any) -> list[int]:
+    """What generate() answers to a prompt. `options` are its own."""
     output = model.generate(
         torch.tensor([prompt], device=model.device),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64, device=model.device),
         max_new_tokens=num_tokens,
         do_sample=False,
         pad_token_id=0,
+        **options,
     )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens
