@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -21,6 +22,7 @@ from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
 from router.http.inflow import MIN_BODY_LEN, Expected, Inflow
 from router.http.outflow import Outflow
+from router.http.upgrade import without_offer
 from router.metrics import Counter
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Protocol(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._hangs_up = False
+        self._is_offer = False
         self._num_messages = 0
         self._begin_counts()
 
@@ -102,7 +105,8 @@ class Protocol(HttpToolsProtocol):
         if self._inflow.expected is None and not self._is_answering:
             self._inflow.expect(Expected.HEAD)
         num_messages = self._num_messages
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._hangs_up or self.transport.is_closing():
             return
         if num_messages == self._num_messages:
@@ -135,6 +139,9 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request is known; its body may be to come."""
+        self._is_offer = self.parser.should_upgrade() and not self._should_upgrade()
+        if self._is_offer and self.parser.get_method() != b"CONNECT":
+            return  # `_feed` reads it once more
         super().on_headers_complete()
         self._inflow.expect(Expected.BODY)
 
@@ -146,6 +153,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
+        if self._is_offer:
+            return
         self._num_messages += 1
         self._inflow.expect(None)
         super().on_message_complete()
@@ -168,6 +177,20 @@ class Protocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """What the parser cannot read, or was told to read no further."""
         self._refuse(self._refusal or HttpError(400, "bad_request", msg))
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as offer:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+                return
+            head = without_offer(self.parser.get_method(), self.url, self.headers)
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(head + data[offer.args[0] :])
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle

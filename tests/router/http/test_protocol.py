@@ -169,6 +169,44 @@ async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
     assert b"data: " in answer
 
 
+@pytest.mark.parametrize(
+    "offer",
+    [
+        pytest.param(
+            b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAA\r\n",
+            id="h2c",
+        ),
+        pytest.param(b"upgrade: websocket\r\nconnection: upgrade\r\n", id="websocket"),
+        pytest.param(b"connection: keep-alive, upgrade\r\nupgrade: a, b\r\n", id="others"),
+    ],
+)
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+async def test_an_offer_of_another_protocol_is_passed_over(offer: bytes, pause_s: float) -> None:
+    last = GET + b"connection: close\r\n\r\n"
+    async with hello() as port:
+        answer = await say(
+            *(port, GET + offer + b"content-length: 10\r\n\r\n", b"hello", b"hello", last),
+            pause_s=pause_s,
+        )
+        chunked = await say(
+            *(port, GET + offer + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
+            *(GET + offer + b"\r\n", last),
+            pause_s=pause_s,
+        )
+
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert b"\r\n\r\n10HTTP/1.1 " in answer
+    assert chunked.count(b"HTTP/1.1 200 ") == 3
+    assert b"\r\n\r\n3HTTP/1.1 " in chunked
+
+
+async def test_no_tunnel_is_opened() -> None:
+    async with hello() as port:
+        answer = await say(port, b"CONNECT a:443 HTTP/1.1\r\nhost: a\r\n\r\n")
+
+    assert error_of(answer, 400)["error_type"] == "bad_request"
+
+
 async def test_a_connection_that_is_never_used_is_closed_in_silence() -> None:
     limits = rules()
     async with hello(limits) as port:
@@ -336,6 +374,7 @@ async def test_the_rest_of_a_complete_answer_must_go_too() -> None:
     assert limits.cuts.value("slow_reader") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declares", [False, True])
 async def test_who_reads_slowly_but_reads_gets_all(declares: bool) -> None:
     limits = rules(write_timeout_s=1.0)
