@@ -14,7 +14,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import RouterError
+from router.errors import RouterError, Unserved
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.http.body import BodyReader, Schema
 from router.http.disconnect import unless_disconnected
@@ -40,6 +40,20 @@ class Turn:
 
     role: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a chat template may read beside the turns.
+
+    `name` is the template's word, `field` the client's; a value of None is none. `neutral` asks
+    for nothing where the template does not read it.
+    """
+
+    name: str
+    field: str
+    value: str | None
+    neutral: str | None = None
 
 
 class Words(Protocol):
@@ -128,16 +142,33 @@ class Conversations:
         """The name to tell back. Raises HttpError (404) for another model."""
         return served_name(self._info, asked)
 
-    async def render(self, turns: Sequence[Turn], *, continues: bool = False) -> str:
-        """The prompt; `continues` lets the answer go on with the last turn. Raises TemplateFailed.
+    async def render(
+        self, turns: Sequence[Turn], settings: Sequence[Setting] = (), *, continues: bool = False
+    ) -> str:
+        """The prompt; `continues` lets the answer go on with the last turn.
 
-        Off the event loop: a template is the model's program, and a conversation may be long.
+        Raises TemplateFailed, and Unserved for a setting that the template does not read.
         """
-        return await asyncio.to_thread(
-            self._template.render,
+        # Off the event loop: a template is the model's program, and a conversation may be long.
+        return await asyncio.to_thread(self._render, turns, settings, continues)
+
+    def _render(self, turns: Sequence[Turn], settings: Sequence[Setting], continues: bool) -> str:
+        variables = {}
+        for setting in settings:
+            if setting.value is None:
+                continue
+            if self._template.reads(setting.name):
+                variables[setting.name] = setting.value
+            elif setting.value != setting.neutral:
+                raise Unserved(
+                    f"`{setting.field}` is nothing that this model's chat template reads",
+                    setting.field,
+                )
+        return self._template.render(
             [{"role": turn.role, "content": turn.text} for turn in turns],
             add_generation_prompt=not continues,
             continue_final_message=continues,
+            variables=variables,
         )
 
     async def count(self, prompt: str) -> int:

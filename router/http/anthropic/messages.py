@@ -57,7 +57,7 @@ class MessageRoutes:
         model = talk.model_name(body.model)
         body.check()
         raw = body.to_raw(talk.limits)
-        prompt = await talk.render(body.turns, continues=body.continues)
+        prompt = await talk.render(body.turns, body.settings, continues=body.continues)
         checked = await talk.check(exchange, prompt, raw)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
@@ -75,7 +75,7 @@ class MessageRoutes:
         body = await talk.read(request, CountBody)
         talk.model_name(body.model)
         body.check()
-        prompt = await talk.render(body.turns, continues=body.continues)
+        prompt = await talk.render(body.turns, body.settings, continues=body.continues)
         answer = orjson.dumps({"input_tokens": await talk.count(prompt)})
         headers = _headers(Exchange.of(request))
         return Response(answer, headers=headers, media_type="application/json")

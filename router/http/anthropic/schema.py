@@ -6,23 +6,24 @@ and cannot be served is refused by name, and so is what this API does not have.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from router.errors import InvalidRequest
+from router.grammar import RawGrammar
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
-from router.http.conversation import Turn
+from router.http.conversation import Setting, Turn
 from router.http.meaning import as_meant
 from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
+from router.request import ConstraintKind
 from router.validation import Limits, RawParams
 
 _MAX_TEMPERATURE = 1.0
 
 _COUNTED: Mapping[str, Harmless] = MappingProxyType(
     {
-        "output_config": {},
         "speed": ("standard",),
         # A model that thinks adaptively may as well not think.
         "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
@@ -41,15 +42,31 @@ class Metadata(Schema):
     user_id: str | None = None
 
 
+class OutputFormat(Schema):
+    """`output_config.format`: JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Schema):
+    """`output_config`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
 class CountBody(WatchedSchema):
     """Body of /v1/messages/count_tokens."""
 
     messages: Turns
     model: str | None = None
+    output_config: OutputConfig | None = None
     system: System | None = None
     cache_control: dict[str, Any] | None = None
 
-    output_config: Any = None
     speed: Any = None
     thinking: Any = None
     tool_choice: Any = None
@@ -63,6 +80,12 @@ class CountBody(WatchedSchema):
     def turns(self) -> tuple[Turn, ...]:
         """What the chat template sees."""
         return (Turn("system", self.system), *self.messages) if self.system else self.messages
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What the chat template may read."""
+        effort = None if self.output_config is None else self.output_config.effort
+        return (Setting("reasoning_effort", "output_config.effort", effort),)
 
     @property
     def continues(self) -> bool:
@@ -98,13 +121,23 @@ class MessagesBody(CountBody):
 
     def to_raw(self, limits: Limits) -> RawParams:
         """The raw parameters. Raises InvalidRequest for what breaks a rule."""
+        form = None if self.output_config is None else self.output_config.format
+        grammar = None
+        if form is not None:
+            grammar = RawGrammar(ConstraintKind.JSON_SCHEMA, form.schema_)
         raw = RawParams(
+            grammar=grammar,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             max_new_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
             keep_stop_string=False,
-            names={"inputs": "messages", "max_new_tokens": "max_tokens", "stop": "stop_sequences"},
+            names={
+                "grammar": "output_config.format",
+                "inputs": "messages",
+                "max_new_tokens": "max_tokens",
+                "stop": "stop_sequences",
+            },
         )
         return as_meant(raw, limits)

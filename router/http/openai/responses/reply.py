@@ -70,12 +70,12 @@ class Reply:
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "prompt_cache_retention": body.prompt_cache_retention,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": body.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.is_stored,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "text": _text(body),
             "tool_choice": body.tool_choice or "auto",
             "tools": [],
             "top_logprobs": body.top_logprobs or 0,
@@ -85,6 +85,12 @@ class Reply:
             "user": body.user,
             "metadata": body.metadata or {},
         }
+
+
+def _text(body: ResponseBody) -> dict[str, Any]:
+    told = None if body.text is None else body.text.format
+    fields = {"type": "text"} if told is None else told.model_dump(by_alias=True, exclude_none=True)
+    return {"format": fields, "verbosity": body.verbosity or "medium"}
 
 
 def status_of(end: Finished) -> str:

@@ -153,11 +153,12 @@ class ResponseRoutes:
         if body.truncates:
             limits = talk.limits
             max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
-            turns = await fit(turns, max_len, self._count)
-        return await talk.render(turns)
 
-    async def _count(self, turns: Sequence[Turn]) -> int:
-        return await self._conversations.count(await self._conversations.render(turns))
+            async def count(turns: Sequence[Turn]) -> int:
+                return await talk.count(await talk.render(turns, body.settings))
+
+            turns = await fit(turns, max_len, count)
+        return await talk.render(turns, body.settings)
 
     def _known(self, request: Request) -> Stored:
         response_id = request.path_params["response_id"]

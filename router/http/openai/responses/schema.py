@@ -6,16 +6,23 @@ cannot be served is refused by name, and so is what this API does not have.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
 
 from router.errors import InvalidRequest
+from router.grammar import RawGrammar
+from router.http.body import Schema
+from router.http.conversation import Setting
 from router.http.fields import LogitBias, Strings
 from router.http.meaning import as_meant
 from router.http.openai.common import MAX_TOP_LOGPROBS
 from router.http.openai.responses.items import Items
 from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
+from router.request import ConstraintKind
 from router.validation import Limits, RawParams
 
+_ANY_OBJECT = {"type": "object"}
 LOGPROBS = "message.output_text.logprobs"
 # Output that no response of this server has: to include it, is to include nothing.
 _INCLUDABLE = (
@@ -28,13 +35,13 @@ _INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_PAIRS, _MAX_KEY_LEN, _MAX_VALUE_LEN = 16, 64, 512
 
 _COUNTED: Mapping[str, Harmless] = MappingProxyType(
     {
         "conversation": (),
-        "reasoning": {"effort": ("none",)},
-        "text": {"format": ({"type": "text"},), "verbosity": ("medium",)},
+        "reasoning": {"effort": _EFFORTS},
         "tool_choice": ("auto", "none"),
         "tools": ([],),
     }
@@ -59,6 +66,34 @@ _UNSERVED: Mapping[str, Harmless] = MappingProxyType(
 )
 
 
+class TextFormat(Schema):
+    """`text.format`: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def grammar(self) -> RawGrammar | None:
+        """What the answer must be; None: any text. Raises InvalidRequest without a schema."""
+        if self.type == "text":
+            return None
+        schema = _ANY_OBJECT if self.type == "json_object" else self.schema_
+        if schema is None:
+            raise InvalidRequest("`text.format.schema` is required", "text.format.schema")
+        return RawGrammar(ConstraintKind.JSON_SCHEMA, schema)
+
+
+class TextConfig(Schema):
+    """`text`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
 class CountInputBody(WatchedSchema):
     """Body of /v1/responses/input_tokens."""
 
@@ -67,13 +102,31 @@ class CountInputBody(WatchedSchema):
     instructions: str | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
+    text: TextConfig | None = None
     truncation: str | None = None
 
     conversation: Any = None
     reasoning: Any = None
-    text: Any = None
     tool_choice: Any = None
     tools: Any = None
+
+    @property
+    def effort(self) -> str | None:
+        """How hard the model is to think."""
+        return (self.reasoning or {}).get("effort")
+
+    @property
+    def verbosity(self) -> str | None:
+        """How much the model is to say."""
+        return None if self.text is None else self.text.verbosity
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What the chat template may read."""
+        return (
+            Setting("reasoning_effort", "reasoning.effort", self.effort, "none"),
+            Setting("verbosity", "text.verbosity", self.verbosity, "medium"),
+        )
 
     @property
     def truncates(self) -> bool:
@@ -151,6 +204,7 @@ class ResponseBody(CountInputBody):
 
     def to_raw(self, limits: Limits) -> RawParams:
         """The raw parameters. Raises InvalidRequest for what breaks a rule."""
+        text_format = None if self.text is None else self.text.format
         raw = RawParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -169,7 +223,9 @@ class ResponseBody(CountInputBody):
             top_n_tokens=self.top_logprobs,
             max_top_n_tokens=MAX_TOP_LOGPROBS,
             raw_logprobs=True,
+            grammar=None if text_format is None else text_format.grammar(),
             names={
+                "grammar": "text.format",
                 "inputs": "input",
                 "max_new_tokens": "max_output_tokens",
                 "top_n_tokens": "top_logprobs",

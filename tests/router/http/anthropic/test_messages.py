@@ -258,6 +258,14 @@ async def test_sampling_is_the_default_and_temperature_0_is_greedy(
         assert first_request(house).sampling.do_sample is samples
 
 
+async def test_the_effort_is_told_to_a_template_that_reads_it() -> None:
+    template = "{{ messages[0].content }} {{ reasoning_effort }}"
+    async with housing(FakeShard(), templates={"default": template}) as house:
+        await post(house, output_config={"effort": "high"})
+
+        assert prompt_of(house) == "hi high"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -298,6 +306,12 @@ async def test_hints_and_nulls_change_nothing(fields: Any) -> None:
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
         ({"output_config": {"effort": "high"}}, "`output_config.effort`"),
+        ({"output_config": {"effort": "vast"}}, "`output_config.effort`"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+            "`output_config.format`",
+        ),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "`output_config.format.schema`"),
         ({"speed": "fast"}, "`speed`"),
         ({"container": "c"}, "`container`"),
         ({"inference_geo": "eu"}, "`inference_geo`"),

@@ -264,6 +264,17 @@ async def test_logprobs_are_told_when_they_are_included() -> None:
     assert bare["output"][0]["content"][0]["logprobs"] == [{**entry, "top_logprobs": []}]
 
 
+async def test_settings_that_the_template_reads_are_obeyed() -> None:
+    template = "{{ messages[0].content }} {{ reasoning_effort }} {{ verbosity }}"
+    async with housing(FakeShard(), templates={"default": template}) as house:
+        answer = await post(house, reasoning={"effort": "high"}, text={"verbosity": "low"})
+
+        assert prompt_of(house) == "hi high low"
+
+    assert answer["reasoning"] == {"effort": "high", "summary": None}
+    assert answer["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -282,6 +293,9 @@ async def test_hints_and_nulls_change_nothing(fields: Any) -> None:
         assert text_of(await post(house, **fields)) == "ok"
 
 
+JSON_OF_A = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -295,6 +309,7 @@ async def test_hints_and_nulls_change_nothing(fields: Any) -> None:
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": JSON_OF_A}}, "text.format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
@@ -333,7 +348,12 @@ IMAGE = {"type": "input_image", "image_url": "x"}
         ({"metadata": {"a" * 65: "b"}}, "metadata"),
         ({"metadata": {str(key): "b" for key in range(17)}}, "metadata"),
         ({"n": 2}, "n"),
+        ({"reasoning": "much"}, "reasoning"),
         ({"text": "plain"}, "text"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+        ({"text": {"stop": "a"}}, "text.stop"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"truncation": "never"}, "truncation"),
     ],
