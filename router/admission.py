@@ -44,8 +44,7 @@ class Admission:
         if self.is_closed:
             raise Draining("the server is shutting down")
         if broken_s is not None and broken_s > self._retry_s:
-            reason = f"the shards have not answered for {broken_s:.1f} s"
-            raise Unhealthy(reason, max(MIN_S, self._retry_s))
+            raise self.unhealthy(f"the shards have not answered for {broken_s:.1f} s")
         num_wanted = len(requests)
         if num_wanted > self._num_slots:
             raise InvalidRequest(
@@ -62,6 +61,10 @@ class Admission:
             raise Overloaded(_reason(num_taken, self._num_slots, num_wanted, num_kept), told_s)
         self._appointments.admit(now_s, key)
         self._rate.observe(now_s, num_taken + num_wanted)
+
+    def unhealthy(self, reason: str) -> Unhealthy:
+        """The refusal of who waited, or would have to wait, for broken shards."""
+        return Unhealthy(reason, max(MIN_S, self._retry_s))
 
     def left(self, now_s: float, num_taken: int) -> None:
         """A sequence ended, whatever its end; `num_taken` are left."""

@@ -32,7 +32,6 @@ from router.errors import (
     RowFailed,
     ServerStopped,
     ShardFailed,
-    Unhealthy,
 )
 from router.events import FinishReason
 from router.open_streams import OpenStreams
@@ -337,9 +336,8 @@ class Batcher:
             _logger.warning("the shards answer again")
 
     async def _retry_later(self, error: GenerationFailed) -> None:
-        self._streams.fail_all(
-            Unhealthy(f"the shards do not answer: {error}", self._limits.retry_s)
-        )
+        # What ran has failed before; these wait.
+        self._streams.fail_all(self._admission.unhealthy(f"the shards do not answer: {error}"))
         self._streams.tell()
         self._wake.clear()
         if not self._is_stopping:

@@ -7,11 +7,11 @@ import grpc
 import pytest
 
 from router.batcher import BatcherLimits
-from router.errors import Overloaded, ShardFailed
+from router.errors import InvalidRequest, Overloaded, RowFailed, ShardFailed
 from router.events import Failed, Finished, TokenGenerated
 from router.request import LogprobParams, SamplingParams
 from tests.fakes import FakeShard, saying
-from tests.router.rig import PROMPT, asking, routing, settled
+from tests.router.rig import PROMPT, asking, end_of, expected_text, routing, settled
 
 
 async def test_bursts_end_with_the_one_end() -> None:
@@ -108,3 +108,55 @@ async def test_readiness_follows_shards_and_drain() -> None:
         await rig.batcher.drain(1.0)
         assert rig.infer.is_draining
         assert not rig.infer.is_ready
+
+
+async def test_sequences_that_are_taken_together_each_have_their_events() -> None:
+    async with routing(FakeShard()) as rig:
+        requests = [asking("one", 4), asking("three", 8)]
+        together = rig.infer.generate_all(requests)
+        ends = []
+        for bursts in together:
+            events = [event async for burst in bursts for event in burst]
+            ends.append(end_of(events).text)
+        assert ends == [expected_text("one", 4), expected_text("three", 8)]
+
+
+async def test_sequences_that_do_not_fit_together_are_refused_once_and_take_no_slot() -> None:
+    limits = BatcherLimits(max_concurrent_requests=2)
+    async with routing(FakeShard(num_blocks=256), limits=limits) as rig:
+        runs = rig.batcher.submit(asking(max_new_tokens=900))
+        for bursts in rig.infer.generate_all([asking("a"), asking("b")]):
+            with pytest.raises(Overloaded, match="this one needs 2"):
+                await anext(bursts)
+        assert rig.batcher.num_streams == 1
+        assert rig.metrics.rejected.value("overloaded") == 1
+        rig.batcher.cancel(runs)
+
+
+async def test_a_reader_that_leaves_takes_those_along_that_nobody_reads_yet() -> None:
+    async with routing(FakeShard(num_blocks=256)) as rig:
+        first, second = rig.infer.generate_all([asking("a", 900), asking("b", 900)])
+        await anext(first)
+        assert rig.batcher.num_streams == 2
+        await first.aclose()
+        assert rig.batcher.num_streams == 0
+        await second.aclose()
+        await settled(rig)
+
+
+async def test_one_bad_request_keeps_those_beside_it_out() -> None:
+    async with routing(FakeShard(num_blocks=4)) as rig:
+        with pytest.raises(InvalidRequest, match="the pool has 4"):
+            await rig.infer.complete_all([asking("a", 2), asking("b", 500)])
+        assert rig.batcher.num_streams == 0
+        await settled(rig)
+
+
+async def test_the_first_failure_ends_the_others_at_once() -> None:
+    shard = FakeShard(num_blocks=256)
+    async with routing(shard) as rig:
+        shard.faults.row_errors[2] = "NaN logits"
+        with pytest.raises(RowFailed):
+            await rig.infer.complete_all([asking("a", 900), asking("b", 900)])
+        assert rig.batcher.num_streams == 0
+        await settled(rig)
