@@ -10,6 +10,7 @@ import pytest
 from tests.conformance.serving import MODEL, Served
 
 TOLERANCE = 1e-4
+WINDOW_LEN = 1024
 
 CHOICES = [
     {"question": "Where does Doric Caldman live?", "choices": ["Nelby", "Corrath", "Tarn"]},
@@ -25,7 +26,7 @@ PASSAGES = [
     "Q: Who are you?\nA: I am Pip.<|end|>",
     "x",
     "Nothing of this is like what the model has read: 漢字, ñandú, \t\t and 12345678901234567890.",
-    # Longer than the model's window of 1024 tokens, so that it is scored in parts.
+    # Longer than the model's window, so that it is scored in parts.
     "Once there was a fox who lived in the wood, and the fox had a friend. " * 80,
 ]
 OPENINGS = ["Q: Who are you?\nA:", "Once there was", "Q: Where does Doric Caldman live?\nA:"]
@@ -99,7 +100,14 @@ def _place(sample: dict[str, Any]) -> int:
 @pytest.fixture(scope="module")
 def reference(tasks: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """lm-eval's own backend: transformers, in float32."""
-    arguments = {"pretrained": str(MODEL), "dtype": "float32", "device": "cpu", "batch_size": 1}
+    arguments = {
+        "pretrained": str(MODEL),
+        "dtype": "float32",
+        "device": "cpu",
+        "batch_size": 1,
+        # Over HTTP lm-eval cuts long texts two tokens shorter, for a token that it has to ask for.
+        "max_length": WINDOW_LEN - 2,
+    }
     return evaluated("hf", arguments, tasks)
 
 
@@ -115,7 +123,7 @@ def answered(
         "num_concurrent": 2,
         "max_retries": 1,
         "batch_size": request.param,
-        "max_length": 1024,
+        "max_length": WINDOW_LEN,
     }
     return evaluated("local-completions", arguments, tasks)
 
