@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from launcher.console import write
+from launcher.console import Console
 
 _KEPT_LINES = 20
 # A progress bar redraws one "line" without end; what is longer is cut there.
@@ -19,12 +18,15 @@ _LAST_WORDS_S = 1.0
 class Child:
     """Owner of one process and all its descendants.
 
-    Everything that the child writes appears on our stderr, a line at a time, behind its name.
+    Everything that the child writes appears on the console, a line at a time, with its name.
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, *, quiet: bool) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, console: Console, *, quiet: bool
+    ) -> None:
         self.name = name
         self._process = process
+        self._console = console
         self._quiet = quiet
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._relay = asyncio.create_task(self._pass_on())
@@ -32,7 +34,13 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, argv: Sequence[str], environ: Mapping[str, str], *, quiet: bool = False
+        cls,
+        name: str,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        console: Console,
+        *,
+        quiet: bool = False,
     ) -> "Child":
         """Start `argv` in a process group of its own. `quiet` keeps its lines without showing
         them."""
@@ -45,7 +53,7 @@ class Child:
             start_new_session=True,
             limit=_MAX_LINE_BYTES,
         )
-        return cls(name, process, quiet=quiet)
+        return cls(name, process, console, quiet=quiet)
 
     @property
     def returncode(self) -> int | None:
@@ -112,4 +120,4 @@ class Child:
                 continue
             self._last_lines.append(line)
             if not self._quiet:
-                write(sys.stderr, f"{self.name} | {line}\n")
+                self._console.pass_on(self.name, line)

@@ -17,6 +17,7 @@ from typing import Annotated, Optional
 import typer
 
 from launcher import options, tgi_options
+from launcher.console import Console
 from launcher.environment import describe
 from launcher.errors import BadSetting, LauncherError
 from launcher.precheck import check_router
@@ -193,7 +194,7 @@ def serve(
         )
         environ = children_environ(os.environ, weights_cache_override or huggingface_hub_cache)
         check_router(settings, environ)
-        code = asyncio.run(Supervisor(settings, environ).run())
+        code = asyncio.run(Supervisor(settings, environ, Console(json_output)).run())
     raise typer.Exit(code)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 
 from launcher.child import Child
-from launcher.console import say, write
+from launcher.console import Console, write
 from launcher.errors import ChildFailed
 from launcher.readiness import address, answers_health, socket_listens
 from launcher.settings import ServeSettings
@@ -34,9 +34,12 @@ class Stopped(Exception):
 class Supervisor:
     """Owner of all child processes of one `launcher serve`."""
 
-    def __init__(self, settings: ServeSettings, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: ServeSettings, environ: Mapping[str, str], console: Console
+    ) -> None:
         self._settings = settings
         self._environ = environ
+        self._console = console
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._stop_asked = asyncio.Event()
@@ -52,14 +55,14 @@ class Supervisor:
             folder = await self._download()
             await self._start_shards()
             await self._start_router(folder)
-            say(f"ready after {time.monotonic() - started_s:.1f} s")
+            self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._say_hello()
             await self._watch()
         except Stopped:
             await self._drain()
             return 0
         except ChildFailed as error:
-            say(f"error: {error}")
+            self._console.say(f"error: {error}", "ERROR")
             return 1
         finally:
             await self._stop_everything()
@@ -69,11 +72,13 @@ class Supervisor:
         self._num_signals += 1
         self._stop_asked.set()
         if self._num_signals == 1:
-            say(f"{signal.Signals(signum).name}: draining; a second signal stops at once")
+            self._console.say(
+                f"{signal.Signals(signum).name}: draining; a second signal stops at once"
+            )
             return
         for child in self._children():
             child.kill_group()
-        say("stopping at once")
+        self._console.say("stopping at once")
 
     def _children(self) -> list[Child]:
         return [*([self._router] if self._router else []), *self._shards]
@@ -81,7 +86,7 @@ class Supervisor:
     async def _download(self) -> Path:
         if Path(self._settings.model_id).expanduser().is_dir():
             return Path(self._settings.model_id).expanduser().resolve()
-        say(f"fetching {self._settings.model_id}")
+        self._console.say(f"fetching {self._settings.model_id}")
         process = await asyncio.create_subprocess_exec(
             *self._settings.download_argv(),
             env=dict(self._environ),
@@ -102,13 +107,14 @@ class Supervisor:
 
     async def _start_shards(self) -> None:
         settings = self._settings
-        say(f"loading {settings.model_id} on {settings.num_shard} shard(s)")
+        self._console.say(f"loading {settings.model_id} on {settings.num_shard} shard(s)")
         for rank in range(settings.num_shard):
             self._shards.append(
                 await Child.start(
                     f"shard {rank}",
                     settings.shard_argv(),
                     settings.shard_environ(rank, self._environ),
+                    self._console,
                 )
             )
         sockets = [Path(f"{settings.uds_path}-{rank}") for rank in range(settings.num_shard)]
@@ -129,7 +135,7 @@ class Supervisor:
             if now_s - reported_s > _REPORT_EVERY_S:
                 reported_s = now_s
                 names = ", ".join(shards[rank].name for rank in waiting)
-                say(f"waiting for {names} ({now_s - started_s:.0f} s)")
+                self._console.say(f"waiting for {names} ({now_s - started_s:.0f} s)")
             await asyncio.sleep(_POLL_S)
 
     async def _start_router(self, folder: Path) -> None:
@@ -137,6 +143,7 @@ class Supervisor:
             "router",
             self._settings.router_argv(folder),
             self._settings.router_environ(self._environ),
+            self._console,
         )
         await self._or_stop(self._until_answering(self._router))
 
@@ -186,11 +193,14 @@ class Supervisor:
         await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))
         for rank in range(self._settings.num_shard):
             Path(f"{self._settings.uds_path}-{rank}").unlink(missing_ok=True)
-        say("stopped")
+        self._console.say("stopped")
 
     def _say_hello(self) -> None:
         settings = self._settings
         url = address(settings.hostname, settings.port, has_tls=settings.has_tls)
+        if self._console.as_json:
+            self._console.say(f"Tandem serves at {url}")
+            return
         key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in settings.secrets else ""
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
         write(

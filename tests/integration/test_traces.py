@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import threading
@@ -70,9 +69,8 @@ def logged(server: RunningServer, trace_id: str) -> dict[str, object]:
     deadline_s = time.monotonic() + 5
     while time.monotonic() < deadline_s:
         for line in list(server.lines):
-            found = re.search(r"\{.*\}", line)
-            if found and trace_id in line:
-                told: dict[str, object] = json.loads(found[0])
+            if trace_id in line:
+                told: dict[str, object] = json.loads(line)
                 return told
         time.sleep(0.05)
     raise AssertionError(f"no line tells of trace {trace_id}; there are:\n{server.said}")
@@ -213,11 +211,18 @@ def test_without_a_traceparent_a_trace_begins_here(
         timeout=60,
     )
     assert answer.status_code == 200
-    told = logged(server, '"request_id":"of-its-own"')
+    told = logged(server, '"of-its-own"')
     spans = collector.wait_for(str(told["trace_id"]), GENERATED)
     assert one(spans, "POST /generate").parent_id == ""
     assert (told["route"], told["stream"], told["finish_reasons"]) == ("/generate", False, "length")
     assert told["model"] == "teller"
+
+
+def test_every_line_of_the_log_is_an_object_that_names_its_process(server: RunningServer) -> None:
+    said = [json.loads(line) for line in list(server.lines)]
+    assert {line["process"] for line in said} == {"launcher", "router", "shard 0"}
+    for line in said:
+        assert line.keys() >= {"timestamp", "level", "target", "message"}
 
 
 def silent_port() -> tuple[socket.socket, int]:

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from launcher.child import Child
+from launcher.console import Console
 
 
-async def python(code: str, name: str = "child") -> Child:
-    return await Child.start(name, [sys.executable, "-u", "-c", code], os.environ)
+async def python(code: str, name: str = "child", *, as_json: bool = False) -> Child:
+    argv = [sys.executable, "-u", "-c", code]
+    return await Child.start(name, argv, os.environ, Console(as_json))
 
 
 async def test_what_a_child_says_is_passed_on_behind_its_name(
@@ -21,6 +24,20 @@ async def test_what_a_child_says_is_passed_on_behind_its_name(
     child = await python("print('hello'); import sys; print('oh', file=sys.stderr)", "shard 1")
     assert await child.wait() == 0
     assert capfd.readouterr().err.splitlines() == ["shard 1 | hello", "shard 1 | oh"]
+
+
+async def test_json_lines_get_their_speakers_name_and_other_lines_become_objects(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = '{"level": "ERROR", "seed": 18446744073709551615}'
+    child = await python(f"print('{said}'); print([1]); print('hm \\x22')", "shard 1", as_json=True)
+    assert await child.wait() == 0
+    Console(as_json=True).say("two\nlines", "ERROR")
+    passed, listed, text, own = map(json.loads, capfd.readouterr().err.splitlines())
+    assert passed == {"process": "shard 1", "level": "ERROR", "seed": 2**64 - 1}
+    assert (listed["process"], listed["message"]) == ("shard 1", "[1]")
+    assert (text["level"], text["message"]) == ("INFO", 'hm "')
+    assert (own["process"], own["level"], own["message"]) == ("launcher", "ERROR", "two\nlines")
 
 
 async def test_a_death_notice_tells_the_code_and_the_last_lines() -> None:
@@ -49,9 +66,11 @@ def test_a_lost_reader_stops_neither_the_child_nor_its_end() -> None:
     code = (
         "import asyncio, os, sys\n"
         "from launcher.child import Child\n"
+        "from launcher.console import Console\n"
         "async def main():\n"
         "    talk = 'import time\\nfor i in range(20000): print(i, flush=True)\\ntime.sleep(60)'\n"
-        "    child = await Child.start('child', [sys.executable, '-c', talk], os.environ)\n"
+        "    argv = [sys.executable, '-c', talk]\n"
+        "    child = await Child.start('child', argv, os.environ, Console())\n"
         "    while '19999' not in child.last_lines: await asyncio.sleep(0.01)\n"
         "    await child.stop(5)\n"
         "    sys.stdout.write(f'ended {child.returncode}')\n"
