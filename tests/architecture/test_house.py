@@ -1,6 +1,7 @@
 """The laws of the house that import-linter does not hold."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def test_only_the_edge_speaks_in_status_codes() -> None:
         "model_server/interceptor.py",
         "router/shards.py",
     }
+
+
+def test_traces_cost_nothing_until_they_are_asked_for() -> None:
+    users = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if re.search(r"^\s*(from|import) opentelemetry", path.read_text(), re.MULTILINE)
+    }
+    assert users == {"router/otlp.py", "model_server/otlp.py"}
+    importers = [
+        path for path in sources() if re.search(r"(from|import) \w+\.otlp", path.read_text())
+    ]
+    assert importers == []
 
 
 def test_every_file_has_its_line_in_the_structure_page() -> None:
