@@ -148,6 +148,18 @@ async def exchange_chunks(port: int, chunks: list[bytes]) -> bytes:
     return await say(port, head + body)
 
 
+async def test_a_request_may_come_in_pieces_of_any_kind() -> None:
+    request = GET + b"connection: upgrade\r\nupgrade: h2c\r\ntransfer-encoding: chunked\r\n\r\n"
+    request += b"3\r\nabc\r\n2;a=b\r\nde\r\n0\r\nx: y\r\n\r\n" + GET + b"connection: close\r\n\r\n"
+    async with hello() as port:
+        answers = [await say(port, request[:cut], request[cut:]) for cut in range(len(request))]
+        bytewise = await say(port, *(bytes([byte]) for byte in request))
+
+    for answer in (*answers, bytewise):
+        assert answer.count(b"HTTP/1.1 200 ") == 2
+        assert b"\r\n\r\n5HTTP/1.1 " in answer
+
+
 async def test_a_refusal_reaches_a_client_that_still_writes() -> None:
     async with hello() as port:
         answer = await say(port, GET + b"a: ", *[b"x" * 100_000] * 50)
