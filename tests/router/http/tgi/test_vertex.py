@@ -94,3 +94,14 @@ async def test_a_failing_shard_is_told_as_such() -> None:
         answer = await predict(house, {"inputs": "a"}, {"inputs": "b"})
 
     assert (answer.status_code, answer.json()["error_type"]) == (424, "generation")
+
+
+async def test_a_deadline_holds_for_all_instances() -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.02
+    body = {"instances": [{"inputs": "a"}, {"inputs": "b"}]}
+    async with housing(shard) as house, house.client as client:
+        answer = await client.post("/vertex", json=body, headers={"x-request-timeout": "0.2"})
+
+    assert answer.status_code == 200
+    assert all(0 < len(text) < 100 for text in answer.json()["predictions"])
