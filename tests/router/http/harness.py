@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +52,7 @@ async def housing(
     max_concurrent_requests: int = 8,
     pipeline_tag: str | None = None,
     with_template: bool = True,
+    templates: Mapping[str, str] | None = None,
     max_body_len: int = 100_000,
     max_duration_s: float | None = None,
     takes_grammars: bool = True,
@@ -77,7 +78,7 @@ async def housing(
             validation=Validation(limits, tokenizer, draw_seed=lambda: SEED),
             tokenizer=tokenizer,
             chat_template=ChatTemplate(
-                tokenizer.chat_templates if with_template else {}, "<s>", "</s>"
+                (templates or tokenizer.chat_templates) if with_template else {}, "<s>", "</s>"
             ),
             metrics=rig.metrics,
             info=ServerInfo(
