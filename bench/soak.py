@@ -2,10 +2,11 @@
 
     python -m bench.soak --url http://127.0.0.1:3000 --requests 10000 --leavers 2000
 
-Run against a server of this machine that does nothing else. Prints JSON: how the requests ended,
-the KV blocks that are still taken when all is over, and the router's resident memory after a first
-tenth and at the end. Exit code 1 when a request failed, a block stayed taken or the memory grew by
-more than a tenth.
+Run against a server of this machine that does nothing else. Half of the requests stream. Prints
+JSON: how the requests ended, the KV blocks that are still taken when all is over, how long what the
+leavers left behind stayed (the bucket's bound in which the 99th percentile lies), and the router's
+resident memory after a first tenth and at the end. Exit code 1 when a request failed, a block
+stayed taken or the memory grew by more than a tenth.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import httpx
 from bench.sse_client import HttpError, post_events
 
 _SETTLE_S = 30.0
+_LEAVE_WITHIN_S = 0.2
 
 
 async def _request(url: str, draw: random.Random, *, leaves: bool) -> str:
@@ -32,6 +34,8 @@ async def _request(url: str, draw: random.Random, *, leaves: bool) -> str:
         "inputs": "Once there was " + draw.choice(("a fox", "a goat", "an old man", "a town")),
         "parameters": {"max_new_tokens": output_len, "ignore_eos": True},
     }
+    if draw.random() < 0.5:
+        return await _whole(url, json.dumps(body).encode(), draw if leaves else None)
     leave_after = draw.randint(0, output_len - 1) if leaves else output_len
     num_events = 0
     try:
@@ -44,6 +48,27 @@ async def _request(url: str, draw: random.Random, *, leaves: bool) -> str:
     if num_events != output_len:
         return f"failed: {num_events} events instead of {output_len}"
     return "done"
+
+
+async def _whole(url: str, body: bytes, draw: random.Random | None) -> str:
+    """A request that does not stream; with `draw` it leaves before its answer, most likely."""
+    parts = httpx.URL(url)
+    reader, writer = await asyncio.open_connection(parts.host, parts.port or 80)
+    try:
+        writer.write(
+            b"POST /generate HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        if draw is not None:
+            await asyncio.sleep(draw.random() * _LEAVE_WITHIN_S)
+            writer.transport.abort()
+            return "left"
+        answer = await reader.read()
+    except OSError as error:
+        return f"failed: {error}"
+    finally:
+        writer.close()
+    return "done" if b'"generated_text":' in answer else f"failed: {answer[:100]!r}"
 
 
 async def _soak(url: str, num_requests: int, num_leavers: int, concurrency: int) -> Counter[str]:
@@ -61,19 +86,38 @@ async def _soak(url: str, num_requests: int, num_leavers: int, concurrency: int)
     return ends
 
 
+async def _metrics(url: str) -> str:
+    async with httpx.AsyncClient(timeout=10) as client:
+        return (await client.get(f"{url}/metrics")).text
+
+
 async def _blocks_used(url: str) -> float:
     """KV blocks held by requests, once that is zero or `_SETTLE_S` is over."""
     deadline_s = time.monotonic() + _SETTLE_S
-    async with httpx.AsyncClient(timeout=10) as client:
-        while True:
-            text = (await client.get(f"{url}/metrics")).text
-            found = re.search(r"^tandem_kv_blocks_used (\S+)$", text, re.MULTILINE)
-            if found is None:
-                raise ValueError("/metrics has no tandem_kv_blocks_used: is this Tandem?")
-            num_blocks = float(found.group(1))
-            if num_blocks == 0 or time.monotonic() > deadline_s:
-                return num_blocks
-            await asyncio.sleep(0.1)
+    while True:
+        text = await _metrics(url)
+        found = re.search(r"^tandem_kv_blocks_used (\S+)$", text, re.MULTILINE)
+        if found is None:
+            raise ValueError("/metrics has no tandem_kv_blocks_used: is this Tandem?")
+        num_blocks = float(found.group(1))
+        if num_blocks == 0 or time.monotonic() > deadline_s:
+            return num_blocks
+        await asyncio.sleep(0.1)
+
+
+async def _seconds_to_free(url: str) -> dict[str, float]:
+    """From a client's leaving until nothing of it is anywhere: how many, and within what."""
+    name = "tandem_cancel_to_free_seconds"
+    text = await _metrics(url)
+    rows = re.findall(rf'^{name}_bucket{{le="(\S+)"}} (\S+)$', text, re.MULTILINE)
+    if not rows:
+        raise ValueError(f"/metrics has no {name}: is this Tandem?")
+    total = float(rows[-1][1])
+    told = {"num": total}
+    for percent in (50, 99):
+        within = next(le for le, count in rows if float(count) >= total * percent / 100)
+        told[f"p{percent}_at_most_s"] = float(within)
+    return told
 
 
 def _router_pid(port: int) -> int:
@@ -99,6 +143,7 @@ async def _run(args: argparse.Namespace) -> dict[str, object]:
         "num_requests": args.requests,
         "ends": dict(ends),
         "kv_blocks_used_at_the_end": await _blocks_used(url),
+        "cancel_to_free": await _seconds_to_free(url),
         "router_mib_early": early_mib,
         "router_mib_at_the_end": _resident_mib(pid),
     }
