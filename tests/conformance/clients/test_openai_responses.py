@@ -86,7 +86,7 @@ def test_a_stream_adds_up_to_the_whole_response(
     last: Any = events[-1]
     check(last.response)
     assert "".join(texts) == last.response.output_text == whole.output_text
-    assert last.response.output[0].content == whole.output[0].content  # type: ignore[union-attr]
+    assert last.response.output[0].content == whole.output[0].content
     assert (last.response.status, last.type) == (whole.status, f"response.{whole.status}")
 
 
