@@ -8,8 +8,9 @@ before it have theirs: a queue whose members wait outside.
                +--- admitted, at its time or before; or gone when it never came ----+
 
 Nothing but its content tells that a request was here before, so that is what `key` stands for:
-who obeys sends the same again. Equal requests of several clients have an appointment each (at most
-as many as there are slots), and the first to come takes the first.
+who obeys sends the same again. Equal requests of several clients have an appointment each (a few
+for each slot, so that one client that asks on and on does not fill the queue), and the first to
+come at a time that was told takes that appointment.
 
 A slot that is free when a client was told to come is worth little if whoever comes along takes it
 first; a slot that is kept for a client that never comes is lost. So slots are kept, but few:
@@ -34,6 +35,7 @@ MIN_S, MAX_S = 1.0, 60.0
 _GRACE_S = 2.0
 _FEWEST_SLOTS, _KEPT_PART, _LATE_PART = 4, 16, 8
 _MAX_APPOINTMENTS = 65_536
+_EQUALS_PER_SLOT = 4
 # The share of kept appointments is that of about so many lately.
 _SHARE_WINDOW = 16
 
@@ -106,7 +108,7 @@ class Appointments:
         if own is not None:
             return self._postpone(own, now_s, per_second)
         same = self._by_key.get(key)
-        if same is not None and len(same) >= self._num_slots:
+        if same is not None and len(same) >= _EQUALS_PER_SLOT * self._num_slots:
             return _bounded(same[-1].due_s - now_s)
         if len(self._ahead) >= _MAX_APPOINTMENTS:
             return MAX_S
@@ -121,12 +123,15 @@ class Appointments:
         return _bounded(due_s - now_s)
 
     def admit(self, now_s: float, key: int) -> None:
-        """The request came in; if it had an appointment, that is over."""
+        """The request came in; if it had an appointment, that is over.
+
+        One that comes early and has equals may be any of them: their appointments stay.
+        """
         self._advance(now_s)
         own = self._expected(key, now_s)
         if own is not None:
             self._learn(was_kept=True)
-        elif key in self._by_key:
+        elif len(self._by_key.get(key, ())) == 1:
             own = self._by_key[key][0]
         if own is not None:
             self._close(own)

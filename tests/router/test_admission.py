@@ -88,6 +88,7 @@ class Rush:
     spread: float = 0.5
     obey_share: float = 1.0
     in_whole_seconds: bool = False
+    asks_the_same: bool = False
     end_s: float = 120.0
     num_tries: Counter[int] = field(default_factory=Counter)
     num_answered: int = 0
@@ -115,7 +116,8 @@ class Rush:
                 continue
             self.num_returns += tries > 1
             try:
-                admission.enter(now_s, num_taken, [asking(str(prompt))])
+                asked = asking("the same" if self.asks_the_same else str(prompt))
+                admission.enter(now_s, num_taken, [asked])
             except Overloaded as error:
                 wait_s = error.retry_after_s
                 if chance.random() >= self.obey_share:
@@ -170,6 +172,12 @@ def test_with_half_of_the_clients_obeying_those_do_get_in() -> None:
 def test_sequences_of_equal_length_end_together_and_still_let_those_in_who_waited() -> None:
     rush = Rush(num_slots=32, num_clients=96, duration_s=1.6, spread=0.0).run()
     assert rush.goodput > 0.94
+    assert rush.share_within(3) > 0.9
+
+
+def test_clients_that_all_ask_the_same_get_in_too() -> None:
+    rush = Rush(asks_the_same=True).run()
+    assert rush.goodput > 0.95
     assert rush.share_within(3) > 0.9
 
 

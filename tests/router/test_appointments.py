@@ -32,10 +32,20 @@ def test_a_queue_that_was_too_long_has_forgotten_that_a_minute_later() -> None:
     assert book.refuse(MAX_S, 1000, 1, per_second=10.0) <= MIN_S + 0.1
 
 
-def test_equal_requests_have_a_time_each_up_to_as_many_as_there_are_slots() -> None:
-    book = Appointments(4)
+def test_equal_requests_have_a_time_each_up_to_four_for_each_slot() -> None:
+    book = Appointments(1)
     told = [book.refuse(0.0, 7, 1, per_second=1.0) for _ in range(6)]
     assert told == [1.0, 2.0, 3.0, 4.0, 4.0, 4.0]
+
+
+def test_an_equal_that_comes_early_takes_nobody_s_appointment() -> None:
+    book = Appointments(16)
+    for _ in range(3):
+        book.refuse(0.0, 7, 1, per_second=1.0)
+    book.admit(0.5, 7)
+    assert len(book) == 3
+    book.admit(1.0, 7)
+    assert len(book) == 2
 
 
 def test_at_its_time_a_client_may_have_any_free_slot_and_others_may_not() -> None:
