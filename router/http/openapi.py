@@ -148,7 +148,26 @@ def document(app: FastAPI, models: Sequence[type[BaseModel]]) -> dict[str, Any]:
         for operation in operations.values():
             _add_parameters(path, operation)
             _add_errors(path, operation["responses"])
+    used = _used(spec["paths"], schemas)
+    spec["components"]["schemas"] = {name: schemas[name] for name in schemas if name in used}
     return spec
+
+
+def _used(node: Any, schemas: Mapping[str, Any]) -> set[str]:
+    """The names of all schemas below a node; what pydantic knows beyond them is nobody's."""
+    used: set[str] = set()
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            name = str(node.get("$ref", "")).removeprefix(_REF.format(model=""))
+            if name in schemas and name not in used:
+                used.add(name)
+                waiting.append(schemas[name])
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+    return used
 
 
 def _schema(told: Answer) -> Mapping[str, Any]:

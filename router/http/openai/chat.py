@@ -16,7 +16,7 @@ from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
 from router.http.openai.schema import ChatBody
-from router.http.openapi import describe
+from router.http.openapi import NO_MODEL, describe
 from router.infer import Completion
 from router.request import GenerateRequest
 from router.text.chat_template import ChatTemplate
@@ -36,7 +36,10 @@ class ChatRoutes:
         """The route, documented."""
         router = APIRouter(tags=["OpenAI"])
         router.add_api_route(
-            "/v1/chat/completions", self.chat, methods=["POST"], **describe(ChatBody)
+            "/v1/chat/completions",
+            self.chat,
+            methods=["POST"],
+            **describe(ChatBody, failures=NO_MODEL),
         )
         return router
 

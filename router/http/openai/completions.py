@@ -16,7 +16,7 @@ from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
 from router.http.openai.schema import CompletionBody
-from router.http.openapi import describe
+from router.http.openapi import NO_MODEL, describe
 from router.infer import Completion
 from router.request import GenerateRequest
 
@@ -34,7 +34,10 @@ class CompletionRoutes:
         """The route, documented."""
         router = APIRouter(tags=["OpenAI"])
         router.add_api_route(
-            "/v1/completions", self.completions, methods=["POST"], **describe(CompletionBody)
+            "/v1/completions",
+            self.completions,
+            methods=["POST"],
+            **describe(CompletionBody, failures=NO_MODEL),
         )
         return router
 

@@ -25,6 +25,7 @@ OURS = {
     "get": ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{model_name}"],
 }
 GENERATING = ("/", "/generate", "/generate_stream", "/invocations", "/vertex")
+CHOOSING = ("/chat_tokenize", "/invocations", "/vertex", "/v1/chat/completions", "/v1/completions")
 
 
 async def fetch() -> dict[str, Any]:
@@ -51,8 +52,8 @@ async def test_the_document_knows_every_route_and_every_schema_that_it_names() -
             assert [path for path in wanted if method not in spec["paths"].get(path, {})] == []
     schemas = spec["components"]["schemas"]
     assert schemas["Parameters"]["properties"].keys() == Parameters.model_fields.keys()
-    for reference in references(spec):
-        assert reference.removeprefix("#/components/schemas/") in schemas
+    named = {reference.removeprefix("#/components/schemas/") for reference in references(spec)}
+    assert named == schemas.keys()
 
 
 async def test_every_error_has_the_shape_of_its_path() -> None:
@@ -76,6 +77,11 @@ async def test_a_route_that_generates_tells_of_all_its_refusals(path: str) -> No
 
     wanted = "200 400 401 408 413 415 422 424 429 431 500 503".split()
     assert [status for status in wanted if status not in told] == []
+
+
+@pytest.mark.parametrize("path", CHOOSING)
+async def test_a_route_that_takes_a_model_s_name_tells_of_others(path: str) -> None:
+    assert "404" in (await fetch())["paths"][path]["post"]["responses"]
 
 
 async def test_every_part_of_a_path_is_a_parameter() -> None:
