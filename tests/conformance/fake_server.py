@@ -25,10 +25,10 @@ from zlib import crc32
 import grpc
 
 from tests.byte_tokenizer import EOS_ID, save_byte_tokenizer
+from tests.conformance.fake_name import MODEL_ID
 from tests.fakes import FakeShard, Faults, letters, serving
 from tests.router.process import serving_http
 
-MODEL_ID = "fake"
 _CHANCE_OF_EOS = 1 / 48
 
 

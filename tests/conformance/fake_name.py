@@ -1,0 +1,3 @@
+"""What the fake server's model is called; for those who cannot import the server."""
+
+MODEL_ID = "fake"
