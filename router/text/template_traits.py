@@ -8,6 +8,7 @@ the form that the template reads. It knows no models, no tokens and no HTTP.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from router.text.template_environment import TemplateLimit
@@ -30,20 +31,30 @@ _TOOL = {
 _CALL_ID = "call00001"
 
 
+class ContentOfCalls(Enum):
+    """What stands for a content where there is none."""
+
+    NULL = "null"
+    ABSENT = "absent"
+    EMPTY = "empty"
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """How a template reads messages.
 
     `words` are those that it compares something with: the roles it knows are among them.
-    `takes_parts`: content must be a list of parts. `takes_text_arguments`: the arguments of a
-    call must be JSON text, else an object. `has_null_content`: a message of calls alone has a
-    content, which is None; else it has none at all.
+    `takes_parts`: content must be a list of parts. `shows_calls`: it shows an assistant's calls,
+    else they have to be told in the content. `takes_text_arguments`: the arguments of a call must
+    be JSON text, else an object. `content_of_calls`: what a message of calls alone has for a
+    content.
     """
 
     words: frozenset[str] = frozenset()
     takes_parts: bool = False
+    shows_calls: bool = False
     takes_text_arguments: bool = False
-    has_null_content: bool = True
+    content_of_calls: ContentOfCalls = ContentOfCalls.EMPTY
 
 
 def find_traits(render: Render, words: frozenset[str]) -> Traits:
@@ -55,9 +66,17 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
     try:
         plain = Traits(words, takes_parts=_takes_parts(render))
         for takes_text in (False, True):
-            for has_null in (True, False):
-                traits = replace(plain, takes_text_arguments=takes_text, has_null_content=has_null)
-                if _shows_calls(render, traits):
+            ways = [
+                replace(
+                    plain, shows_calls=True, takes_text_arguments=takes_text, content_of_calls=way
+                )
+                for way in ContentOfCalls
+            ]
+            texts = [_chat_with_call(render, traits) for traits in ways]
+            # Of no content a template may make the word, where an empty one shows nothing.
+            fewest = texts[-1].count("None")
+            for traits, text in zip(ways, texts, strict=True):
+                if _is_whole(text) and text.count("None") <= fewest:
                     return traits
     except TemplateLimit:
         pass
@@ -73,14 +92,24 @@ def adapt(message: Message, traits: Traits) -> dict[str, Any]:
     calls = shown.pop("tool_calls", None)
     if "function_call" in shown and not calls:
         calls = [{"type": "function", "function": shown.pop("function_call")}]
-    if calls:
+    if calls and traits.shows_calls:
         shown["tool_calls"] = [_call(call, traits) for call in calls]
-        if traits.has_null_content:
-            shown.setdefault("content", None)
+        if traits.content_of_calls is not ContentOfCalls.ABSENT:
+            is_null = traits.content_of_calls is ContentOfCalls.NULL
+            shown.setdefault("content", None if is_null else "")
+    elif calls:
+        told = json.dumps([_call(call, traits) for call in calls], ensure_ascii=False)
+        shown["content"] = _appended(shown.get("content"), told)
     content = shown.get("content")
     if traits.takes_parts and isinstance(content, str):
         shown["content"] = [{"type": "text", "text": content}]
     return shown
+
+
+def _appended(content: Any, text: str) -> Any:
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n{text}" if content else text
 
 
 def _role(role: Any, words: frozenset[str]) -> Any:
@@ -130,7 +159,7 @@ def _takes_parts(render: Render) -> bool:
     return not shows(_TEXT) and shows([{"type": "text", "text": _TEXT}])
 
 
-def _shows_calls(render: Render, traits: Traits) -> bool:
+def _chat_with_call(render: Render, traits: Traits) -> str:
     call = {
         "id": _CALL_ID,
         "type": "function",
@@ -141,9 +170,11 @@ def _shows_calls(render: Render, traits: Traits) -> bool:
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "content": _TEXT, "tool_call_id": _CALL_ID, "name": _NAME},
     ]
-    text = _rendered(render, [adapt(message, traits) for message in messages], [_TOOL])
-    # Python's quotes mean that an object was written where a text was meant; escaped ones, that
-    # a text was written as JSON a second time.
+    return _rendered(render, [adapt(message, traits) for message in messages], [_TOOL])
+
+
+def _is_whole(text: str) -> bool:
+    """Whether the call is there. Python's quotes mean that an object was written where a text was
+    meant; escaped ones, that a text was written as JSON a second time."""
     ((key, value),) = _ARGUMENTS.items()
-    spoilt = (f"'{key}'", f'\\"{key}', "None")
-    return value in text and not any(mark in text for mark in spoilt)
+    return value in text and f"'{key}'" not in text and f'\\"{key}' not in text

@@ -45,6 +45,11 @@ ABSENT = """\
     {%- endif %}
 {%- endfor %}"""
 
+# In the style of templates that look into the content for the marks of thoughts.
+LOOKS = OBJECTS.replace(
+    "{%- elif m.role == 'tool'", "{{- m.role if '</think>' in m.content }}{%- elif m.role == 'tool'"
+).replace("{%- if m.role", "{%- if '</think>' not in m.content + '' and m.role")
+
 PARTS = """\
 {%- for m in messages %}
     {{- m.role + ':' }}
@@ -69,7 +74,8 @@ def calling(arguments: Any, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("arguments", ['{"x": "é"}', {"x": "é"}])
 @pytest.mark.parametrize("fields", [{}, {"content": None}])
 @pytest.mark.parametrize(
-    ("source", "before"), [(OBJECTS, "user:hi"), (TEXTS, "user:hi"), (ABSENT, "user:hi")]
+    ("source", "before"),
+    [(OBJECTS, "user:hi"), (TEXTS, "user:hi"), (ABSENT, "user:hi"), (LOOKS, "user:hi")],
 )
 def test_arguments_of_a_call_come_as_the_template_writes_them(
     source: str, before: str, fields: Any, arguments: Any
@@ -77,6 +83,31 @@ def test_arguments_of_a_call_come_as_the_template_writes_them(
     text = chat(source).render([USER, calling(arguments, **fields)], tools=TOOLS)
 
     assert text == before + '<call>f{"x": "é"}</call>'
+
+
+def test_a_template_that_writes_none_of_itself_shows_calls_too() -> None:
+    source = "{{- '-> None;' if tools }}" + OBJECTS
+
+    assert chat(source).render([USER, calling({"x": 1})], tools=TOOLS) == (
+        '-> None;user:hi<call>f{"x": 1}</call>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [(None, ""), ("well", "well\n"), ([{"type": "text", "text": "well"}], "well")],
+)
+def test_calls_are_told_in_the_content_where_the_template_shows_none(
+    content: Any, shown: str
+) -> None:
+    source = PARTS if isinstance(content, list) else PLAIN
+    text = chat(source).render([calling('{"x": 1}', content=content)])
+
+    told = (
+        '[{"id": "call00001", "type": "function", '
+        '"function": {"name": "f", "arguments": {"x": 1}}}]'
+    )
+    assert text.rstrip(";") == f"assistant:{shown}{told}"
 
 
 @pytest.mark.parametrize("source", [OBJECTS, TEXTS])
