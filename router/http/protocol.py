@@ -139,8 +139,10 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request is known; its body may be to come."""
+        if self.parser.get_method() == b"CONNECT":
+            self._stop_parser(HttpError(400, "bad_request", "no tunnel is opened here"))
         self._is_offer = self.parser.should_upgrade() and not self._should_upgrade()
-        if self._is_offer and self.parser.get_method() != b"CONNECT":
+        if self._is_offer:
             return  # `_feed` reads it once more
         super().on_headers_complete()
         self._inflow.expect(Expected.BODY)
@@ -187,7 +189,9 @@ class Protocol(HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
                 return
-            head = without_offer(self.parser.get_method(), self.url, self.headers)
+            parser = self.parser
+            version = parser.get_http_version()
+            head = without_offer(parser.get_method(), self.url, version, self.headers)
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._feed(head + data[offer.args[0] :])

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 _OFFERS = frozenset({b"upgrade", b"http2-settings"})
 
 
-def without_offer(method: bytes, url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The head of an HTTP/1.1 request without what offers, ready to be parsed again."""
-    lines = [b"%b %b HTTP/1.1" % (method, url)]
+def without_offer(
+    method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    """The head of a request without what offers, ready to be parsed again."""
+    lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
     for name, value in headers:
         if name == b"connection":
             options = [option.strip() for option in value.split(b",")]
