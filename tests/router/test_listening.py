@@ -43,14 +43,15 @@ def test_the_address_of_ipv6_is_in_brackets() -> None:
 
 
 async def test_the_kernel_takes_little_of_what_a_client_does_not_read() -> None:
+    sent_len = 0
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
         nonlocal sent_len
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         while sent_len < 50_000_000:
             await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
             sent_len += 1000
 
-    sent_len = 0
     door = bind("127.0.0.1", 0)
     server = HttpServer(app, door, stop_timeout_s=0.1)
     await server.start()
