@@ -161,3 +161,8 @@ def test_a_request_may_be_given_a_longest_duration() -> None:
     assert read_config([], {"MAX_REQUEST_DURATION": "2.5"}).max_request_duration == 2.5
     with pytest.raises(BadConfig, match="number of seconds above 0"):
         read_config(["--max-request-duration", "0"], {})
+
+
+def test_a_step_counts_as_stuck_after_four_seconds_unless_told_otherwise() -> None:
+    assert read_config([], {}).progress_timeout == 4.0
+    assert read_config(["--progress-timeout", "30"], {}).progress_timeout == 30.0

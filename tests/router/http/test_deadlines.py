@@ -163,3 +163,35 @@ async def test_a_max_time_that_is_no_time_is_refused_by_name(given: Any) -> None
     assert "max_time" in native.json()["error"]
     assert chat.status_code in (400, 422)
     assert "max_time" in chat.json()["error"]["message"]
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"inputs": "a", "parameters": {"decoder_input_details": True}}),
+        ("/generate_stream", {"inputs": "a"}),
+        ("/v1/completions", {"prompt": "abc", "echo": True, "logprobs": 2}),
+        ("/v1/completions", {"prompt": "abc", "echo": True, "logprobs": 2, "max_tokens": 0}),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "stream": True}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2, "stream": True}),
+        ("/v1/messages", {"model": "tgi", "messages": MESSAGES, "max_tokens": 5}),
+        ("/v1/messages", {"model": "tgi", "messages": MESSAGES, "max_tokens": 5, "stream": True}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/responses", {"input": "a", "stream": True}),
+        ("/invocations", {"inputs": "a"}),
+        ("/vertex", {"instances": [{"inputs": "a"}, {"inputs": "b"}]}),
+    ],
+)
+async def test_every_route_answers_what_never_got_a_token(path: str, body: dict[str, Any]) -> None:
+    shard = FakeShard(num_blocks=256)
+    shard.faults.delay_s = 0.3
+    async with housing(shard) as house, house.client as client:
+        answer = await client.post(path, json=body, headers={"x-request-timeout": "0.02"})
+        ends = house.rig.metrics.sequence_ends.value("deadline")
+    assert answer.status_code == 200
+    assert '"error_type"' not in answer.text
+    assert ends >= 1
