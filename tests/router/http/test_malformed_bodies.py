@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes import EOS_ID, FakeShard, byte_ids
+from tests.byte_tokenizer import EOS_ID, byte_ids
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,8 @@ from zlib import crc32
 import httpx
 import pytest
 
-from tests.fakes import EOS_ID, NUM_SPECIAL, FakeShard
+from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
 
 pytestmark = pytest.mark.slow
@@ -74,10 +75,12 @@ def random_request(draw: random.Random) -> Asked:
         return Asked("/generate", "/generate_stream", {"inputs": prompt, "parameters": parameters})
     common |= {"max_tokens": num_tokens}
     if draw.random() < 0.5:
-        path, said = "/v1/completions", {"prompt": prompt}
+        path = "/v1/completions"
+        said: dict[str, Any] = {"prompt": prompt}
         logprobs: object = draw.choice((None, 0))
     else:
-        path, said = "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}
+        path = "/v1/chat/completions"
+        said = {"messages": [{"role": "user", "content": prompt}]}
         logprobs = draw.choice((None, True))
     return Asked(path, path, common | said | {"logprobs": logprobs})
 
