@@ -39,6 +39,7 @@ class OpsRoutes:
             ),
         ):
             router.add_api_route(path, handler, methods=["GET"], operation_id=name, **told)
+            router.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
         return router
 
     async def info(self) -> Response:

@@ -14,7 +14,7 @@ from router.http.tgi.schema import Parameters
 from router.request import GenerateRequest
 from router.stream import Stream
 from tests.fakes import FakeShard, saying
-from tests.router.http.harness import housing
+from tests.router.http.harness import exchange, housing, listening
 
 JSON = {"content-type": "application/json"}
 ROUTES = ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions"]
@@ -90,14 +90,23 @@ async def test_an_unknown_route_is_a_404_in_the_path_s_dialect(path: str) -> Non
             assert path in assert_error(path, answer, 404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/", "/generate", "/info", "/v1/completions", "/v1/models"])
-async def test_a_wrong_method_is_a_405_that_names_the_right_one(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/", "GET, HEAD, POST"),
+        ("/generate", "POST"),
+        ("/info", "GET, HEAD"),
+        ("/v1/completions", "POST"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v2/models/any/infer", "POST"),
+    ],
+)
+async def test_a_wrong_method_is_a_405_that_names_the_right_ones(path: str, allowed: str) -> None:
     async with housing(FakeShard()) as house, house.client as client:
         answer = await client.delete(path)
 
-    assert answer.headers["allow"] in ("GET", "GET, HEAD, POST", "POST")
-    message = assert_error(path, answer, 405, "method_not_allowed")
-    assert answer.headers["allow"] in message
+    assert answer.headers["allow"] == allowed
+    assert allowed in assert_error(path, answer, 405, "method_not_allowed")
 
 
 @pytest.mark.parametrize(
@@ -321,3 +330,13 @@ def test_no_body_is_answered_with_a_5xx_or_without_json(bodies: list[dict[str, A
                     answer.json()
 
     asyncio.run(ask_all())
+
+
+@pytest.mark.parametrize("path", ["/info", "/metrics", "/v1/models", "/v1/models/model"])
+async def test_what_can_be_read_can_be_asked_for_without_its_body(path: str) -> None:
+    async with housing(FakeShard()) as house, listening(house.app) as port:
+        answer = await exchange(port, "HEAD", path)
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b""
