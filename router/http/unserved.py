@@ -1,10 +1,13 @@
 """Fields that a body may not have, or not with this value: refused, never silently ignored."""
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import orjson
-from pydantic import ConfigDict
+from pydantic import ConfigDict, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from router.errors import InvalidRequest, Unserved
 from router.http.body import Schema
@@ -14,23 +17,37 @@ Harmless = tuple[Any, ...] | Mapping[str, tuple[Any, ...]]
 
 
 class WatchedSchema(Schema):
-    """A body that knows what it was given beyond its fields."""
+    """A body that takes no field but its own, and of those in `unserved` the harmless values alone.
+
+    Null is always harmless. The fields themselves are declared as `Any`.
+    """
 
     model_config = ConfigDict(extra="allow")
 
+    unserved: ClassVar[Mapping[str, Harmless]] = MappingProxyType({})
 
-def refuse_unserved(body: WatchedSchema, harmless: Mapping[str, Harmless]) -> None:
-    """Raises InvalidRequest for unknown fields, and Unserved for the fields of `harmless` with any
-    value but the harmless ones; null is always one of them."""
-    for field in body.model_extra or {}:
-        name = field[:60]
-        raise InvalidRequest(f"`{name}` is not a parameter of this route", name)
-    for field, values in harmless.items():
-        value = getattr(body, field)
-        if isinstance(values, Mapping):
-            _check_object(field, value, values)
-        else:
-            _check_value(field, value, values)
+    def refuse_unserved(self) -> None:
+        """Raises InvalidRequest for a field that is not known, Unserved for one not served."""
+        for field in self.model_extra or {}:
+            name = field[:60]
+            raise InvalidRequest(f"`{name}` is not a parameter of this route", name)
+        for field, values in self.unserved.items():
+            value = getattr(self, field)
+            if isinstance(values, Mapping):
+                _check_object(field, value, values)
+            else:
+                _check_value(field, value, values)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """As pydantic has it, but that what is refused is no part of it."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        schema["additionalProperties"] = False
+        for field, values in cls.unserved.items():
+            schema["properties"][field] = _documented(values)
+        return schema
 
 
 def _check_object(field: str, value: Any, values: Mapping[str, tuple[Any, ...]]) -> None:
@@ -46,3 +63,13 @@ def _check_value(field: str, value: Any, values: tuple[Any, ...]) -> None:
     shown = " or ".join(f"`{orjson.dumps(allowed).decode()}`" for allowed in values)
     advice = f"leave it out or say {shown}" if shown else "leave it out"
     raise Unserved(f"`{field}` is not served yet; {advice}", field)
+
+
+def _documented(values: Harmless) -> dict[str, Any]:
+    if isinstance(values, tuple):
+        return {"enum": [None, *values]}
+    return {
+        "type": ["object", "null"],
+        "properties": {key: {"enum": [None, *inner]} for key, inner in values.items()},
+        "additionalProperties": {"type": "null"},
+    }

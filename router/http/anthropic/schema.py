@@ -16,7 +16,7 @@ from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Setting, Turn
 from router.http.meaning import as_meant
-from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
+from router.http.unserved import Harmless, WatchedSchema
 from router.request import ConstraintKind
 from router.validation import Limits, RawParams
 
@@ -61,6 +61,8 @@ class OutputConfig(Schema):
 class CountBody(WatchedSchema):
     """Body of /v1/messages/count_tokens."""
 
+    unserved = _COUNTED
+
     messages: Turns
     model: str | None = None
     output_config: OutputConfig | None = None
@@ -73,8 +75,8 @@ class CountBody(WatchedSchema):
     tools: Any = None
 
     def check(self) -> None:
-        """Raises InvalidRequest for what cannot be counted."""
-        refuse_unserved(self, _COUNTED)
+        """Raises InvalidRequest for what cannot be served, or counted."""
+        self.refuse_unserved()
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -96,6 +98,8 @@ class CountBody(WatchedSchema):
 class MessagesBody(CountBody):
     """Body of /v1/messages."""
 
+    unserved = _UNSERVED
+
     max_tokens: int
     metadata: Metadata | None = None
     service_tier: str | None = None
@@ -111,7 +115,7 @@ class MessagesBody(CountBody):
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served."""
-        refuse_unserved(self, _UNSERVED)
+        super().check()
         if self.temperature is not None and not 0 <= self.temperature <= _MAX_TEMPERATURE:
             raise InvalidRequest(
                 f"`temperature` must be between 0 and {_MAX_TEMPERATURE:g}. "

@@ -18,15 +18,15 @@ from router.http.fields import LogitBias, Strings
 from router.http.meaning import as_meant
 from router.http.openai.common import MAX_TOP_LOGPROBS
 from router.http.openai.responses.items import Items
-from router.http.unserved import Harmless, WatchedSchema, refuse_unserved
+from router.http.unserved import Harmless, WatchedSchema
 from router.request import ConstraintKind
 from router.validation import Limits, RawParams
 
 _ANY_OBJECT = {"type": "object"}
-LOGPROBS = "message.output_text.logprobs"
-# Output that no response of this server has: to include it, is to include nothing.
-_INCLUDABLE = (
-    LOGPROBS,
+_LOGPROBS = "message.output_text.logprobs"
+# But for the first, output that no response here has: to include it is to include nothing.
+_Includable = Literal[
+    "message.output_text.logprobs",
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -34,7 +34,7 @@ _INCLUDABLE = (
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
     "web_search_call.results",
-)
+]
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_PAIRS, _MAX_KEY_LEN, _MAX_VALUE_LEN = 16, 64, 512
 
@@ -97,13 +97,15 @@ class TextConfig(Schema):
 class CountInputBody(WatchedSchema):
     """Body of /v1/responses/input_tokens."""
 
+    unserved = _COUNTED
+
     input: Items
     model: str | None = None
     instructions: str | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     text: TextConfig | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     conversation: Any = None
     reasoning: Any = None
@@ -134,22 +136,16 @@ class CountInputBody(WatchedSchema):
         return self.truncation == "auto"
 
     def check(self) -> None:
-        """Raises InvalidRequest for what cannot be counted."""
-        self._check(_COUNTED)
-
-    def _check(self, harmless: Mapping[str, Harmless]) -> None:
-        refuse_unserved(self, harmless)
-        if self.truncation not in (None, "auto", "disabled"):
-            raise InvalidRequest(
-                f"`truncation` must be `auto` or `disabled`. Given: `{self.truncation[:60]}`",
-                "truncation",
-            )
+        """Raises InvalidRequest for what cannot be served, or counted."""
+        self.refuse_unserved()
 
 
 class ResponseBody(CountInputBody):
     """Body of /v1/responses. The second group are extensions, as on OpenAI's other routes."""
 
-    include: list[str] | None = None
+    unserved = _UNSERVED
+
+    include: list[_Includable] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
@@ -187,7 +183,7 @@ class ResponseBody(CountInputBody):
     @property
     def has_logprobs(self) -> bool:
         """Whether log-probabilities are told."""
-        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def is_stored(self) -> bool:
@@ -196,10 +192,7 @@ class ResponseBody(CountInputBody):
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served."""
-        self._check(_UNSERVED)
-        for word in self.include or ():
-            if word not in _INCLUDABLE:
-                raise InvalidRequest(f"`include` must not name `{word[:60]}`", "include")
+        super().check()
         _check_metadata(self.metadata or {})
 
     def to_raw(self, limits: Limits) -> RawParams:

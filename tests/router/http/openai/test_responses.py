@@ -332,7 +332,7 @@ IMAGE = {"type": "input_image", "image_url": "x"}
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"include": ["everything"]}, "include"),
+        ({"include": ["everything"]}, "include[0]"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [7]}, "input[0]"),
