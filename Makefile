@@ -7,7 +7,7 @@ PORT ?= 3000
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow check format lint types layers proto proto-check \
-        conformance conformance-install bench gpu-check demo-model clean
+        conformance conformance-install conformance-transcripts bench gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,11 @@ conformance: conformance-install  ## Let the clients of others say whether Tande
 	  echo "Running the clients of tests/conformance/$$name ..."; \
 	  $(CONFORMANCE_VENVS)/$$name/bin/python -m pytest -q -c tests/conformance/pytest.ini tests/conformance/$$name || exit 1; \
 	done
+
+conformance-transcripts: conformance-install  ## Record anew what curl is answered.
+	@$(CONFORMANCE_VENVS)/clients/bin/python -m pytest -q -c tests/conformance/pytest.ini \
+	  tests/conformance/clients/test_transcripts.py --write-transcripts
+	@git diff --stat -- tests/conformance/clients/transcripts
 
 check: install  ## Format, lint, types, layers, fresh stubs.
 	@echo "Checking format, lint, types, layers and generated stubs ..."

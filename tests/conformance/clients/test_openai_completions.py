@@ -192,9 +192,9 @@ def test_streamed_text_is_the_text_of_the_whole_answer(
 
 
 def test_a_suffix_is_refused_by_name(client: openai.OpenAI, asked: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
         client.completions.create(prompt=PROMPT, suffix=" the end", **asked)
-    assert refused.value.param == "suffix"
+    assert (refused.value.param, refused.value.code) == ("suffix", "unserved")
 
 
 async def test_the_asynchronous_client_sees_the_same(served: Served, asked: Any) -> None:

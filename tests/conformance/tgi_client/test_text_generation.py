@@ -18,6 +18,7 @@ from text_generation.errors import (
     IncompleteGenerationError,
     NotFoundError,
     OverloadedError,
+    UnknownError,
     ValidationError,
 )
 from text_generation.types import Message
@@ -186,3 +187,11 @@ def test_a_server_that_stops_amid_an_answer_is_an_incomplete_generation_error() 
 def test_a_wrong_address_is_a_not_found_error(fake: Fake) -> None:
     with pytest.raises(NotFoundError):
         Client(f"{fake.url}/nowhere").generate("Hello")
+
+
+def test_a_key_is_sent_as_a_header() -> None:
+    with faked("--api-key", "secret") as fake:
+        allowed = Client(fake.url, headers={"Authorization": "Bearer secret"})
+        assert allowed.generate("Hello").generated_text
+        with pytest.raises(UnknownError, match="API key"):
+            Client(fake.url).generate("Hello")
