@@ -90,9 +90,9 @@ class Appointments:
         if own is not None:
             return first if first > 1 else 0
         expected = self._num_slots_of[_State.DUE]
-        lead_s = now_s + self._most_kept / per_second
+        until_s = now_s + self._most_kept / per_second
         for appointment in self._ahead:
-            if appointment.due_s > lead_s or expected >= 2 * most:
+            if appointment.due_s > until_s or expected >= 2 * most:
                 break
             if appointment.state is _State.AHEAD:
                 expected += appointment.num_slots
