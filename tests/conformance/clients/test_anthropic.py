@@ -34,7 +34,7 @@ def text_of(message: anthropic.types.Message) -> str:
 
 def input_of(message: anthropic.types.Message) -> int:
     """All tokens of the prompt; `input_tokens` are those that the cache did not know."""
-    return message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    return int(message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0))
 
 
 def test_a_message_is_answered_with_text_reason_and_usage(

@@ -1,6 +1,6 @@
 """Every client with a key that is wrong, and with one that is right."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -32,12 +32,13 @@ def test_openai_is_let_in_with_either_key(locked: Fake, key: str) -> None:
 
 def test_openai_without_a_key_that_fits_gets_an_authentication_error(locked: Fake) -> None:
     client = openai.OpenAI(base_url=locked.openai_url, api_key="wrong", max_retries=0)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: client.chat.completions.create(model=locked.model, messages=HELLO),
         lambda: client.completions.create(model=locked.model, prompt="Hello"),
         lambda: client.models.list(),
         lambda: client.responses.create(model=locked.model, input="Hello"),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(openai.AuthenticationError) as refused:
             call()
         assert refused.value.status_code == 401
