@@ -98,9 +98,7 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
         "invalid_request_error",
         code="unserved",
     ),
-    ToolsRefused: _Kind(
-        "tool_error", "{}", 422, 422, "invalid_request_error", code="tool_error"
-    ),
+    ToolsRefused: _Kind("tool_error", "{}", 422, 422, "invalid_request_error", code="tool_error"),
     TemplateFailed: _Kind(
         "template_error", "Template error: {}", 422, 400, "invalid_request_error"
     ),

@@ -185,7 +185,7 @@ async def test_a_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) 
 async def test_the_request_id_goes_down_with_the_request() -> None:
     async with housing(FakeShard()) as house, house.client as client:
         submit_all = house.rig.batcher.submit_all
-        seen = []
+        seen: list[str] = []
 
         def submit_seen(requests: Sequence[GenerateRequest]) -> list[Stream]:
             seen.extend(request.trace_id for request in requests)
