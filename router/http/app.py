@@ -30,6 +30,7 @@ from router.http.exchange import Exchange
 from router.http.guard import Guard
 from router.http.health import HealthRoutes
 from router.http.intake import Intake
+from router.http.openai.answers import OPENAI_ANSWERS
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
@@ -152,7 +153,7 @@ def routing(services: Services, max_body_len: int) -> FastAPI:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        app.openapi_schema = document(app, [*TGI_MODELS, *_BODIES])
+        app.openapi_schema = document(app, [*TGI_MODELS, *OPENAI_ANSWERS, *_BODIES])
     return app.openapi_schema
 
 

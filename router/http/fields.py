@@ -63,27 +63,6 @@ def _logit_bias(value: Any) -> Mapping[int, float]:
     return MappingProxyType(biases)
 
 
-def _part(value: Any) -> str:
-    if (
-        isinstance(value, dict)
-        and value.get("type") == "text"
-        and isinstance(value.get("text"), str)
-    ):
-        return str(value["text"])
-    raise ValueError(
-        'must consist of parts like {"type": "text", "text": ...}; this model reads text'
-    )
-
-
-def _content(value: Any) -> str | None:
-    """A message's text; its parts are joined, as TGI does."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "".join(_part(part) for part in value)
-    raise ValueError("must be a string or a list of parts")
-
-
 _STRING_SCHEMA = {"type": "string"}
 _STRINGS_SCHEMA = {"anyOf": [_STRING_SCHEMA, {"type": "array", "items": _STRING_SCHEMA}]}
 _IDS_SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
@@ -96,18 +75,8 @@ _PROMPT_SCHEMA = {
     ]
 }
 _BIAS_SCHEMA = {"type": "object", "additionalProperties": {"type": "number"}}
-_PART_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": _STRING_SCHEMA},
-    "required": ["type", "text"],
-}
-_CONTENT_SCHEMA = {
-    "anyOf": [_STRING_SCHEMA, {"type": "array", "items": _PART_SCHEMA}, {"type": "null"}]
-}
-
 Strings = Annotated[tuple[str, ...], PlainValidator(_strings), WithJsonSchema(_STRINGS_SCHEMA)]
 Prompts = Annotated[tuple[Prompt, ...], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
 LogitBias = Annotated[
     Mapping[int, float], PlainValidator(_logit_bias), WithJsonSchema(_BIAS_SCHEMA)
 ]
-Content = Annotated[str | None, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from router.errors import InvalidRequest
 from router.events import Finished, FinishReason, PromptScored, TokenGenerated
 from router.http.exchange import Exchange
+from router.http.openai.answers import TextCompletion, TextCompletionChunk
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
@@ -33,11 +34,14 @@ class CompletionRoutes:
     def router(self) -> APIRouter:
         """The route, documented."""
         router = APIRouter(tags=["OpenAI"])
+        told = describe(
+            CompletionBody, answer=TextCompletion, events=TextCompletionChunk, failures=NO_MODEL
+        )
         router.add_api_route(
             "/v1/completions",
             self.completions,
             methods=["POST"],
-            **describe(CompletionBody, failures=NO_MODEL),
+            **told,
         )
         return router
 

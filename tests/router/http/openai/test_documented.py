@@ -1,12 +1,29 @@
-"""docs/openai.md has a word on every field that the routes read."""
+"""docs/openai.md has a word on every field that is read; the OpenAPI document, on all answered."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from router.http.body import Schema
+from router.http.openai.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    TextCompletionChunk,
+)
 from router.http.openai.common import StreamOptions
 from router.http.openai.schema import ChatBody, CompletionBody
+from tests.router.http.harness import housing
+from tests.router.http.openai.asking import (
+    CHAT,
+    COMPLETIONS,
+    HI,
+    PROMPT,
+    post,
+    saying_after_hi,
+    stream,
+)
 
 PAGE = Path(__file__).parents[4] / "docs" / "openai.md"
 
@@ -24,3 +41,47 @@ def test_every_option_is_documented(schema: type[Schema], place: str) -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in schema.model_fields:
         assert f"`{place}.{name}`" in text
+
+
+OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 2, "return_token_ids": True, "service_tier": "auto"},
+        {"logprobs": True, "top_logprobs": 2},
+        {"stream_options": OPTIONS, "max_tokens": 1},
+        {"stream_options": {"include_usage": True}},
+    ],
+)
+async def test_chats_answer_what_the_document_says(fields: Any) -> None:
+    async with housing(saying_after_hi("a🙂")) as house:
+        answer = await post(house, CHAT, {"messages": HI, "prompt_logprobs": 1, **fields})
+        chunks = await stream(house, CHAT, {"messages": HI, **fields})
+
+    ChatCompletion.model_validate(answer, strict=True)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 2, "return_token_ids": True, "echo": True},
+        {"logprobs": 2, "echo": True},
+        {"logprobs": 0},
+        {"echo": True, "max_tokens": 0, "logprobs": 1},
+        {"stream_options": OPTIONS, "max_tokens": 1},
+    ],
+)
+async def test_completions_answer_what_the_document_says(fields: Any) -> None:
+    async with housing(saying_after_hi("a🙂")) as house:
+        answer = await post(house, COMPLETIONS, {"prompt": PROMPT, "prompt_logprobs": 1, **fields})
+        chunks = await stream(house, COMPLETIONS, {"prompt": PROMPT, **fields})
+
+    TextCompletion.model_validate(answer, strict=True)
+    for chunk in chunks:
+        TextCompletionChunk.model_validate(chunk, strict=True)
