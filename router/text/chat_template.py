@@ -67,11 +67,6 @@ class ChatTemplate:
         """The templates that there are."""
         return tuple(sorted(self._templates))
 
-    @property
-    def reads_tools(self) -> bool:
-        """True if the template shows tools by itself when there are some. Raises TemplateFailed."""
-        return "tools" in self._compiled(self._choose(with_tools=True)).variables
-
     def reads(self, variable: str, *, name: str | None = None, with_tools: bool = False) -> bool:
         """Whether the template that `render` would take reads a variable. Raises TemplateFailed."""
         return variable in self._compiled(name or self._choose(with_tools)).variables

@@ -211,12 +211,12 @@ def test_the_template_for_tools_is_taken_when_there_are_tools() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "{{ tools | length }}"}, None, None)
     assert template.render([USER], tools=TOOLS) == "1"
     assert template.render([USER]) == "plain"
-    assert template.reads_tools
+    assert template.reads("tools", with_tools=True)
 
 
 @pytest.mark.parametrize(("source", "reads_tools"), [(HEADERS, True), (CHATML, False)])
 def test_whether_a_template_shows_tools_is_known(source: str, reads_tools: bool) -> None:
-    assert chat(source).reads_tools is reads_tools
+    assert chat(source).reads("tools", with_tools=True) is reads_tools
 
 
 def test_a_special_token_that_the_model_lacks_is_empty() -> None:
