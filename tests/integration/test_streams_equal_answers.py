@@ -64,9 +64,10 @@ class Dice:
         }
         num_tokens = draw.randint(1, 40)
         if draw.random() < 0.5:
-            parameters = common | {"max_new_tokens": num_tokens, "do_sample": True}
+            parameters: dict[str, Any] = common | {"max_new_tokens": num_tokens}
+            parameters["do_sample"] = True
             parameters["include_stop_str_in_output"] = draw.random() < 0.7
-            body = {"inputs": prompt, "parameters": parameters}
+            body: dict[str, Any] = {"inputs": prompt, "parameters": parameters}
             return Asked("/generate", body, "/generate_stream", body)
         body = common | {"max_tokens": num_tokens, "prompt": prompt}
         if draw.random() < 0.5:
