@@ -31,7 +31,6 @@ MAX_NUM_HEADERS = 100
 MAX_URL_LEN = 8_192
 # Bytes on the wire for each byte of a body, at most: chunks of one byte, and more than that.
 _MAX_FRAMING = 16
-# A connection that is closed on a client that still writes takes the answer with it.
 _LINGER_S = 1.0
 
 
@@ -257,22 +256,32 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, error: HttpError) -> None:
-        """Answers, unless an answer was begun or is due to another request, and hangs up."""
+        """Answers where no other answer was begun or is due before, and hangs up after the last."""
         self._hangs_up = True
         self._inflow.close()
         is_known = self._inflow.expected is Expected.BODY
-        if is_known:
-            may_answer = self._answering is self.cycle and not self.cycle.response_started
-        else:
-            may_answer = not self._is_answering
-        if may_answer:
-            self._answer(error, self._exchange() if is_known else None)
-            if self.transport.can_write_eof():
-                self.transport.write_eof()
-            self._lingering = self.loop.call_later(_LINGER_S, self.transport.close)
-        else:
+        is_its_turn = self._answering is self.cycle
+        if not is_known and self._is_answering:
+            self.cycle.keep_alive = False
+        elif is_known and not is_its_turn:
+            self.pipeline.popleft()
+            last = self.pipeline[0][0] if self.pipeline else self._answering
+            assert last is not None, "whose turn it is not waits for another"
+            last.keep_alive = False
+        elif is_known and self.cycle.response_started:
+            self._tell_disconnected()
             self.transport.close()
-        self._tell_disconnected()
+            self._outflow.complete()
+        else:
+            self._answer(error, self._exchange() if is_known else None)
+            self._tell_disconnected()
+            self._linger()
+
+    def _linger(self) -> None:
+        """Hangs up, but listens for a moment: a client that still writes gets its answer."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._lingering = self.loop.call_later(_LINGER_S, self.transport.close)
         self._outflow.complete()
 
     def _answer(self, error: HttpError, exchange: Exchange | None) -> None:

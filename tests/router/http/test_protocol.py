@@ -183,7 +183,27 @@ async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
 
     assert answer.count(b"HTTP/1.1 ") == 1
     assert answer.startswith(b"HTTP/1.1 200 ")
-    assert b"garbage" not in answer
+    assert answer.count(b"data: {") == 50
+    assert answer.endswith(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(b"}}\r\n", id="a-body-longer-than-its-length"),
+        pytest.param(GET + b"content-length: x\r\n\r\n", id="a-bad-header"),
+        pytest.param(GET + b"transfer-encoding: chunked\r\n\r\nz\r\n", id="a-bad-chunk"),
+        pytest.param(GET + b"a: " + b"x" * 40_000, id="a-header-too-long"),
+    ],
+)
+@pytest.mark.parametrize("num_good", [1, 3])
+async def test_what_comes_before_garbage_is_answered(garbage: bytes, num_good: int) -> None:
+    async with hello() as port:
+        good = GET + b"content-length: 4\r\n\r\nabcd"
+        answer = await say(port, good * num_good + garbage)
+
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == num_good
+    assert answer.endswith(b"\r\n\r\n4")
 
 
 @pytest.mark.parametrize(
