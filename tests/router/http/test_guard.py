@@ -92,13 +92,21 @@ async def test_every_path_wants_a_key(method: str, path: str) -> None:
     assert len(answer.headers["x-request-id"]) == 32
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/ping", "/metrics"])
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_probes_need_none(method: str, path: str) -> None:
-    async with guarded() as house, house.client as client:
-        answer = await client.request(method, path)
+OPEN = ["/", "/health", "/health/live", "/health/ready", "/health/progress", "/ping", "/metrics"]
+OPEN += ["/v2/health/live", "/v2/health/ready", "/probe"]
 
-    assert answer.status_code != 401
+
+@pytest.mark.parametrize("path", OPEN)
+async def test_probes_need_none(path: str) -> None:
+    aliases = {"/probe": "/health", "/predict": "/vertex"}
+    async with guarded(aliases=aliases) as house, house.client as client:
+        answer = await client.get(path)
+        head = await client.head(path)
+        predict = await client.post("/predict", json={})
+
+    assert answer.status_code == 200
+    assert head.status_code != 401
+    assert predict.status_code == 401
 
 
 async def test_metrics_want_a_key_if_told_so() -> None:
