@@ -7,6 +7,7 @@ its bare name, and its parameters `arguments`.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
@@ -16,7 +17,24 @@ from router.http.body import Schema
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _WORDS = ("none", "auto", "required")
+_NAMED = "named"
+_UNSERVED = ("allowed_tools", "custom")
 _MOST = 128
+# Of each way to offer tools, the field that chooses among them.
+_CHOICES = {"tools": "tool_choice", "functions": "function_call"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which tool is to be called: one of OpenAI's words, or `named` with a name."""
+
+    word: str
+    name: str = ""
+
+    @property
+    def may_call(self) -> bool:
+        """Whether any tool may be."""
+        return self.word != "none"
 
 
 def _name(value: Any) -> str:
@@ -25,18 +43,18 @@ def _name(value: Any) -> str:
     raise ValueError("must be 1 to 64 letters, digits, `_` or `-`")
 
 
-def _choice(value: Any) -> str:
-    """One of the words, or the name of a tool behind a `=`."""
+def _choice(value: Any) -> ToolChoice:
     if isinstance(value, str):
-        return value if value in _WORDS else f"={value}"
+        return ToolChoice(value) if value in _WORDS else ToolChoice(_NAMED, value)
     if isinstance(value, dict):
-        function = value.get("function", value if "type" not in value else None)
-        if value.get("type", "function") == "function" and isinstance(function, dict):
-            name = function.get("name")
-            if isinstance(name, str):
-                return f"={name}"
-        if value.get("type") in ("allowed_tools", "custom"):
-            return f"?{value['type']}"
+        kind = value.get("type", "function")
+        if kind in _UNSERVED:
+            return ToolChoice(kind)
+        # OpenAI's `function_call` is the bare object of a name.
+        function = value.get("function", value)
+        name = function.get("name") if isinstance(function, dict) else None
+        if kind == "function" and isinstance(name, str):
+            return ToolChoice(_NAMED, name)
     raise ValueError(
         'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
     )
@@ -48,7 +66,7 @@ Name = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"}),
 ]
 Choice = Annotated[
-    str,
+    ToolChoice,
     PlainValidator(_choice),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
@@ -92,9 +110,9 @@ def shown_functions(
 
 def check_tools(
     tools: Sequence[Tool] | None,
-    choice: str | None,
+    choice: ToolChoice | None,
     functions: Sequence[Function] | None,
-    function_choice: str | None,
+    function_choice: ToolChoice | None,
     *,
     format_field: str | None,
 ) -> None:
@@ -105,22 +123,20 @@ def check_tools(
         ("functions", [function.name for function in functions or ()], function_choice),
     ):
         _check_names(name, offered)
-        _check_choice("tool_choice" if name == "tools" else "function_call", name, offered, chosen)
-        if offered and format_field is not None and chosen != "none":
+        _check_choice(_CHOICES[name], name, offered, chosen)
+        may_call = bool(offered) and (chosen is None or chosen.may_call)
+        if may_call and format_field is not None:
             raise ToolsRefused(
                 "Tool error: Grammar and tools are mutually exclusive: "
                 f"`{format_field}` and `{name}` cannot both shape an answer",
                 name,
             )
-        if offered and chosen != "none":
+        if may_call:
             raise Unserved(
                 f"`{name}` needs constrained output, which is not served yet: leave it out, or "
                 f'show them to the model alone with `{_CHOICES[name]}` "none"',
                 name,
             )
-
-
-_CHOICES = {"tools": "tool_choice", "functions": "function_call"}
 
 
 def _check_each(tools: Sequence[Tool]) -> None:
@@ -144,15 +160,17 @@ def _check_names(field: str, names: Sequence[str]) -> None:
         raise InvalidRequest(f"`{field}` has the name `{twice}` twice", field)
 
 
-def _check_choice(field: str, tools_field: str, names: Sequence[str], choice: str | None) -> None:
-    if choice is None or choice in ("none", "auto"):
+def _check_choice(
+    field: str, tools_field: str, names: Sequence[str], choice: ToolChoice | None
+) -> None:
+    if choice is None or choice.word in ("none", "auto"):
         return
-    if choice.startswith("?"):
-        raise Unserved(f"`{field}` of type `{choice[1:]}` is not served", field)
+    if choice.word in _UNSERVED:
+        raise Unserved(f"`{field}` of type `{choice.word}` is not served", field)
     if not names:
         raise InvalidRequest(f"`{field}` asks for a call, but there are no `{tools_field}`", field)
-    if choice.startswith("=") and choice[1:] not in names:
+    if choice.word == _NAMED and choice.name not in names:
         raise ToolsRefused(
-            f"Tool error: `{field}` names `{choice[1:61]}`, which is not among `{tools_field}`",
+            f"Tool error: `{field}` names `{choice.name[:60]}`, which is not among `{tools_field}`",
             field,
         )
