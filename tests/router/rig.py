@@ -27,8 +27,8 @@ from router.shards import Shards, ShardTimeouts
 from router.step_observer import StepObserver
 from router.stream import Stream
 from router.text.tokenizer import Tokenizer
-from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from router.tracing import NO_TRACES, Tracer
+from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fakes import FakeShard, letters, saying, serving
 
 PLAIN = SamplingParams()
