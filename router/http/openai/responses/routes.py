@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -54,6 +55,12 @@ _PAGING = [
 ]
 
 
+class _ResponseId(StringConvertor):
+    """Ids of responses in paths, which no other path below theirs can be."""
+
+    regex = "resp_[^/]*"
+
+
 class ResponseRoutes:
     """The handlers. They own the store: what is in it, was put there by `create`."""
 
@@ -67,7 +74,8 @@ class ResponseRoutes:
     def router(self) -> APIRouter:
         """The routes, documented."""
         router = APIRouter(tags=["OpenAI"])
-        one = _PATH + "/{response_id}"
+        register_url_convertor("response", _ResponseId())
+        one = _PATH + "/{response_id:response}"
         create = describe(ResponseBody, answer=_RESPONSE, events=_EVENT, failures=_UNKNOWN)
         count = describe(CountInputBody, answer=_COUNT, generates=False, failures=_UNKNOWN)
         items = {**tell(_LIST, failures=_UNKNOWN), "openapi_extra": {"parameters": _PAGING}}

@@ -134,6 +134,16 @@ async def test_a_wrong_page_is_refused_by_name(query: str, field: str) -> None:
     assert (status, told["error"]["param"]) == (400, field)
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"), [("/resp_1", "DELETE, GET"), ("/input_tokens", "POST"), ("", "POST")]
+)
+async def test_a_wrong_method_names_the_right_ones(path: str, allowed: str) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.put(f"{PATH}{path}")
+
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
 async def test_a_response_is_not_streamed_again() -> None:
     async with housing(saying_after_hi("ok")) as house:
         answer = await post(house)
