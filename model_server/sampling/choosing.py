@@ -91,7 +91,8 @@ def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None)
     places = places.unsqueeze(-1)
     log_total = (totals * 2.0**-bits).log().unsqueeze(-1)
     tokens = places if found.token_ids is None else found.token_ids.gather(-1, places)
-    logprobs = found.log_weights.gather(-1, places) - log_total
+    # The masses are rounded, so a token that takes them all can seem to take a little more.
+    logprobs = (found.log_weights.gather(-1, places) - log_total).clamp_(max=0.0)
     tops = None
     if top is not None:
         tops = best_of(_spread(found, log_total, width, top.rows), top)
@@ -100,7 +101,8 @@ def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None)
 
 def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor | None) -> Tensor:
     """Log-probabilities of all tokens, -inf where dropped, of some rows: [num_rows, width]."""
-    logprobs = (found.log_weights - log_total).float().masked_fill_(~found.kept, -torch.inf)
+    logprobs = (found.log_weights - log_total).float().clamp_(max=0.0)
+    logprobs.masked_fill_(~found.kept, -torch.inf)
     logprobs = take(logprobs, rows)
     if found.token_ids is None:
         return logprobs

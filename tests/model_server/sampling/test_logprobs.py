@@ -44,6 +44,17 @@ def test_greedy_rows_report_penalised_unwarped_logprobs() -> None:
     )
 
 
+@pytest.mark.parametrize("lead", range(10, 24))
+def test_a_token_that_is_all_but_certain_is_not_more_than_certain(lead: int) -> None:
+    logits = torch.linspace(-3, 3, 500).unsqueeze(0)
+    logits[0, 7] = lead
+    sampled = sample_once(
+        [replace(DRAWN, typical_p=0.9)], logits, logprobs=LogprobParams(num_top_tokens=1)
+    )
+    assert -1e-3 < sampled.logprobs[0] <= 0
+    assert -1e-3 < sampled.top_tokens[0][0].logprob <= 0
+
+
 def test_each_row_gets_as_many_top_tokens_as_it_asked_for() -> None:
     counts = [0, 5, 1, 0, 30]
     sampler = sampler_of([], 30)
