@@ -21,7 +21,6 @@ CHECKS = (
     "content_type_conformance",
     "response_headers_conformance",
     "response_schema_conformance",
-    "allow_header_conformance",
     "unsupported_method",
     "answers_within_a_second",
 )
