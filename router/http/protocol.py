@@ -1,8 +1,8 @@
 """HTTP/1.1 as uvicorn speaks it, with limits on what a client may send and on how slow it may be.
 
 What breaks a limit while it is still read never becomes a request, so the application cannot answer
-it; this answers as it would. What becomes of slow readers and slow senders, `outflow.py` and
-`inflow.py` decide.
+it; this answers as it would. `request_size.py` says what is too large, `inflow.py` who sends too
+slowly, `outflow.py` who reads too slowly.
 """
 
 import asyncio
@@ -22,15 +22,12 @@ from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
 from router.http.inflow import MIN_BODY_LEN, Expected, Inflow
 from router.http.outflow import Outflow
+from router.http.request_size import RequestSize
 from router.http.upgrade import without_offer
 from router.metrics import Counter
 
 _logger = logging.getLogger(__name__)
 
-MAX_NUM_HEADERS = 100
-MAX_URL_LEN = 8_192
-# Bytes on the wire for each byte of a body, at most: chunks of one byte, and more than that.
-_MAX_FRAMING = 16
 _LINGER_S = 1.0
 
 
@@ -43,10 +40,6 @@ class ConnectionRules:
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     cuts: Counter = field(default_factory=lambda: Counter("tandem_connections_cut", "", "cause"))
-
-
-class _Refused(Exception):
-    """Stops the parser; why is in `Protocol._refusal`."""
 
 
 class Protocol(HttpToolsProtocol):
@@ -65,14 +58,13 @@ class Protocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._rules = rules
-        self._refusal: HttpError | None = None
+        self._size = RequestSize(rules.max_head_len)
         # The cycle whose turn it is; `cycle` is the one that was read last.
         self._answering: RequestResponseCycle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._hangs_up = False
         self._is_offer = False
         self._num_messages = 0
-        self._begin_counts()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The client is here, and TLS is settled."""
@@ -109,37 +101,33 @@ class Protocol(HttpToolsProtocol):
         if self._hangs_up or self.transport.is_closing():
             return
         if num_messages == self._num_messages:
-            self._raw_len += len(data)
-            self._check_unparsed()
+            try:
+                self._size.add_wire(len(data), in_body=self._inflow.expected is Expected.BODY)
+            except HttpError as refusal:
+                self._refuse(refusal)
+                return
         self._inflow.settle()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        self._begin_counts()
+        self._size.begin()
         self._inflow.expect(Expected.HEAD)
 
     def on_url(self, url: bytes) -> None:
         """The request's target, or a part of it."""
         super().on_url(url)
-        if len(self.url) > MAX_URL_LEN:
-            message = f"the URL has more than {MAX_URL_LEN} bytes"
-            self._stop_parser(HttpError(414, "uri_too_long", message))
+        self._size.add_url(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer behind the body."""
         super().on_header(name, value)
-        self._head_len += len(name) + len(value) + 4
-        if len(self.headers) > MAX_NUM_HEADERS:
-            message = f"there are more than {MAX_NUM_HEADERS} headers"
-            self._stop_parser(HttpError(431, "headers_too_large", message))
-        if self._head_len > self._rules.max_head_len:
-            self._stop_parser(self._head_too_large())
+        self._size.add_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The request is known; its body may be to come."""
         if self.parser.get_method() == b"CONNECT":
-            self._stop_parser(HttpError(400, "bad_request", "no tunnel is opened here"))
+            raise HttpError(400, "bad_request", "no tunnel is opened here")
         self._is_offer = self.parser.should_upgrade() and not self._should_upgrade()
         if self._is_offer:
             return  # `_feed` reads it once more
@@ -148,7 +136,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
-        self._body_len += len(body)
+        self._size.add_body(len(body))
         self._inflow.take_body(len(body))
         super().on_body(body)
 
@@ -175,15 +163,15 @@ class Protocol(HttpToolsProtocol):
         super().resume_writing()
         self._outflow.ease()
 
-    def send_400_response(self, msg: str) -> None:
-        """What the parser cannot read, or was told to read no further."""
-        self._refuse(self._refusal or HttpError(400, "bad_request", msg))
-
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserError as error:
+            # What our own callbacks raise, the parser wraps.
+            refusal = error.__context__
+            if not isinstance(refusal, HttpError):
+                refusal = HttpError(400, "bad_request", "Invalid HTTP request received.")
+            self._refuse(refusal)
         except httptools.HttpParserUpgrade as offer:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
@@ -204,32 +192,13 @@ class Protocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self._answering is not None and not self._answering.response_complete
 
-    def _begin_counts(self) -> None:
-        self._raw_len = self._head_len = self._body_len = 0
-
-    def _check_unparsed(self) -> None:
-        """A header that does not end, or framing without a body, is in the parser's hands."""
-        max_head_len = self._rules.max_head_len
-        if self._inflow.expected is Expected.BODY:
-            max_head_len *= 2  # trailers
-        if self._raw_len - _MAX_FRAMING * self._body_len > max_head_len:
-            self._refuse(self._head_too_large())
-
-    def _head_too_large(self) -> HttpError:
-        message = f"the headers have more than {self._rules.max_head_len} bytes"
-        return HttpError(431, "headers_too_large", message)
-
-    def _stop_parser(self, refusal: HttpError) -> None:
-        self._refusal = refusal
-        raise _Refused
-
     def _is_due(self, expected: Expected) -> bool:
         if expected is Expected.HEAD:
             return not self._is_answering
         return not self.flow.read_paused and self._answering is self.cycle
 
     def _cut_slow_sender(self, expected: Expected) -> None:
-        if expected is Expected.HEAD and not self._raw_len:
+        if expected is Expected.HEAD and self._size.is_empty:
             self.transport.close()  # a connection made in advance, and never used
             return
         self._rules.cuts.inc(expected.value)

@@ -12,7 +12,8 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http.outflow import HIGH_LEN, PIECE_LEN
-from router.http.protocol import MAX_NUM_HEADERS, MAX_URL_LEN, ConnectionRules, Protocol
+from router.http.protocol import ConnectionRules, Protocol
+from router.http.request_size import MAX_NUM_HEADERS, MAX_URL_LEN
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import exchange, housing, listening, open_request
 from tests.router.rig import settled
