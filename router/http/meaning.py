@@ -20,6 +20,7 @@ def as_meant(raw: RawParams, limits: Limits) -> RawParams:
 
     Raises InvalidRequest for what breaks a rule though it means nothing.
     """
+    _check_ranges(raw)
     is_greedy = raw.temperature == 0
     meant = replace(
         raw,
@@ -34,6 +35,17 @@ def as_meant(raw: RawParams, limits: Limits) -> RawParams:
     # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
     check_parameters(meant, limits)
     return replace(meant, top_p=None, top_k=None, min_p=None)
+
+
+def _check_ranges(raw: RawParams) -> None:
+    """Those that are wider here than the engine's, which has no value for what is neutral."""
+    for word, rule, is_inside in (
+        ("temperature", "at least 0", (raw.temperature or 0) >= 0),
+        ("top_p", "between 0 and 1", 0 <= (raw.top_p or 0) <= 1),
+        ("top_k", "at least -1 (all, as is 0)", (raw.top_k or 0) >= -1),
+    ):
+        if not is_inside:
+            raise raw.refuse(word, rule, getattr(raw, word))
 
 
 def _unsigned(raw: RawParams) -> int | None:

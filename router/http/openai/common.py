@@ -5,25 +5,19 @@ vLLM's.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from pydantic import Field
 
 from router.errors import InvalidRequest
 from router.http.body import Schema
 from router.http.fields import LogitBias, Strings
+from router.http.meaning import as_meant
 from router.http.openai.formats import Formats
 from router.http.openai.promises import Promises
-from router.parameters import check_parameters
-from router.request import NUM_SEEDS
 from router.validation import Limits, RawParams
 
 # What OpenAI's and vLLM's APIs promise, whatever the server's limit for TGI's.
 MAX_TOP_LOGPROBS = 20
-# OpenAI's seeds have a sign.
-_MIN_SEED = -(NUM_SEEDS // 2)
-# Keeps the most probable token alone, which is what 0 says.
-_SMALLEST_TOP_P = 1e-6
 
 
 class StreamOptions(Schema):
@@ -106,22 +100,18 @@ class OpenAiBody(Promises, Formats):
         names: Mapping[str, str],
     ) -> RawParams:
         name, grammar = self.named_grammar() or ("response_format", None)
-        # OpenAI samples unless the temperature is 0; its and vLLM's neutral values are our None.
         self._check_tops(limits, names["top_n_tokens"])
-        self._check_ranges()
         tops = [top for top in (self.num_top_logprobs, self.prompt_logprobs) if top is not None]
-        is_greedy = self.temperature == 0
         raw = RawParams(
-            do_sample=not is_greedy,
-            temperature=None if is_greedy else self.temperature,
-            top_p=self._top_p(),
-            top_k=None if self.top_k in (0, -1) else self.top_k,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=self.logit_bias,
-            seed=self._seed(),
+            seed=self.seed,
             max_time=self.max_time,
             max_new_tokens=max_new_tokens,
             min_new_tokens=self.min_tokens,
@@ -143,11 +133,7 @@ class OpenAiBody(Promises, Formats):
                 **names,
             },
         )
-        if not is_greedy:
-            return raw
-        # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
-        check_parameters(raw, limits)
-        return replace(raw, top_p=None, top_k=None, min_p=None)
+        return as_meant(raw, limits)
 
     def _check_tops(self, limits: Limits, name: str) -> None:
         most = max(MAX_TOP_LOGPROBS, limits.max_top_n_tokens)
@@ -161,32 +147,6 @@ class OpenAiBody(Promises, Formats):
             raise InvalidRequest(
                 "`prompt_logprobs` must be absent when tokens are streamed", "prompt_logprobs"
             )
-
-    def _check_ranges(self) -> None:
-        """Those that are wider here than the engine's, which has no value for what is neutral."""
-        for field, value, rule, is_inside in (
-            ("temperature", self.temperature, "at least 0", (self.temperature or 0) >= 0),
-            ("top_p", self.top_p, "between 0 and 1", 0 <= (self.top_p or 0) <= 1),
-            ("top_k", self.top_k, "at least -1 (all, as is 0)", (self.top_k or 0) >= -1),
-        ):
-            if not is_inside:
-                raise InvalidRequest(f"`{field}` must be {rule}. Given: {value}", field)
-
-    def _top_p(self) -> float | None:
-        if self.top_p == 0:
-            return _SMALLEST_TOP_P
-        return None if self.top_p == 1 else self.top_p
-
-    def _seed(self) -> int | None:
-        """A negative seed is one of the upper half of the engine's."""
-        if self.seed is None or self.seed >= 0:
-            return self.seed
-        if self.seed < _MIN_SEED:
-            raise InvalidRequest(
-                f"`seed` must be between {_MIN_SEED} and {NUM_SEEDS - 1}. Given: {self.seed}",
-                "seed",
-            )
-        return self.seed % NUM_SEEDS
 
     def _truncate(self, limits: Limits) -> int | None:
         """-1: whatever fits."""

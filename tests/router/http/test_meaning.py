@@ -29,6 +29,21 @@ def test_what_means_nothing_must_be_in_order_all_the_same() -> None:
         as_meant(RawParams(temperature=0.0, top_p=5.0), LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (RawParams(temperature=-1.0), "`temperature` must be at least 0. Given: -1.0"),
+        (RawParams(top_p=1.5), "`top_p` must be between 0 and 1. Given: 1.5"),
+        (RawParams(top_k=-2), "`top_k` must be at least -1"),
+    ],
+)
+def test_what_is_outside_is_refused_by_the_clients_rule(given: RawParams, fault: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        as_meant(given, LIMITS)
+
+    assert str(refused.value).startswith(fault)
+
+
 def test_a_top_p_of_0_keeps_the_most_probable_token() -> None:
     top_p = as_meant(RawParams(top_p=0.0), LIMITS).top_p
 
