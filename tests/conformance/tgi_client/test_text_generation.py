@@ -1,8 +1,7 @@
 """TGI's own Python client, text-generation 0.7.0: every call of it that works with TGI itself.
 
 Left out, since the client itself cannot read TGI's answers there: `chat(stream=True)`, which chokes
-on `[DONE]` in the synchronous client and wants a `tool_calls` in every delta in the other, and
-`completion(stream=True)` of both.
+on `[DONE]` in the synchronous client and wants a `tool_calls` in every delta in the other.
 """
 
 import math
