@@ -38,6 +38,7 @@ OPTIONS: dict[str, Any] = {
     "stop": [" the"],
     "truncate": 3,
     "top_n_tokens": 3,
+    "watermark": True,
     "max_new_tokens": 6,
 }
 PAIRS = [{}, *({name: value} for name, value in OPTIONS.items())] + [
@@ -231,6 +232,8 @@ async def test_the_asynchronous_client_sees_the_same(
         {"truncate": 0},
         {"top_n_tokens": 100},
         {"max_new_tokens": 100_000},
+        {"adapter_id": "mine"},
+        {"grammar": {"type": "regex", "value": "[a-z]+"}},
     ],
     ids=str,
 )

@@ -60,6 +60,40 @@ def test_a_bad_parameter_is_named(fake: Fake, body: dict[str, Any], param: str) 
     assert error.request_id
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "look"}}]}, "tools"),
+        ({"modalities": ["audio"]}, "modalities"),
+    ],
+    ids=["response_format", "tools", "modalities"],
+)
+def test_what_is_not_served_is_refused_by_name(
+    fake: Fake, body: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as refused:
+        client_of(fake).chat.completions.create(**{"model": fake.model, "messages": HELLO, **body})
+    assert refused.value.code == "unserved"
+    assert (refused.value.param or "").startswith(param)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"extra_body": {"max_time": 0.5}}, {"extra_headers": {"x-request-timeout": "0.5"}}],
+    ids=["max_time", "x-request-timeout"],
+)
+def test_a_deadline_ends_an_answer_with_what_there_is(fake: Fake, chosen: Any) -> None:
+    fake.order(delay_s=0.1)
+    choice = (
+        client_of(fake)
+        .completions.create(model=fake.model, prompt="Hello", max_tokens=100, **chosen)
+        .choices[0]
+    )
+    assert 0 < len(choice.text) < 100
+    assert str(choice.finish_reason) == "deadline"
+
+
 def test_another_model_is_not_found(fake: Fake) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         client_of(fake).chat.completions.create(model="gpt-4o", messages=HELLO)

@@ -20,7 +20,7 @@ from text_generation.errors import (
     UnknownError,
     ValidationError,
 )
-from text_generation.types import Message
+from text_generation.types import Grammar, GrammarType, Message
 
 from tests.conformance.serving import Fake, Served, faked, occupied
 
@@ -41,6 +41,7 @@ VARIANTS: list[Any] = [
     pytest.param({"truncate": 2}, id="truncate"),
     pytest.param({"top_n_tokens": 3}, id="top_n_tokens"),
     pytest.param({"max_new_tokens": 1}, id="one token"),
+    pytest.param({"watermark": True}, id="watermark"),
 ]
 
 
@@ -131,6 +132,7 @@ async def test_the_asynchronous_client_chats_alike(client: Client, served: Serve
         {"top_n_tokens": 50},
         {"truncate": 100_000},
         {"best_of": 5, "do_sample": True},
+        {"grammar": Grammar(type=GrammarType.Regex, value="[a-z]+")},
     ],
     ids=str,
 )
