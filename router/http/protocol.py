@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -29,6 +29,8 @@ from router.metrics import Counter
 _logger = logging.getLogger(__name__)
 
 _LINGER_S = 1.0
+# Requests of one connection that wait for their turn. One read brings ten thousand of them.
+MAX_WAITING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class Protocol(HttpToolsProtocol):
                 self._refuse(refusal)
                 return
         self._inflow.settle()
+        if self._inflow.expected is None and not self._is_answering:
+            self._await_next()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -121,7 +125,9 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer behind the body."""
-        super().on_header(name, value)
+        # A trailer is none of the headers (RFC 9110, 6.5.1): who checks those has done so.
+        if self._inflow.expected is not Expected.BODY:
+            super().on_header(name, value)
         self._size.add_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -131,6 +137,9 @@ class Protocol(HttpToolsProtocol):
         self._is_offer = self.parser.should_upgrade() and not self._should_upgrade()
         if self._is_offer:
             return  # `_feed` reads it once more
+        if len(self.pipeline) >= MAX_WAITING:
+            message = f"more than {MAX_WAITING} requests wait for their answers"
+            raise HttpError(400, "bad_request", message)
         super().on_headers_complete()
         self._inflow.expect(Expected.BODY)
 
@@ -150,8 +159,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is written, though its client may not have it yet."""
-        super().on_response_complete()
         self._outflow.complete()
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Much waits for the client."""
@@ -186,7 +195,15 @@ class Protocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
         self._outflow.begin()
+        if cycle.waiting_for_100_continue:
+            app = _closing_unasked(cycle, app)
         super()._start_asgi_task(cycle, app)
+
+    def _await_next(self) -> None:
+        """The rest of a body came behind its answer; nothing else will end the silence."""
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     @property
     def _is_answering(self) -> bool:
@@ -283,3 +300,20 @@ class Protocol(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
+
+
+def _closing_unasked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """Hangs up behind an answer that came before a body was asked for.
+
+    Nobody knows whether that body will still be sent, and so what the next bytes are.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if cycle.waiting_for_100_continue and cycle.more_body and not cycle.body:
+                cycle.keep_alive = False
+            await send(message)
+
+        await app(scope, receive, send_last)
+
+    return answer

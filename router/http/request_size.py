@@ -16,15 +16,20 @@ class RequestSize:
 
     def __init__(self, max_head_len: int) -> None:
         self._max_head_len = max_head_len
-        self.begin()
+        self._reset()
+        self._has_begun = False
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of it came."""
-        return self._wire_len == 0
+        """Nothing of the first one came."""
+        return not self._has_begun and self._wire_len == 0
 
     def begin(self) -> None:
         """The first byte of a request."""
+        self._reset()
+        self._has_begun = True
+
+    def _reset(self) -> None:
         self._url_len = self._num_headers = self._head_len = 0
         self._body_len = self._wire_len = 0
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http.outflow import HIGH_LEN, PIECE_LEN
-from router.http.protocol import ConnectionRules, Protocol
+from router.http.protocol import MAX_WAITING, ConnectionRules, Protocol
 from router.http.request_size import MAX_NUM_HEADERS, MAX_URL_LEN
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import exchange, housing, listening, open_request
@@ -161,6 +161,64 @@ async def test_a_request_may_come_in_pieces_of_any_kind() -> None:
         assert b"\r\n\r\n5HTTP/1.1 " in answer
 
 
+async def test_trailers_are_no_headers() -> None:
+    async with housing(FakeShard(), api_keys=["k"]) as house, listening(house.app) as port:
+        head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += b"connection: close\r\ntransfer-encoding: chunked\r\n"
+        key, body = b"authorization: Bearer k\r\n", b'10\r\n{"inputs": "ab"}\r\n0\r\n'
+        behind = await say(port, head + b"\r\n" + body + key + b"\r\n")
+        before = await say(port, head + key + b"\r\n" + body + b"\r\n")
+
+    assert behind.startswith(b"HTTP/1.1 401 ")
+    assert before.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_so_many_requests_may_wait_for_their_turn() -> None:
+    async with hello() as port:
+        answer = await say(port, (GET + b"\r\n") * 1000)
+        offer = GET + b"connection: upgrade\r\nupgrade: a\r\n\r\n"
+        offered = await say(port, offer * 1000)
+
+    for answered in (answer, offered):
+        assert answered.count(b"HTTP/1.1 ") == MAX_WAITING + 1
+        assert answered.endswith(b"\r\n\r\n0")
+
+
+async def test_a_body_behind_its_answer_does_not_keep_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.listening._KEEP_ALIVE_S", QUICK)
+    async with housing(FakeShard()) as house, listening(house.app, rules()) as port:
+        began_s = monotonic()
+        head = b"GET /health HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n"
+        answer = await say(port, head, b"hello", pause_s=0.1)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert QUICK <= monotonic() - began_s < 10 * QUICK
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"])
+async def test_an_answer_before_a_body_was_asked_for_is_the_last(sent: bytes) -> None:
+    async with housing(FakeShard(), api_keys=["k"]) as house, listening(house.app) as port:
+        head = b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n"
+        answer = await say(port, head + b"expect: 100-continue\r\n\r\n", sent, pause_s=0.1)
+
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+async def test_a_body_that_was_not_waited_with_is_read() -> None:
+    async with hello() as port:
+        head = GET + b"content-length: 5\r\nexpect: 100-continue\r\n\r\n"
+        waited = await say(port, head, b"hello" + GET + b"connection: close\r\n\r\n", pause_s=0.1)
+        at_once = await say(port, head + b"hello" + GET + b"connection: close\r\n\r\n")
+
+    for answer in (waited, at_once):
+        assert answer.count(b"HTTP/1.1 200 ") == 2
+        assert answer.count(b"HTTP/1.1 100 ") == 1
+
+
 async def test_a_refusal_reaches_a_client_that_still_writes() -> None:
     async with hello() as port:
         answer = await say(port, GET + b"a: ", *[b"x" * 100_000] * 50)
@@ -194,7 +252,7 @@ async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
         pytest.param(b"}}\r\n", id="a-body-longer-than-its-length"),
         pytest.param(GET + b"content-length: x\r\n\r\n", id="a-bad-header"),
         pytest.param(GET + b"transfer-encoding: chunked\r\n\r\nz\r\n", id="a-bad-chunk"),
-        pytest.param(GET + b"a: " + b"x" * 40_000, id="a-header-too-long"),
+        pytest.param(GET + b"a: %b\r\n\r\n" % (b"x" * 40_000), id="a-header-too-long"),
     ],
 )
 @pytest.mark.parametrize("num_good", [1, 3])
@@ -254,6 +312,16 @@ async def test_a_connection_that_is_never_used_is_closed_in_silence() -> None:
 
     assert QUICK <= monotonic() - began_s < 10 * QUICK
     assert limits.cuts.value("slow_head") == 0
+
+
+async def test_a_second_request_that_never_ends_is_told() -> None:
+    limits = rules()
+    async with hello(limits) as port:
+        answer = await say(port, GET + b"\r\n" + GET + b"a: b")
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\n\r\n0HTTP/1.1 408 " in answer
+    assert limits.cuts.value("slow_head") == 1
 
 
 async def test_headers_that_come_a_byte_now_and_then_are_cut_short() -> None:
@@ -411,6 +479,28 @@ async def test_the_rest_of_a_complete_answer_must_go_too() -> None:
         reader.close()
 
     assert limits.cuts.value("slow_reader") == 1
+
+
+async def test_what_is_left_of_an_answer_counts_as_part_of_the_next() -> None:
+    limits, is_first, second = rules(), True, asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            await endless(32_000, declares=True)(scope, receive, send)
+        else:
+            await second.wait()
+            await endless(100, declares=True)(scope, receive, send)
+
+    async with listening(app, limits) as port:
+        reader = SlowReader(port)
+        reader.say((GET + b"\r\n") * 2)
+        await asyncio.sleep(2 * QUICK)
+        assert limits.cuts.value("slow_reader") == 0
+        second.set()
+        await until_cut(limits)
+        reader.close()
 
 
 @pytest.mark.slow
