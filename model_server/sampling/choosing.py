@@ -79,8 +79,13 @@ def _draw_from_all(scaled: Tensor, uniforms: Tensor, top: Top | None) -> Choice:
 def _of_whole_rows(scores: Tensor, shares: Tensor, tokens: Tensor, top: Top | None) -> Choice:
     logprobs = shares.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double().log()
     short = torch.zeros_like(tokens, dtype=torch.bool)
-    tops = None if top is None else best_of(torch.log_softmax(take(scores, top.rows), -1), top)
-    return Choice(tokens, logprobs, short, tops)
+    if top is None:
+        return Choice(tokens, logprobs, short, None)
+    whole = torch.log_softmax(take(scores, top.rows), -1)
+    # A token that is among its alternatives has the same number there, to the last bit.
+    own = whole.gather(-1, take(tokens, top.rows).unsqueeze(-1)).squeeze(-1).double()
+    logprobs = own if top.rows is None else logprobs.index_copy(0, top.rows, own)
+    return Choice(tokens, logprobs, short, best_of(whole, top))
 
 
 def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None) -> Choice:
@@ -92,7 +97,8 @@ def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None)
     log_total = (totals * 2.0**-bits).log().unsqueeze(-1)
     tokens = places if found.token_ids is None else found.token_ids.gather(-1, places)
     # The masses are rounded, so a token that takes them all can seem to take a little more.
-    logprobs = (found.log_weights.gather(-1, places) - log_total).clamp_(max=0.0)
+    # As exact as those of the alternatives, which are the same numbers.
+    logprobs = (found.log_weights.gather(-1, places) - log_total).float().double().clamp_(max=0.0)
     tops = None
     if top is not None:
         tops = best_of(_spread(found, log_total, width, top.rows), top)

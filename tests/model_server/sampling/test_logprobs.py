@@ -55,6 +55,24 @@ def test_a_token_that_is_all_but_certain_is_not_more_than_certain(lead: int) -> 
     assert -1e-3 < sampled.top_tokens[0][0].logprob <= 0
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_token_has_the_same_logprob_among_its_alternatives(raw: bool) -> None:
+    width = 64
+    num_rows = 4 * len(VARIETY)
+    sampler = sampler_of([], width)
+    for request_id in range(num_rows):
+        sampling = VARIETY[request_id % len(VARIETY)]
+        # Some of their neighbours want none, so that rows have other numbers in their groups.
+        asked = LogprobParams(0 if request_id % 3 == 0 else width, raw=raw)
+        sampler.add(request_id, sampling, NO_STOP, asked, PROMPT, 3)
+    sampled = sampler.sample(range(num_rows), 3 * random_logits(num_rows, width))
+    for row in range(num_rows):
+        among = {token.token_id: token.logprob for token in sampled.top_tokens[row]}
+        assert sampled.logprobs[row] <= 0
+        assert among.get(sampled.token_ids[row], sampled.logprobs[row]) == sampled.logprobs[row]
+        assert bool(among) == (row % 3 != 0)
+
+
 def test_each_row_gets_as_many_top_tokens_as_it_asked_for() -> None:
     counts = [0, 5, 1, 0, 30]
     sampler = sampler_of([], 30)
