@@ -77,7 +77,7 @@ class StructuredOutputs(Schema):
 
     json_: Any = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: list[str] | None = Field(default=None, fail_fast=True)
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
@@ -109,7 +109,7 @@ class Formats(Schema):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: list[str] | None = Field(default=None, fail_fast=True)
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None

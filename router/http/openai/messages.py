@@ -7,7 +7,7 @@ It knows no template; what each can read is for `text/template_traits.py`.
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, PlainValidator, WithJsonSchema
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, Unserved
 from router.http.body import Schema
@@ -103,7 +103,7 @@ class Message(Schema):
 
     role: str
     content: Content = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     function_call: CalledFunction | None = None
     refusal: str | None = None
 

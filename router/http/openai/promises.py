@@ -60,7 +60,7 @@ class Promises(Hints):
     """Typed, and refused when they ask for something."""
 
     audio: dict[str, Any] | None = None
-    modalities: list[str] | None = None
+    modalities: list[str] | None = Field(default=None, fail_fast=True)
     moderation: dict[str, Any] | None = None
     store: bool | None = None
     web_search_options: dict[str, Any] | None = None

@@ -27,9 +27,9 @@ class ChatBody(OpenAiBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(default=None, fail_fast=True)
     tool_choice: Choice | None = None
-    functions: list[Function] | None = None
+    functions: list[Function] | None = Field(default=None, fail_fast=True)
     function_call: Choice | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -38,7 +38,7 @@ class ChatBody(OpenAiBody):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
 
     @property
     def num_top_logprobs(self) -> int | None:

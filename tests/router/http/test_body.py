@@ -6,8 +6,27 @@ import pytest
 from pydantic import Field
 
 from router.errors import InvalidRequest
+from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import MAX_DEPTH, Schema, parse
 from router.http.errors import HttpError
+from router.http.openai.responses.schema import CountInputBody, ResponseBody
+from router.http.openai.schema import ChatBody, CompletionBody
+from router.http.tgi.schema import CompatBody, TokenizeBody
+from router.http.tgi.tensors import InferenceBody
+from router.http.tgi.vertex import VertexBody
+
+BODIES = (
+    ChatBody,
+    CompletionBody,
+    CountBody,
+    CountInputBody,
+    MessagesBody,
+    ResponseBody,
+    CompatBody,
+    TokenizeBody,
+    InferenceBody,
+    VertexBody,
+)
 
 
 class Inner(Schema):
@@ -150,3 +169,32 @@ def test_a_whole_number_beyond_64_bits_is_quoted_exactly_with_the_range(digits: 
 def test_a_fraction_is_still_quoted_as_one() -> None:
     with pytest.raises(InvalidRequest, match=r"valid integer\. Given: 1\.5"):
         parse(b'{"name": "a", "inner": {"count": 1.5}}', Body)
+
+
+def lists_that_go_on(schema: Any) -> list[Any]:
+    """The lists below a core schema that look at every item though one is wrong."""
+    if isinstance(schema, list | tuple):
+        return [found for each in schema for found in lists_that_go_on(each)]
+    if not isinstance(schema, dict):
+        return []
+    checks_items = schema.get("type") == "list" and schema.get("items_schema") is not None
+    is_any = checks_items and schema["items_schema"]["type"] == "any"
+    goes_on = checks_items and not is_any and not schema.get("fail_fast")
+    return [schema] * goes_on + [
+        found
+        for key, each in schema.items()
+        if key != "metadata"
+        for found in lists_that_go_on(each)
+    ]
+
+
+def test_a_list_that_goes_on_is_found() -> None:
+    class Patient(Schema):
+        words: list[str] | None = None
+
+    assert len(lists_that_go_on(Patient.__pydantic_core_schema__)) == 1
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_no_list_of_a_body_tells_of_a_million_wrong_items(body: type[Schema]) -> None:
+    assert lists_that_go_on(body.__pydantic_core_schema__) == []

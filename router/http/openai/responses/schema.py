@@ -145,7 +145,7 @@ class ResponseBody(CountInputBody):
 
     unserved = _UNSERVED
 
-    include: list[_Includable] | None = None
+    include: list[_Includable] | None = Field(default=None, fail_fast=True)
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
