@@ -18,14 +18,14 @@ async def fit(
     head_len = next((i for i, turn in enumerate(turns) if turn.role not in _LEADING), len(turns))
     head = turns[:head_len]
     later = [i for i in range(head_len + 1, len(turns)) if turns[i].role == "user"]
-    ends = [[*head, *turns[start:]] for start in (head_len, *later)]
-    low, high = 0, len(ends) - 1
+    starts = [head_len, *later]
+    low, high = 0, len(starts) - 1
     # Most conversations fit as they are; among the others, each shorter end is a shorter prompt.
     middle = low
     while low < high:
-        if await count(ends[middle]) <= max_len:
+        if await count([*head, *turns[starts[middle] :]]) <= max_len:
             high = middle
         else:
             low = middle + 1
         middle = (low + high) // 2
-    return ends[low]
+    return [*head, *turns[starts[low] :]]

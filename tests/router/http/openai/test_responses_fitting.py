@@ -1,5 +1,6 @@
 """Conversations that are too long, cut at their beginning."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -67,3 +68,13 @@ async def test_few_lengths_are_looked_at() -> None:
 
     assert len(kept) == 50
     assert num_counted <= 11
+
+
+async def test_what_is_cut_is_not_copied_for_every_end() -> None:
+    turns = [Turn("user", "a")] * 20_000
+    tracemalloc.start()
+    await fit(turns, 100, count)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak_bytes < 10_000_000
