@@ -85,7 +85,7 @@ class Texts:
         if not items or not all(isinstance(item, str) for item in items):
             rule = "must be strings, or the bytes of one text as whole numbers from 0 to 255"
             raise InvalidRequest(f"`{place}.data` {rule}, not empty", place)
-        if prod(tensor.shape) != len(items):
+        if not _holds(tensor.shape, len(items)):
             shape = "x".join(map(str, tensor.shape[:_MAX_DEPTH])) or "a scalar"
             counts = f"Given: {shape}, and {len(items)} strings"
             raise InvalidRequest(f"`{place}.shape` must say how many strings come. {counts}", place)
@@ -99,6 +99,13 @@ class Texts:
             data = list(texts[0].encode())
             shape = [1, len(data)]
         return {"name": name, "shape": shape, "datatype": BYTES, "data": data}
+
+
+def _holds(shape: list[int], num_items: int) -> bool:
+    # Bounded first: a product of so many numbers as a body can hold takes seconds.
+    if len(shape) > _MAX_DEPTH or not all(0 <= size <= num_items for size in shape):
+        return False
+    return prod(shape) == num_items
 
 
 def _decoded(text: bytes, place: str) -> str:
