@@ -114,8 +114,7 @@ class PagedModel:
         geometries = [plan.geometry for plan in plans]
         backend = select_backend(settings.attention, settings.device, dtype, geometries)
         if world.world_size == 1:
-            num_patched = patches.apply(model.module)
-            _log.info("%d linear layers were packed", num_patched)
+            _tell(patches.apply(model.module))
         plans = gate.probe_layers(model, backend, dtype, settings.device, expected)
         return cls(
             model,
@@ -196,6 +195,17 @@ class PagedModel:
         # What mask and arguments can say was learnt, and checked, by the probe.
         layer = self._layers[module.layer_idx]  # type: ignore[index]
         return self._backend.attend(layer.cache, query, key, value, inputs, layer.options)
+
+
+def _tell(patched: patches.Patched) -> None:
+    _log.info("%d linear layers were packed", patched.num_packed)
+    if patched.num_unsteady:
+        _log.info(
+            "%d of %d matrix products may differ in their last bits with the number of tokens in "
+            "a step",
+            patched.num_unsteady,
+            patched.num_unsteady + patched.num_steady,
+        )
 
 
 def _pass_gate(config: Any, settings: ModelSettings, world: World) -> bool:
