@@ -50,7 +50,8 @@ class CompletionRoutes:
         exchange = self._front.intake.begin(request)
         body = await self._front.read(request, CompletionBody)
         requests = await self._check(exchange, body)
-        draws = self._front.draws(requests, body.num_draws)
+        field = "n" if body.best_of is None else "best_of"
+        draws = self._front.draws(requests, body.num_draws, field)
         echoes = [self._echo(body, one) for one in requests]
         if body.stream:
             frames = self._frames(exchange, body, requests, echoes)

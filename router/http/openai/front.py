@@ -84,13 +84,19 @@ class OpenAiFront:
             shows_special=body.skip_special_tokens is False,
         )
 
-    def draws(self, requests: Sequence[GenerateRequest], num_draws: int) -> list[GenerateRequest]:
-        """`num_draws` of each request, prompt by prompt, each with a seed of its own."""
+    def draws(
+        self, requests: Sequence[GenerateRequest], num_draws: int, field: str = "n"
+    ) -> list[GenerateRequest]:
+        """`num_draws` of each request, prompt by prompt, each with a seed of its own.
+
+        Raises InvalidRequest, which names `field`.
+        """
         most = self._info.max_concurrent_requests // len(requests)
         if not 1 <= num_draws <= most:
             raise InvalidRequest(
-                f"`n` must be between 1 and {most} for this number of prompts. Given: {num_draws}",
-                field="n",
+                f"`{field}` must be between 1 and {most} for this number of prompts. "
+                f"Given: {num_draws}",
+                field,
             )
         return [request.draw(index) for request in requests for index in range(num_draws)]
 
@@ -114,7 +120,7 @@ class OpenAiFront:
     ) -> Response:
         """A whole answer, with `more` fields behind OpenAI's."""
         answer = {**envelope.fields(), "choices": choices, "usage": usage.fields(), **more}
-        headers = answer_headers(self._info, exchange, exchange.num_generated_tokens)
+        headers = answer_headers(self._info, exchange, usage.num_generated_tokens)
         return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
 
     async def stream(

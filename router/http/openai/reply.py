@@ -68,6 +68,11 @@ class Usage:
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
 
+    @property
+    def num_generated_tokens(self) -> int:
+        """What was drawn, and counts."""
+        return self._num_generated_tokens
+
     def add(self, index: int, end: Finished) -> None:
         """A draw's end; draws are numbered prompt by prompt."""
         if index % self._num_draws == 0:

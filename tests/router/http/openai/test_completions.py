@@ -163,6 +163,16 @@ async def test_scoring_ends_by_its_length_whatever_the_model_would_say() -> None
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_the_header_counts_what_the_usage_counts() -> None:
+    body = {"prompt": "ab", "echo": True, "n": 2}
+    async with housing(FakeShard(script=saying("", 2))) as house, house.client as client:
+        for num_tokens in (0, 1):
+            answer = await client.post(PATH, json={**body, "max_tokens": num_tokens})
+
+            assert answer.json()["usage"]["completion_tokens"] == 2 * num_tokens
+            assert answer.headers["x-generated-tokens"] == str(2 * num_tokens)
+
+
 async def test_best_of_keeps_the_most_probable() -> None:
     async with housing(FakeShard(script=letters)) as house:
         answer = await post(house, "ab", best_of=3, n=2, max_tokens=4)
@@ -193,6 +203,7 @@ async def test_best_of_keeps_the_most_probable() -> None:
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"suffix": 5}, "suffix"),
         ({"n": 100}, "n"),
+        ({"best_of": 100}, "best_of"),
     ],
 )
 async def test_a_broken_rule_is_a_400_that_names_the_field(fields: Any, param: str) -> None:
