@@ -82,7 +82,7 @@ class VertexRoutes:
         if isinstance(instance, dict) and "messages" in instance and "inputs" not in instance:
             chat = self._front.admit(parse_part(body, instance, place, ChatBody))
             _check_whole(chat)
-            return Draw(await self._chat.check(exchange, chat))
+            return Draw(await self._chat.check(exchange, chat), prefix=chat.echoed)
         generate = parse_part(body, instance, place, GenerateBody)
         return await self._batches.prepare(exchange, _sampling(generate))
 

@@ -39,6 +39,14 @@ async def test_an_instance_may_be_a_chat() -> None:
     assert answer.json() == {"predictions": ["hi"]}
 
 
+async def test_a_chat_echoes_if_it_is_asked_to() -> None:
+    turns = [*CHAT["messages"], {"role": "assistant", "content": "Oh"}]
+    async with housing(FakeShard(script=saying("!", 0))) as house:
+        answer = await predict(house, {"messages": turns, "echo": True, "max_tokens": 1})
+
+    assert answer.json()["predictions"][0].startswith("Oh")
+
+
 @pytest.mark.parametrize(
     ("parameters", "samples"),
     [(None, True), ({}, True), ({"do_sample": False}, False), ({"do_sample": True}, True)],
