@@ -15,6 +15,7 @@ from typing import Any
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -141,6 +142,9 @@ class Protocol(HttpToolsProtocol):
             message = f"more than {MAX_WAITING} requests wait for their answers"
             raise HttpError(400, "bad_request", message)
         super().on_headers_complete()
+        # Who has asked for more may leave too, which is seen by reading alone.
+        if sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
         self._inflow.expect(Expected.BODY)
 
     def on_body(self, body: bytes) -> None:

@@ -75,6 +75,19 @@ async def hello(limits: ConnectionRules | None = None) -> AsyncIterator[int]:
         yield port
 
 
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Protocol]:
+    """The connections that will be made."""
+    protocols: list[Protocol] = []
+    made = Protocol.connection_made
+
+    def note(self: Protocol, transport: asyncio.Transport) -> None:
+        protocols.append(self)
+        made(self, transport)
+
+    monkeypatch.setattr(Protocol, "connection_made", note)
+    return protocols
+
+
 async def test_a_url_has_a_longest_length() -> None:
     async with hello() as port:
         answer = await say(port, b"GET /v1/%b HTTP/1.1\r\n\r\n" % (b"x" * MAX_URL_LEN))
@@ -182,6 +195,45 @@ async def test_so_many_requests_may_wait_for_their_turn() -> None:
     for answered in (answer, offered):
         assert answered.count(b"HTTP/1.1 ") == MAX_WAITING + 1
         assert answered.endswith(b"\r\n\r\n0")
+
+
+async def test_who_has_asked_for_more_may_still_leave() -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.02
+    async with housing(shard) as house, listening(house.app) as port:
+        body = b'{"inputs": "hello", "parameters": {"max_new_tokens": 100}}'
+        _, writer = await open_request(port, "POST", "/generate", body, connection="keep-alive")
+        while not house.rig.batcher.num_streams:
+            await asyncio.sleep(0.01)
+        writer.write((GET + b"\r\n") * 3)
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        await settled(house.rig)
+
+    assert sum(method == "Decode" for method, _ in shard.calls) < 50
+
+
+async def test_bodies_that_wait_for_their_turn_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    protocols, may_answer = noted(monkeypatch), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await may_answer.wait()
+        await endless(1, declares=True)(scope, receive, send)
+
+    async with listening(app) as port:
+        one = GET + b"content-length: 50000\r\n\r\n" + b"x" * 50_000
+        last = GET + b"connection: close\r\n\r\n"
+        answering = asyncio.ensure_future(say(port, one * 60 + last))
+        await asyncio.sleep(0.5)
+        (protocol,) = protocols
+        waiting_len = sum(len(cycle.body) for cycle, _ in protocol.pipeline)
+        may_answer.set()
+        answer = await answering
+
+    assert waiting_len < 500_000
+    assert answer.count(b"HTTP/1.1 200 ") == 61
 
 
 async def test_a_body_behind_its_answer_does_not_keep_the_connection(
@@ -552,14 +604,7 @@ async def test_a_cut_stream_ends_its_generation_and_says_why(
 
 
 async def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    protocols: list[Protocol] = []
-    made = Protocol.connection_made
-
-    def note(self: Protocol, transport: asyncio.Transport) -> None:
-        protocols.append(self)
-        made(self, transport)
-
-    monkeypatch.setattr(Protocol, "connection_made", note)
+    protocols = noted(monkeypatch)
     limits = rules(write_timeout_s=1.0)
     largest = 0
     async with listening(endless(10_000_000, declares=True), limits) as port:
