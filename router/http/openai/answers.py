@@ -182,6 +182,16 @@ class TextCompletionChunk(OpenAiAnswer):
     usage: CompletionUsage | None = None
 
 
+# In a stream an error is an event too.
+CHAT_EVENTS, COMPLETION_EVENTS = (
+    {
+        "anyOf": [
+            {"$ref": f"#/components/schemas/{chunk.__name__}"},
+            {"$ref": "#/components/schemas/OpenAiErrorResponse"},
+        ]
+    }
+    for chunk in (ChatCompletionChunk, TextCompletionChunk)
+)
 OPENAI_ANSWERS: list[type[BaseModel]] = [
     ChatCompletion,
     ChatCompletionChunk,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from router.errors import InvalidRequest, Unserved
 from router.events import Finished, PromptScored, TokenGenerated
 from router.http.exchange import Exchange
-from router.http.openai.answers import ChatCompletion, ChatCompletionChunk
+from router.http.openai.answers import CHAT_EVENTS, ChatCompletion
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
@@ -36,9 +36,7 @@ class ChatRoutes:
     def router(self) -> APIRouter:
         """The route, documented."""
         router = APIRouter(tags=["OpenAI"])
-        told = describe(
-            ChatBody, answer=ChatCompletion, events=ChatCompletionChunk, failures=NO_MODEL
-        )
+        told = describe(ChatBody, answer=ChatCompletion, events=CHAT_EVENTS, failures=NO_MODEL)
         router.add_api_route(
             "/v1/chat/completions",
             self.chat,

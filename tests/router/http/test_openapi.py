@@ -113,6 +113,22 @@ async def test_a_success_tells_its_media_types() -> None:
     assert kinds("get", "/health") == []
 
 
+@pytest.mark.parametrize(
+    ("path", "schemas"),
+    [
+        ("/generate_stream", {"StreamResponse", "ErrorResponse"}),
+        ("/", {"StreamResponse", "ErrorResponse"}),
+        ("/v1/chat/completions", {"ChatCompletionChunk", "OpenAiErrorResponse"}),
+        ("/v1/completions", {"TextCompletionChunk", "OpenAiErrorResponse"}),
+    ],
+)
+async def test_an_event_may_be_an_error(path: str, schemas: set[str]) -> None:
+    told = (await fetch())["paths"][path]["post"]["responses"]["200"]["content"]
+
+    event = told["text/event-stream"]["itemSchema"]["properties"]["data"]["contentSchema"]
+    assert {name.rsplit("/", 1)[-1] for name in references(event)} == schemas
+
+
 def test_an_answer_is_told_by_its_model_or_its_schema() -> None:
     class Thing(BaseModel):
         """A thing."""
