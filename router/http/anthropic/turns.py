@@ -3,6 +3,7 @@
 Of blocks this server reads those of text; every other one is refused by its place and type.
 """
 
+from itertools import groupby
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -39,13 +40,11 @@ def _block(block: Any, place: str) -> str:
 def _read_turns(value: Any) -> tuple[Turn, ...]:
     if not isinstance(value, list) or not value:
         raise InvalidRequest("`messages` must be a list of at least one message", "messages")
-    turns: list[Turn] = []
-    for index, message in enumerate(value):
-        turn = _read_turn(message, f"messages[{index}]")
-        if turns and turns[-1].role == turn.role:
-            turn = Turn(turn.role, turns.pop().text + _JOINT + turn.text)
-        turns.append(turn)
-    return tuple(turns)
+    turns = [_read_turn(message, f"messages[{index}]") for index, message in enumerate(value)]
+    return tuple(
+        Turn(role, _JOINT.join(turn.text for turn in neighbours))
+        for role, neighbours in groupby(turns, key=lambda turn: turn.role)
+    )
 
 
 def _read_turn(message: Any, place: str) -> Turn:
