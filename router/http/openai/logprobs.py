@@ -42,9 +42,12 @@ class TokenNames:
         if token.hidden or (token.special and not self._shows_special):
             return None
         own = self._tokenizer.token_bytes(token.token_id)
+        if _is_partial(own):
+            return list(own)
         # A text may lose a space at its beginning or an end behind a stop: what is whole
-        # characters is as it is shown.
-        return list(own if _is_partial(own) else token.text.encode())
+        # characters is as it is shown, but for what tells of a broken character before it.
+        num_broken = _num_leading(token.text) - _num_leading(own.decode())
+        return list(token.text[max(0, num_broken) :].encode())
 
     def prompt(self, tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
         """A prompt's tokens, each with the text that it adds to those before it."""
@@ -188,6 +191,11 @@ def _agreeing(token: TokenLogprob, top: Sequence[TokenLogprob]) -> list[TokenLog
         replace(other, logprob=token.logprob) if other.token_id == token.token_id else other
         for other in top
     ]
+
+
+def _num_leading(text: str) -> int:
+    """How many U+FFFD it begins with."""
+    return len(text) - len(text.lstrip("\ufffd"))
 
 
 def _is_partial(data: bytes) -> bool:

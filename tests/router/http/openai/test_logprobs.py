@@ -1,6 +1,7 @@
 """Log-probabilities tell of the text as it is: joined, they are the answer, byte by byte."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,6 +51,22 @@ async def test_a_token_within_a_character_has_bytes_of_its_own() -> None:
     assert (first["token"], first["bytes"]) == ("", [0xC3])
     assert (second["token"], second["bytes"]) == ("é", [0xA9])
     assert first["top_logprobs"][0]["bytes"] == [0xC3]
+
+
+async def test_a_broken_character_is_told_once() -> None:
+    ids = [*byte_ids("é")[:1], *byte_ids("h\ufffd"), EOS_ID]
+
+    def script(token_ids: Sequence[int]) -> int:
+        return ids[min(len(token_ids) - len(PROMPT), len(ids) - 1)]
+
+    async with housing(FakeShard(script=script)) as house:
+        answer = await post(house, CHAT, {"messages": HI, "logprobs": True})
+
+    *told, _ = told_of(answer["choices"])
+    assert answer["choices"][0]["message"]["content"] == "\ufffdh\ufffd"
+    assert [entry["token"] for entry in told[:2]] == ["", "\ufffdh"]
+    joined = bytes(byte for entry in told for byte in entry["bytes"])
+    assert joined == b"\xc3h" + "\ufffd".encode()
 
 
 async def test_bytes_never_tell_of_a_stop() -> None:
