@@ -23,8 +23,9 @@ from launcher.settings import ServeSettings
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
 _SHARD_STOP_S = 5.0
-# The router ends by itself when its drain is over; this is the slack it gets beyond that.
-_ROUTER_SLACK_S = 5.0
+# The router ends by itself when its drain is over, after the last step, the last bytes and the last
+# traces; asked once more before that, it would stop at once.
+ROUTER_SLACK_S = 15.0
 
 
 class Stopped(Exception):
@@ -183,7 +184,7 @@ class Supervisor:
     async def _drain(self) -> None:
         if self._router is not None:
             self._router.signal(signal.SIGTERM)
-            patience_s = self._settings.graceful_timeout_s + _ROUTER_SLACK_S
+            patience_s = self._settings.graceful_timeout_s + ROUTER_SLACK_S
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._router.wait(), patience_s)
 
