@@ -249,12 +249,16 @@ class Batcher:
             try:
                 stream.add(generation, now_s)
             except Exception as error:
-                _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
-                self._streams.fail(stream, _internal(error))
+                self._fail_by_bug(stream, error)
                 continue
             num_tokens += len(generation.tokens)
             self._streams.moved(stream)
         self._observer.generated(num_tokens)
+
+    def _fail_by_bug(self, stream: Stream, error: Exception) -> None:
+        """One stream cannot go on; the others can."""
+        _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
+        self._streams.fail(stream, _internal(error))
 
     def _retire(self, stream: Stream) -> None:
         """Whatever its end was: the rest of the house hears of it."""
@@ -265,7 +269,11 @@ class Batcher:
     def _expire(self, now_s: float) -> None:
         for request_id in self._scheduler.expired(now_s):
             stream = self._streams[request_id]
-            stream.finish(FinishReason.DEADLINE, now_s)
+            try:
+                stream.finish(FinishReason.DEADLINE, now_s)
+            except Exception as error:
+                self._fail_by_bug(stream, error)
+                continue
             self._streams.moved(stream)
 
     async def _tick(self) -> None:

@@ -21,6 +21,7 @@ from router.errors import (
 )
 from router.request import LogprobParams
 from router.shards import Shards
+from router.text.detokenizer import Detokenizer
 from tests.fakes import FakeShard
 from tests.router.rig import (
     PROMPT,
@@ -188,6 +189,24 @@ async def test_a_bug_in_a_step_ends_all_loudly_and_the_router_goes_on(
         assert "ZeroDivisionError: a bug" in str(error)
         assert "a step failed by a bug" in caplog.text
         assert end_of(await events_of(rig.batcher.submit(asking()))).text
+
+
+async def test_a_bug_in_the_last_words_of_an_expired_request_costs_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def flush(self: Detokenizer) -> str:
+        raise ZeroDivisionError("a bug")
+
+    shard = FakeShard(num_blocks=256)
+    shard.faults.delay_s = 0.05
+    async with routing(shard, limits=BatcherLimits(tick_s=0.01)) as rig:
+        other = rig.batcher.submit(asking("good", 20))
+        monkeypatch.setattr(Detokenizer, "flush", flush)
+        stream = rig.batcher.submit(asking(deadline_s=monotonic() + 0.1))
+        error = error_of(await events_of(stream))
+        monkeypatch.undo()
+        assert "ZeroDivisionError: a bug" in str(error)
+        assert end_of(await events_of(other)).text == expected_text("good", 20)
 
 
 async def test_books_beyond_repair_stop_the_router_and_still_every_stream_ends() -> None:
