@@ -249,16 +249,12 @@ class Batcher:
             try:
                 stream.add(generation, now_s)
             except Exception as error:
-                self._fail_by_bug(stream, error)
+                _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
+                self._streams.fail(stream, _internal(error))
                 continue
             num_tokens += len(generation.tokens)
             self._streams.moved(stream)
         self._observer.generated(num_tokens)
-
-    def _fail_by_bug(self, stream: Stream, error: Exception) -> None:
-        """One stream cannot go on; the others can."""
-        _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
-        self._streams.fail(stream, _internal(error))
 
     def _retire(self, stream: Stream) -> None:
         """Whatever its end was: the rest of the house hears of it."""
@@ -272,7 +268,8 @@ class Batcher:
             try:
                 stream.finish(FinishReason.DEADLINE, now_s)
             except Exception as error:
-                self._fail_by_bug(stream, error)
+                _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
+                self._streams.fail(stream, _internal(error))
                 continue
             self._streams.moved(stream)
 
