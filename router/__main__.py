@@ -15,6 +15,7 @@ Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a bad
 import asyncio
 import gc
 import logging
+import resource
 import ssl
 import sys
 import time
@@ -70,12 +71,19 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     start_logging(config.log_level, json_output=config.json_output)
+    _take_all_files()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config))
     except (StartupFailed, ShardFailed) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+
+
+def _take_all_files() -> None:
+    """Each connection is an open file, and many systems grant 1024 to who does not ask."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ def _timeout_s(request: Request) -> float | None:
     for value in values:
         if not _SECONDS.fullmatch(value) or float(value) == 0.0:
             raise InvalidRequest(
-                f"the header `{TIMEOUT_HEADER}` must be a number of seconds greater than 0, like "
-                f"30 or 2.5. Given: {value[:40]!r}",
+                f"the header `{TIMEOUT_HEADER}` must be a number of seconds in digits, "
+                f"above 0 and below 1000000000, like 30 or 2.5. Given: {value[:40]!r}",
                 TIMEOUT_HEADER,
             )
     return min(map(float, values), default=None)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -70,6 +71,21 @@ async def test_it_streams_and_stops_when_asked(tokenizer: Path) -> None:
         router.process.send_signal(signal.SIGTERM)
         assert await router.ended() == 0
         assert not any("Traceback" in line for line in router.log)
+
+
+async def test_it_takes_as_many_connections_as_the_system_lets_it(tokenizer: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("the system lets nobody have more files than these")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        async with router_over(FakeShard(), tokenizer) as router:
+            limits = Path(f"/proc/{router.pid}/limits").read_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
+    assert line.split()[3:5] == [str(hard), str(hard)]
 
 
 async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Path) -> None:
