@@ -41,5 +41,6 @@ class ChatTokenizeRoutes:
         text = await self._chat.render(body)
         # The template has put the special tokens where they belong.
         spans = await self._tokenizer.spans(text, add_special_tokens=False)
-        answer = {"tokenize_response": spans_shown(spans), "templated_text": text}
-        return Response(orjson.dumps(answer), media_type="application/json")
+        told = await spans_shown(spans)
+        answer = b'{"tokenize_response":%b,"templated_text":%b}' % (told, orjson.dumps(text))
+        return Response(answer, media_type="application/json")

@@ -6,6 +6,7 @@
 No `[DONE]`: the stream just ends. Keys are in TGI's order.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +43,7 @@ _FRAME = (
 )
 
 
+_SPANS_AT_ONCE = 2000
 # A sequence can end without a token of its own, by its deadline; clients still look for one.
 _NO_TOKEN = TokenGenerated(TokenLogprob(0, "", None, special=True), "")
 
@@ -173,9 +175,24 @@ def _top_tokens_field(top_tokens: Sequence[TokenLogprob]) -> bytes:
     return b',"top_tokens":' + orjson.dumps([_token(token) for token in top_tokens])
 
 
-def spans_shown(spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
-    """The tokens of a text, as the routes that tokenize answer them."""
-    return [
-        {"id": span.token_id, "text": span.text, "start": span.start, "stop": span.stop}
-        for span in spans
-    ]
+async def spans_shown(spans: Sequence[TokenSpan]) -> bytes:
+    """The tokens of a text as JSON, as the routes that tokenize answer them."""
+    if len(spans) <= _SPANS_AT_ONCE:
+        return _spans_shown(spans)
+    # A body can hold a million tokens: they are told in pieces, beside the event loop.
+    return await asyncio.to_thread(_many_spans_shown, spans)
+
+
+def _many_spans_shown(spans: Sequence[TokenSpan]) -> bytes:
+    starts = range(0, len(spans), _SPANS_AT_ONCE)
+    pieces = (_spans_shown(spans[start : start + _SPANS_AT_ONCE])[1:-1] for start in starts)
+    return b"[" + b",".join(pieces) + b"]"
+
+
+def _spans_shown(spans: Sequence[TokenSpan]) -> bytes:
+    return orjson.dumps(
+        [
+            {"id": span.token_id, "text": span.text, "start": span.start, "stop": span.stop}
+            for span in spans
+        ]
+    )

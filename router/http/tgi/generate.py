@@ -108,7 +108,7 @@ class NativeRoutes:
         """Tokenize `inputs`; `start` and `stop` are byte offsets."""
         body = await self._bodies.read(request, TokenizeBody)
         spans = await self._tokenizer.spans(body.inputs)
-        return _json(spans_shown(spans))
+        return Response(await spans_shown(spans), media_type="application/json")
 
     async def _answer(
         self, request: Request, exchange: Exchange, body: GenerateBody, returns_full_text: bool

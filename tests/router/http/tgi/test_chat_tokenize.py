@@ -18,6 +18,18 @@ async def test_a_chat_is_templated_and_tokenized() -> None:
     ]
 
 
+async def test_a_text_of_many_tokens_is_told_whole() -> None:
+    text = "abcdefg" * 1000
+    async with housing(FakeShard()) as house, house.client as client:
+        plain = (await client.post("/tokenize", json={"inputs": text})).json()
+        body = {"messages": [{"role": "user", "content": text}]}
+        chat = (await client.post("/chat_tokenize", json=body)).json()
+
+    assert "".join(token["text"] for token in plain) == text
+    assert [(token["start"], token["stop"]) for token in plain] == [(i, i + 1) for i in range(7000)]
+    assert [token["id"] for token in chat["tokenize_response"][6:-1]] == [t["id"] for t in plain]
+
+
 async def test_what_a_chat_may_not_say_it_may_not_say_here() -> None:
     async with housing(FakeShard()) as house, house.client as client:
         for body, field in (
