@@ -21,7 +21,7 @@ from router.listening import HttpServer, bind
 from router.text.chat_template import ChatTemplate
 from router.validation import Limits, Validation
 from tests.fakes import FakeShard
-from tests.router.rig import Rig, byte_tokenizer, routing, settled
+from tests.router.rig import PATIENT, Rig, byte_tokenizer, routing, settled
 
 _NUM_REQUESTS = 10_000
 _NUM_CLIENTS = 48
@@ -124,7 +124,9 @@ async def test_all_blocks_come_back_and_no_task_and_no_memory_is_left() -> None:
     shard.calls = _Forgetful()  # type: ignore[assignment]
     limits = BatcherLimits(max_concurrent_requests=2 * _NUM_CLIENTS)
     async with (
-        routing(shard, max_step_tokens=256, max_batch_size=32, limits=limits) as rig,
+        routing(
+            shard, max_step_tokens=256, max_batch_size=32, limits=limits, timeouts=PATIENT
+        ) as rig,
         http_over(rig, shard) as port,
     ):
         await all_requests(port, 10, seed=0)

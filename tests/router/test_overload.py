@@ -11,7 +11,7 @@ from router.batcher import BatcherLimits
 from router.errors import Overloaded
 from router.events import FinishReason
 from tests.fakes import FakeShard
-from tests.router.rig import Rig, asking, routing, settled
+from tests.router.rig import PATIENT, Rig, asking, routing, settled
 
 NUM_SLOTS = 32
 # A step takes some 15 ms, so that a sequence takes about 1.5 s and a slot comes free each 50 ms.
@@ -55,7 +55,13 @@ async def test_at_three_times_the_capacity_goodput_stays_and_those_who_obey_get_
     shard = FakeShard(num_blocks=4096, block_size=16, checks_blocks=False)
     shard.faults.delay_s = STEP_S
     limits = BatcherLimits(max_concurrent_requests=NUM_SLOTS)
-    async with routing(shard, max_step_tokens=1024, max_batch_size=NUM_SLOTS, limits=limits) as rig:
+    async with routing(
+        shard,
+        max_step_tokens=1024,
+        max_batch_size=NUM_SLOTS,
+        limits=limits,
+        timeouts=PATIENT,
+    ) as rig:
         alone, _ = await goodput(rig, NUM_SLOTS, 8.0)
         rushed, num_tries = await goodput(rig, 3 * NUM_SLOTS, 16.0)
         await settled(rig)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening, open_request
-from tests.router.rig import methods, settled
+from tests.router.rig import PATIENT, methods, settled
 
 NUM_CLIENTS, NUM_AT_ONCE = 1000, 50
 ROUTES = ("/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions")
@@ -45,7 +45,7 @@ async def test_blocks_rows_and_slots_are_all_back_when_the_last_has_left() -> No
     shard = FakeShard(num_blocks=4096)
     shard.faults.delay_s = 0.002
     few = asyncio.Semaphore(NUM_AT_ONCE)
-    house_of_many = housing(shard, max_concurrent_requests=2 * NUM_AT_ONCE)
+    house_of_many = housing(shard, max_concurrent_requests=2 * NUM_AT_ONCE, timeouts=PATIENT)
     async with house_of_many as house, listening(house.app) as port:
 
         async def one(index: int) -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
+from tests.router.rig import PATIENT
 
 pytestmark = pytest.mark.slow
 
@@ -207,7 +208,9 @@ async def test_every_malformed_body_gets_an_answer_in_json_at_once() -> None:
     hello = [*byte_ids("hi"), EOS_ID]
     shard = FakeShard(script=lambda ids: hello[len(ids) % 3], num_blocks=256)
     async with (
-        housing(shard, max_concurrent_requests=64, max_body_len=2_000_000) as house,
+        housing(
+            shard, max_concurrent_requests=64, max_body_len=2_000_000, timeouts=PATIENT
+        ) as house,
         listening(house.app) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
     ):

@@ -18,6 +18,7 @@ import pytest
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
+from tests.router.rig import PATIENT
 
 pytestmark = pytest.mark.slow
 
@@ -128,10 +129,8 @@ async def test_what_is_streamed_is_what_is_answered() -> None:
             if whole != streamed:
                 found.append(f"{asked}: {whole!r} but {streamed!r}")
 
-    async with (
-        housing(FakeShard(script=babel, num_blocks=256)) as house,
-        listening(house.app) as port,
-    ):
+    shard = FakeShard(script=babel, num_blocks=256)
+    async with housing(shard, timeouts=PATIENT) as house, listening(house.app) as port:
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             await asyncio.gather(*(ask(client) for _ in range(_NUM_CLIENTS)))

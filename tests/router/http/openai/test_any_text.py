@@ -8,6 +8,7 @@ import pytest
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import (
+from tests.router.rig import PATIENT
     CHAT,
     COMPLETIONS,
     HI,
@@ -35,7 +36,7 @@ def told_of(choices: list[Any]) -> list[Any]:
 async def test_chats_are_the_same_streamed_whole_and_token_by_token() -> None:
     draw = random.Random(7)
     shard = FakeShard()
-    async with housing(shard) as house:
+    async with housing(shard, timeouts=PATIENT) as house:
         for _ in range(300):
             text = draw_text(draw, 12)
             shard.script = saying(text, len(PROMPT))
@@ -68,7 +69,7 @@ async def test_chats_are_the_same_streamed_whole_and_token_by_token() -> None:
 async def test_completions_are_the_same_streamed_whole_and_token_by_token() -> None:
     draw = random.Random(8)
     shard = FakeShard()
-    async with housing(shard) as house:
+    async with housing(shard, timeouts=PATIENT) as house:
         for _ in range(300):
             prompt, text = draw_text(draw, 6), draw_text(draw, 12)
             shard.script = saying(text, len(prompt.encode()))

@@ -8,6 +8,7 @@ from router.http.openai.schema import ChatBody, CompletionBody
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import CHAT, COMPLETIONS, HI
+from tests.router.rig import PATIENT
 
 VALUES: list[Any] = [
     True, 0, -1, 1, 10**18, 10**40, 0.5, -1e300, "", "x", "none", "\x00", "🙂" * 50, [], [0], [""],
@@ -26,7 +27,7 @@ HARMLESS = {"stream"}
 )
 async def test_no_value_of_a_field_is_a_fault_of_the_server(path: str, field: str) -> None:
     asked: dict[str, Any] = {"messages": HI} if path == CHAT else {"prompt": "ab"}
-    async with housing(FakeShard()) as house, house.client as client:
+    async with housing(FakeShard(), timeouts=PATIENT) as house, house.client as client:
         for value in VALUES:
             for streams in (False, True):
                 limits = {"max_tokens": 1, "stream": streams}
