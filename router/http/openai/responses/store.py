@@ -6,6 +6,7 @@ It knows no HTTP.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from sys import getsizeof
 
 from router.http.openai.responses.items import Item
 
@@ -29,7 +30,8 @@ class Stored:
         """What remembering it costs, about."""
         texts = [part for item in (*self.given, self.answered) for part in item.parts]
         overhead = _ITEM_BYTES * (2 + len(self.given) + len(texts))
-        return len(self.response) + sum(len(text.encode()) for text in texts) + overhead
+        # Not their UTF-8: one emoji lets each letter of a text take four bytes.
+        return len(self.response) + sum(map(getsizeof, texts)) + overhead
 
 
 class ResponseStore:

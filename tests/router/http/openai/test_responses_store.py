@@ -89,6 +89,16 @@ def test_the_bytes_of_all_responses_are_bounded() -> None:
     assert store.get(ME, "resp_9") is large
 
 
+def test_a_text_weighs_what_it_takes_in_memory() -> None:
+    plain, wide = (
+        Stored(b"{}", (Item("msg", "user", (text,)),), Item("msg", "assistant", ("",)), None)
+        for text in ("a" * 10_000, "a" * 9_999 + "🙂")
+    )
+
+    assert plain.num_bytes > 10_000
+    assert wide.num_bytes > 40_000
+
+
 def test_many_empty_messages_are_not_for_free() -> None:
     items = tuple(Item(f"msg_{number}", "user", ("",)) for number in range(1000))
     crowd = Stored(b"{}", items, Item("msg", "assistant", ("",)), None)
