@@ -8,7 +8,6 @@ import pytest
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import (
-from tests.router.rig import PATIENT
     CHAT,
     COMPLETIONS,
     HI,
@@ -18,6 +17,7 @@ from tests.router.rig import PATIENT
     stream,
     text_of,
 )
+from tests.router.rig import PATIENT
 
 LETTERS = ["a", "b", " ", "\n", "é", "日", "🙂", "👩‍🚀", "e\u0301", "\u200b", '"', "\\"]
 
