@@ -1,9 +1,10 @@
 """Three times more clients than the server takes: is it as fast as before, and are they told when?
 
-    python -m bench.overload [--capacity 32] [--factor 3] [--seconds 120] [--peak-seconds 40]
+    python -m bench.overload [--batch 32] [--queue 16] [--factor 3] [--seconds 120]
 
-Starts `launcher serve` on the bundled model with `--max-concurrent-requests CAPACITY`. CAPACITY
-clients, each with one request at a time, make the peak; then FACTOR times as many, who obey: one
+Starts `launcher serve` on the bundled model with `--max-batch-size BATCH` and places for QUEUE more
+that wait; both together are its capacity. As many clients, each with one request at a time, make
+the peak; then FACTOR times as many, who obey: one
 that is refused waits as long as `retry-after` says and asks again; then the peak once more. Prints
 JSON. Exit code 1 when a figure misses its mark: goodput below 95 % of the peak, a refusal without
 `retry-after`, another error than 429, or fewer than 95 % of the requests served in the end.
@@ -26,7 +27,7 @@ from bench.compare import running, tandem
 from bench.sse_client import HttpError, post_events
 from launcher.settings import BUNDLED_MODEL, free_port
 
-_MAX_OUTPUT_LEN = 96
+_MAX_OUTPUT_LEN = 256
 _SUBJECTS = ("a fox", "a goat", "an old man", "a town", "two sisters", "a miller")
 
 
@@ -134,7 +135,8 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
-    capacity, many = args.capacity, args.capacity * args.factor
+    capacity = args.batch + args.queue
+    many = capacity * args.factor
     await _run_phase(url, capacity, 5.0, 0.0)
     before = await _run_phase(url, capacity, args.peak_seconds, 0.0)
     crowded = await _run_phase(url, many, args.seconds, args.patience)
@@ -161,14 +163,16 @@ def main(argv: Sequence[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--capacity", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--queue", type=int, default=16)
     parser.add_argument("--factor", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--peak-seconds", type=float, default=40.0)
     parser.add_argument("--patience", type=float, default=60.0, help="seconds after the phase")
     args = parser.parse_args(argv)
     port = free_port()
-    flags = ("--max-concurrent-requests", str(args.capacity))
+    places = str(args.batch + args.queue)
+    flags = ("--max-batch-size", str(args.batch), "--max-concurrent-requests", places)
     with running(tandem(BUNDLED_MODEL, port, flags)):
         report = asyncio.run(_measure(f"http://127.0.0.1:{port}", args))
     sys.stdout.write(json.dumps(report, indent=2) + "\n")

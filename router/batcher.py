@@ -35,6 +35,7 @@ from router.errors import (
 )
 from router.events import FinishReason
 from router.open_streams import OpenStreams
+from router.pacing import Pacing
 from router.progress import Progress, Wait
 from router.request import GenerateRequest
 from router.shards import Shards
@@ -43,6 +44,8 @@ from router.stream import Stream
 from router.text.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
+
+_READ_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Batcher:
         self._admission = Admission(limits.max_concurrent_requests, limits.retry_s)
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
+        self._pacing = Pacing(scheduler.pause)
         self._departures = Departures(scheduler.has_left, observer.gone)
         self._num_submitted = 0
         self._num_checked = 0
@@ -191,6 +195,7 @@ class Batcher:
                 return
             begun_s = self._clock()
             self._expire(begun_s)
+            self._pacing.resume()
             batch = self._scheduler.schedule(begun_s)
             if batch is None:
                 await self._idle()
@@ -231,6 +236,7 @@ class Batcher:
         applied_s = self._clock() - answered_s
         self._observer.finished(batch, result, answered_s - begun_s, applied_s)
         self._observer.books(self._scheduler.stats())
+        self._observer.paused(len(self._pacing))
 
     def _add(self, generations: Iterable[Generation], now_s: float) -> None:
         """Gives each stream what a step brought it."""
@@ -254,11 +260,14 @@ class Batcher:
                 continue
             num_tokens += len(generation.tokens)
             self._streams.moved(stream)
+            if stream.end is None:
+                self._pacing.look_at(stream)
         self._observer.generated(num_tokens)
 
     def _retire(self, stream: Stream) -> None:
         """Whatever its end was: the rest of the house hears of it."""
         self._scheduler.finish(stream.request_id)
+        self._pacing.left(stream)
         self._admission.left(self._clock(), len(self._streams))
         self._observer.ended(stream)
 
@@ -285,10 +294,14 @@ class Batcher:
     async def _idle(self) -> None:
         """Nothing to do: waits for a request, and asks the shards now and then how they are."""
         self._streams.tell()
-        if self._streams:
+        if self._streams and not self._pacing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
         self._observer.books(self._scheduler.stats())
         self._wake.clear()
+        if self._pacing:
+            # Readers do not say that they read on.
+            await asyncio.sleep(_READ_POLL_S)
+            return
         if self._is_stopping:
             return
         try:

@@ -325,6 +325,9 @@ class Metrics(Collector):
         self.batch_max_total_tokens = Gauge(
             "tgi_batch_max_total_tokens", "Tokens that the KV cache can hold"
         )
+        self.paused_sequences = Gauge(
+            "tandem_paused_sequences", "Running sequences that wait for their readers"
+        )
         self.kv_blocks_total = Gauge("tandem_kv_blocks_total", "Blocks of the KV cache")
         self.kv_blocks_used = Gauge("tandem_kv_blocks_used", "Blocks held by running requests")
         self.kv_blocks_cached = Gauge(

@@ -85,6 +85,10 @@ class StepObserver:
         """A step's tokens went to their streams."""
         self._metrics.output_tokens.inc(amount=num_tokens)
 
+    def paused(self, num_paused: int) -> None:
+        """So many sequences wait for their readers."""
+        self._metrics.paused_sequences.set(num_paused)
+
     def books(self, stats: SchedulerStats) -> None:
         """The scheduler's numbers after a step."""
         metrics = self._metrics

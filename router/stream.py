@@ -104,6 +104,11 @@ class Stream:
         events, self._events = self._events, []
         return events
 
+    @property
+    def num_unread(self) -> int:
+        """Events that wait for the reader."""
+        return len(self._events)
+
     def wake(self) -> None:
         """Lets a waiting reader have what is there, if there is anything."""
         waiter = self._waiter

@@ -85,7 +85,7 @@ class Entry:
     `order` is the order of arrival. `prefill_len` tokens are to be computed before the first draw
     since the entry was admitted. `num_passed` younger ones were admitted before it while it did
     not fit; before the allocator's `num_gains` reach `retry_at_gains` it cannot fit. `is_suspect`:
-    its row failed, and its KV may be why.
+    its row failed, and its KV may be why. `is_paused`: nobody reads its tokens, so it draws none.
     """
 
     request_id: int
@@ -104,6 +104,7 @@ class Entry:
     num_passed: int = 0
     retry_at_gains: int = 0
     is_suspect: bool = False
+    is_paused: bool = False
     prompt_len: int = field(init=False)
     max_new_tokens: int = field(init=False)
 

@@ -6,7 +6,7 @@ A step's token budget goes to decodes first, then to prompts being computed, the
 within each, the oldest first. Blocks are taken as sequences grow. When there are none left, the
 youngest running entry is preempted: it gives its blocks back, waits again, and is computed anew,
 output included, helped by what the prefix cache still holds. When blocks are on their way back
-anyhow, nobody is preempted: the one in need sits the step out.
+anyhow, nobody is preempted: the one in need sits the step out, as a paused one does.
 """
 
 from dataclasses import dataclass, field
@@ -78,6 +78,9 @@ class Planner:
         for entry in tuple(self._running):
             # Also passes over those that an older one preempted a moment ago.
             if entry.state is not EntryState.DECODING:
+                continue
+            if entry.is_paused:
+                plan.growth.append(Growth(entry.request_id, chunk_len=0))
                 continue
             allocation = entry.allocation
             assert allocation is not None, f"request {entry.request_id} has no blocks"

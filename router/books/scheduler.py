@@ -130,6 +130,16 @@ class Scheduler:
         if entry is not None:
             self._end(entry, EntryState.CANCELLED)
 
+    def pause(self, request_id: int, is_paused: bool) -> None:
+        """From the next step on a request that decodes draws no token, or draws again.
+
+        It keeps its place and its blocks, unless they are taken for another. Nothing happens for an
+        id that is unknown or has ended.
+        """
+        entry = self._live.get(request_id)
+        if entry is not None:
+            entry.is_paused = is_paused
+
     def schedule(self, now_s: float) -> Batch | None:
         """The next step; None if there is nothing to do or enough steps are in flight.
 

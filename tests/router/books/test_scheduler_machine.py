@@ -128,6 +128,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if request_id in self.live_ids():
             self.tracked[request_id].end = "cancelled"
 
+    @rule(data=st.data(), is_paused=st.booleans())
+    def pause(self, data: st.DataObject, is_paused: bool) -> None:
+        """Its reader does not keep up, or does again."""
+        request_id = data.draw(st.sampled_from([*self.live_ids(), len(self.tracked)]))
+        for scheduler in (self.scheduler, self.twin):
+            scheduler.pause(request_id, is_paused)
+
     @rule(elapsed_s=st.integers(1, 9))
     def expire(self, elapsed_s: int) -> None:
         self.now_s += elapsed_s
@@ -170,6 +177,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Left alone, every request ends once, and all comes back."""
         if not hasattr(self, "tracked"):
             return
+        for scheduler in (self.scheduler, self.twin):
+            for request_id in self.live_ids():
+                scheduler.pause(request_id, False)
         lives = [self.tracked[request_id].request for request_id in self.live_ids()]
         num_tokens = sum(len(life.prompt_ids) + life.stop.max_new_tokens for life in lives)
         num_rounds = 10 + 3 * (len(lives) + 1) * num_tokens
