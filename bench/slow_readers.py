@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--step-ms", type=float, default=25.0)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    parser.add_argument("--settle", type=float, default=10.0, help="seconds before the second")
+    parser.add_argument("--settle", type=float, default=15.0, help="seconds before the second")
     args = parser.parse_args(argv)
     flags = ("--max-concurrent-requests", str(2 * (args.slow + args.normal)))
     with (
