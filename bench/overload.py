@@ -2,12 +2,12 @@
 
     python -m bench.overload [--batch 32] [--queue 16] [--factor 3] [--seconds 120]
 
-Starts `launcher serve` on the bundled model with `--max-batch-size BATCH` and places for QUEUE more
-that wait; both together are its capacity. As many clients, each with one request at a time, make
-the peak; then FACTOR times as many, who obey: one
-that is refused waits as long as `retry-after` says and asks again; then the peak once more. Prints
-JSON. Exit code 1 when a figure misses its mark: goodput below 95 % of the peak, a refusal without
-`retry-after`, another error than 429, or fewer than 95 % of the requests served in the end.
+Starts `launcher serve` on the bundled model, or `--model FOLDER`, with `--max-batch-size BATCH` and
+places for QUEUE more that wait; both together are its capacity. As many clients, each with one
+request at a time, make the peak; then FACTOR times as many, who obey: one that is refused waits as
+long as `retry-after` says and asks again; then the peak once more. Prints JSON. Exit code 1 when a
+figure misses its mark: goodput below 95 % of the peak, a refusal without `retry-after`, another
+error than 429, or fewer than 95 % of the requests served in the end.
 
 Goodput counts the tokens of answers that came whole, in the phase's own time.
 """
@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench.compare import running, tandem
 from bench.sse_client import HttpError, post_events
@@ -163,6 +164,7 @@ def main(argv: Sequence[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--queue", type=int, default=16)
     parser.add_argument("--factor", type=int, default=3)
@@ -173,7 +175,7 @@ def main(argv: Sequence[str]) -> int:
     port = free_port()
     places = str(args.batch + args.queue)
     flags = ("--max-batch-size", str(args.batch), "--max-concurrent-requests", places)
-    with running(tandem(BUNDLED_MODEL, port, flags)):
+    with running(tandem(args.model, port, flags)):
         report = asyncio.run(_measure(f"http://127.0.0.1:{port}", args))
     sys.stdout.write(json.dumps(report, indent=2) + "\n")
     return 0 if report["is_good"] else 1
