@@ -1,4 +1,4 @@
-"""Fakes for the seams of the router: a shard behind real gRPC, and a clock.
+"""A fake for the seam of the router: a shard behind real gRPC.
 
 `FakeShard` keeps the contract of proto/generate.proto with tokens from a script. It simulates the
 KV cache slot by slot: a slot holds the digest of the prefix that was computed into it, so every
@@ -39,20 +39,6 @@ def saying(text: str, prompt_len: int) -> Script:
         return ids[min(len(token_ids) - prompt_len, len(ids) - 1)]
 
     return script
-
-
-class ManualClock:
-    """Monotonic seconds that pass when told to."""
-
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now_s += seconds
 
 
 @dataclass

@@ -3,10 +3,8 @@
 The thousand with a scripted shard are in tests/router/http; here penalties and seeds are real.
 """
 
-import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -14,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from launcher.settings import BUNDLED_MODEL
+from tests.asked_twice import Asked, streamed_text, whole_text
 from tests.integration.server import RunningServer, launched
 
 pytestmark = pytest.mark.slow
@@ -29,16 +28,6 @@ def server() -> Iterator[RunningServer]:
     # compared here is text, not the last bits of matrix products.
     with launched(PREFIX_CACHING="false") as running:
         yield running
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request in the words of one API."""
-
-    path: str
-    body: dict[str, Any]
-    stream_path: str
-    stream_body: dict[str, Any]
 
 
 class Dice:
@@ -68,12 +57,11 @@ class Dice:
             parameters["do_sample"] = True
             parameters["include_stop_str_in_output"] = draw.random() < 0.7
             body: dict[str, Any] = {"inputs": prompt, "parameters": parameters}
-            return Asked("/generate", body, "/generate_stream", body)
+            return Asked.natively(body)
         body = common | {"max_tokens": num_tokens, "prompt": prompt}
         if draw.random() < 0.5:
             body["logprobs"] = 1
-        path = "/v1/completions"
-        return Asked(path, body, path, body | {"stream": True})
+        return Asked.openly("/v1/completions", body)
 
     def _leaning_to(self, characters: list[str]) -> dict[str, float] | None:
         """A bias to the pieces of some characters, so that whole ones and broken ones come."""
@@ -82,32 +70,6 @@ class Dice:
         some = characters[: self._draw.randint(1, 3)]
         ids = [i for text in some for i in self._tokenizer.encode(text).ids]
         return {str(token_id): self._draw.uniform(10, 25) for token_id in ids}
-
-
-async def whole_text(client: httpx.AsyncClient, asked: Asked) -> str:
-    answer = await client.post(asked.path, json=asked.body)
-    assert answer.status_code == 200, answer.text
-    told = answer.json()
-    text = told["choices"][0]["text"] if "choices" in told else told["generated_text"]
-    assert isinstance(text, str)
-    return text
-
-
-async def streamed_text(client: httpx.AsyncClient, asked: Asked) -> str:
-    """The pieces joined; TGI's last event must say the same once more."""
-    pieces: list[str] = []
-    async with client.stream("POST", asked.stream_path, json=asked.stream_body) as answer:
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            told = json.loads(line.removeprefix("data: "))
-            if "choices" in told:
-                pieces += [choice["text"] for choice in told["choices"]]
-            else:
-                pieces += [told["token"]["text"]] * (not told["token"]["special"])
-                assert told["generated_text"] in (None, "".join(pieces))
-    return "".join(pieces)
 
 
 async def differences(url: str, requests: list[Asked]) -> tuple[list[str], list[str]]:

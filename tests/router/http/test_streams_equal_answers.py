@@ -4,17 +4,16 @@ The tokens are bytes of characters that take one to four of them, combine, join,
 """
 
 import asyncio
-import json
 import random
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import httpx
 import pytest
 
+from tests.asked_twice import Asked, streamed_text, whole_text
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
@@ -43,20 +42,6 @@ def babel(token_ids: Sequence[int]) -> int:
     return NUM_SPECIAL + _BYTES[digest % len(_BYTES)][0]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request in the words of one API, whole and streamed."""
-
-    path: str
-    stream_path: str
-    body: dict[str, Any]
-
-    @property
-    def stream_body(self) -> dict[str, Any]:
-        """The same, streamed."""
-        return self.body if self.path == "/generate" else self.body | {"stream": True}
-
-
 def random_request(draw: random.Random) -> Asked:
     """A prompt, ways to draw, and stops that are likely to come."""
     prompt = "".join(draw.choices(_CHARACTERS, k=draw.randint(1, 8)))
@@ -73,7 +58,7 @@ def random_request(draw: random.Random) -> Asked:
     num_tokens = draw.randint(1, 60)
     if draw.random() < 0.4:
         parameters = common | {"max_new_tokens": num_tokens}
-        return Asked("/generate", "/generate_stream", {"inputs": prompt, "parameters": parameters})
+        return Asked.natively({"inputs": prompt, "parameters": parameters})
     common |= {"max_tokens": num_tokens}
     if draw.random() < 0.5:
         path = "/v1/completions"
@@ -83,36 +68,7 @@ def random_request(draw: random.Random) -> Asked:
         path = "/v1/chat/completions"
         said = {"messages": [{"role": "user", "content": prompt}]}
         logprobs = draw.choice((None, True))
-    return Asked(path, path, common | said | {"logprobs": logprobs})
-
-
-async def whole_text(client: httpx.AsyncClient, asked: Asked) -> str:
-    answer = await client.post(asked.path, json=asked.body)
-    assert answer.status_code == 200, answer.text
-    told = answer.json()
-    if "choices" not in told:
-        return str(told["generated_text"])
-    choice = told["choices"][0]
-    return str(choice["message"]["content"] if "message" in choice else choice["text"])
-
-
-async def streamed_text(client: httpx.AsyncClient, asked: Asked) -> str:
-    """The pieces joined; TGI's last event must say the same once more."""
-    pieces: list[str] = []
-    async with client.stream("POST", asked.stream_path, json=asked.stream_body) as answer:
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            told = json.loads(line.removeprefix("data: "))
-            if "token" in told:
-                pieces += [told["token"]["text"]] * (not told["token"]["special"])
-                assert told["generated_text"] in (None, "".join(pieces))
-                continue
-            for choice in told["choices"]:
-                piece = choice["delta"].get("content") if "delta" in choice else choice["text"]
-                pieces.append(piece or "")
-    return "".join(pieces)
+    return Asked.openly(path, common | said | {"logprobs": logprobs})
 
 
 async def test_what_is_streamed_is_what_is_answered() -> None:
