@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14proto/generate.proto\x12\ttandem.v1\"\x0f\n\rHealthRequest\"\x10\n\x0eHealthResponse\"\r\n\x0bInfoRequest\"\x9d\x02\n\x0cInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_type\x18\x04 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x1f\n\x17max_position_embeddings\x18\x08 \x01(\r\x12\x17\n\nwindow_len\x18\t \x01(\rH\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\n \x03(\r\x12\x12\n\nworld_size\x18\x0b \x01(\r\x12\x0c\n\x04rank\x18\x0c \x01(\rB\r\n\x0b_window_len\"\x19\n\x17ServiceDiscoveryRequest\"(\n\x18ServiceDiscoveryResponse\x12\x0c\n\x04urls\x18\x01 \x03(\t\"\xa5\x01\n\rWarmupRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x17\n\x0fmax_step_tokens\x18\x02 \x01(\r\x12\x16\n\x0emax_batch_size\x18\x03 \x01(\r\x12\x1a\n\rmax_total_len\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nnum_blocks\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x10\n\x0e_max_total_lenB\r\n\x0b_num_blocks\"^\n\x0eWarmupResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x15\n\rmax_total_len\x18\x04 \x01(\r\"\xe2\x02\n\x12SamplingParameters\x12\x11\n\tdo_sample\x18\x01 \x01(\x08\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x11\n\ttypical_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12@\n\nlogit_bias\x18\n \x03(\x0b\x32,.tandem.v1.SamplingParameters.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x11\n\twatermark\x18\x0c \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"p\n\x12StoppingParameters\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x16\n\x0emin_new_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\"H\n\x11LogprobParameters\x12\x16\n\x0enum_top_tokens\x18\x01 \x01(\r\x12\x0b\n\x03raw\x18\x02 \x01(\x08\x12\x0e\n\x06prompt\x18\x03 \x01(\x08\"C\n\nConstraint\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.tandem.v1.ConstraintKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb3\x02\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x12\n\ncached_len\x18\x04 \x01(\r\x12\x11\n\tchunk_len\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12/\n\x08sampling\x18\x07 \x01(\x0b\x32\x1d.tandem.v1.SamplingParameters\x12/\n\x08stopping\x18\x08 \x01(\x0b\x32\x1d.tandem.v1.StoppingParameters\x12.\n\x08logprobs\x18\t \x01(\x0b\x32\x1c.tandem.v1.LogprobParameters\x12)\n\nconstraint\x18\n \x01(\x0b\x32\x15.tandem.v1.Constraint\"9\n\x05\x42\x61tch\x12\n\n\x02id\x18\x01 \x01(\x04\x12$\n\x08requests\x18\x02 \x03(\x0b\x32\x12.tandem.v1.Request\"U\n\x06Growth\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x16\n\tchunk_len\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_chunk_len\".\n\x0b\x43\x61\x63hedBatch\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x04\"\x95\x01\n\x0ePrefillRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1f\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x10.tandem.v1.Batch\x12\x1c\n\x0f\x63\x61\x63hed_batch_id\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12!\n\x06growth\x18\x04 \x03(\x0b\x32\x11.tandem.v1.GrowthB\x12\n\x10_cached_batch_id\"T\n\rDecodeRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tbatch_ids\x18\x02 \x03(\x04\x12!\n\x06growth\x18\x03 \x03(\x0b\x32\x11.tandem.v1.Growth\"\'\n\x08TopToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"T\n\x0cSampledToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\'\n\ntop_tokens\x18\x03 \x03(\x0b\x32\x13.tandem.v1.TopToken\"\xd2\x01\n\nGeneration\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x17\n\x0fprompt_logprobs\x18\x05 \x03(\x02\x12/\n\x11prompt_top_tokens\x18\x06 \x03(\x0b\x32\x14.tandem.v1.TopTokens\"0\n\tTopTokens\x12#\n\x06tokens\x18\x01 \x03(\x0b\x32\x13.tandem.v1.TopToken\"\xa9\x01\n\x0cStepResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12*\n\x0bgenerations\x18\x02 \x03(\x0b\x32\x15.tandem.v1.Generation\x12%\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x16.tandem.v1.CachedBatch\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x11\n\tsample_ns\x18\x05 \x01(\x04\x12\x10\n\x08total_ns\x18\x06 \x01(\x04\"J\n\x12\x46ilterBatchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x03 \x03(\x04\"K\n\x13\x46ilterBatchResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12%\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x16.tandem.v1.CachedBatch\"F\n\x11\x43learCacheRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x15\n\x08\x62\x61tch_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_batch_id\"#\n\x12\x43learCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04*\xb7\x01\n\x0e\x43onstraintKind\x12\x18\n\x14\x43ONSTRAINT_KIND_NONE\x10\x00\x12\x1f\n\x1b\x43ONSTRAINT_KIND_JSON_SCHEMA\x10\x01\x12\x19\n\x15\x43ONSTRAINT_KIND_REGEX\x10\x02\x12\x18\n\x14\x43ONSTRAINT_KIND_LARK\x10\x03\x12\x1a\n\x16\x43ONSTRAINT_KIND_CHOICE\x10\x04\x12\x19\n\x15\x43ONSTRAINT_KIND_WHERE\x10\x05*\xb5\x01\n\x0c\x46inishReason\x12\x16\n\x12\x46INISH_REASON_NONE\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12%\n!FINISH_REASON_CONSTRAINT_COMPLETE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\xc0\x04\n\x15TextGenerationService\x12=\n\x06Health\x12\x18.tandem.v1.HealthRequest\x1a\x19.tandem.v1.HealthResponse\x12\x37\n\x04Info\x12\x16.tandem.v1.InfoRequest\x1a\x17.tandem.v1.InfoResponse\x12[\n\x10ServiceDiscovery\x12\".tandem.v1.ServiceDiscoveryRequest\x1a#.tandem.v1.ServiceDiscoveryResponse\x12=\n\x06Warmup\x12\x18.tandem.v1.WarmupRequest\x1a\x19.tandem.v1.WarmupResponse\x12=\n\x07Prefill\x12\x19.tandem.v1.PrefillRequest\x1a\x17.tandem.v1.StepResponse\x12;\n\x06\x44\x65\x63ode\x12\x18.tandem.v1.DecodeRequest\x1a\x17.tandem.v1.StepResponse\x12L\n\x0b\x46ilterBatch\x12\x1d.tandem.v1.FilterBatchRequest\x1a\x1e.tandem.v1.FilterBatchResponse\x12I\n\nClearCache\x12\x1c.tandem.v1.ClearCacheRequest\x1a\x1d.tandem.v1.ClearCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14proto/generate.proto\x12\ttandem.v1\"\x0f\n\rHealthRequest\"\x10\n\x0eHealthResponse\"\r\n\x0bInfoRequest\"\x9d\x02\n\x0cInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65vice_type\x18\x04 \x01(\t\x12\x19\n\x11\x61ttention_backend\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x1f\n\x17max_position_embeddings\x18\x08 \x01(\r\x12\x17\n\nwindow_len\x18\t \x01(\rH\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\n \x03(\r\x12\x12\n\nworld_size\x18\x0b \x01(\r\x12\x0c\n\x04rank\x18\x0c \x01(\rB\r\n\x0b_window_len\"\x19\n\x17ServiceDiscoveryRequest\"(\n\x18ServiceDiscoveryResponse\x12\x0c\n\x04urls\x18\x01 \x03(\t\"\xa5\x01\n\rWarmupRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x17\n\x0fmax_step_tokens\x18\x02 \x01(\r\x12\x16\n\x0emax_batch_size\x18\x03 \x01(\r\x12\x1a\n\rmax_total_len\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nnum_blocks\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x10\n\x0e_max_total_lenB\r\n\x0b_num_blocks\"^\n\x0eWarmupResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x15\n\rmax_total_len\x18\x04 \x01(\r\"\xe2\x02\n\x12SamplingParameters\x12\x11\n\tdo_sample\x18\x01 \x01(\x08\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x11\n\ttypical_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x02\x12@\n\nlogit_bias\x18\n \x03(\x0b\x32,.tandem.v1.SamplingParameters.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x11\n\twatermark\x18\x0c \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"p\n\x12StoppingParameters\x12\x16\n\x0emax_new_tokens\x18\x01 \x01(\r\x12\x16\n\x0emin_new_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\"H\n\x11LogprobParameters\x12\x16\n\x0enum_top_tokens\x18\x01 \x01(\r\x12\x0b\n\x03raw\x18\x02 \x01(\x08\x12\x0e\n\x06prompt\x18\x03 \x01(\x08\"\xc8\x01\n\nConstraint\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.tandem.v1.ConstraintKind\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x33\n\nwhitespace\x18\x03 \x01(\x0e\x32\x1f.tandem.v1.ConstraintWhitespace\x12\x0f\n\x07lenient\x18\x04 \x01(\x08\x12\x14\n\x0cstop_strings\x18\x05 \x03(\t\x12\x19\n\x11keeps_stop_string\x18\x06 \x01(\x08\x12\x0c\n\x04\x63uts\x18\x07 \x01(\x08\"E\n\x18PrepareConstraintRequest\x12)\n\nconstraint\x18\x01 \x01(\x0b\x32\x15.tandem.v1.Constraint\"C\n\x19PrepareConstraintResponse\x12\x12\n\ncompile_ns\x18\x01 \x01(\x04\x12\x12\n\nwas_cached\x18\x02 \x01(\x08\"\xb3\x02\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nprompt_len\x18\x03 \x01(\r\x12\x12\n\ncached_len\x18\x04 \x01(\r\x12\x11\n\tchunk_len\x18\x05 \x01(\r\x12\x11\n\tblock_ids\x18\x06 \x03(\r\x12/\n\x08sampling\x18\x07 \x01(\x0b\x32\x1d.tandem.v1.SamplingParameters\x12/\n\x08stopping\x18\x08 \x01(\x0b\x32\x1d.tandem.v1.StoppingParameters\x12.\n\x08logprobs\x18\t \x01(\x0b\x32\x1c.tandem.v1.LogprobParameters\x12)\n\nconstraint\x18\n \x01(\x0b\x32\x15.tandem.v1.Constraint\"9\n\x05\x42\x61tch\x12\n\n\x02id\x18\x01 \x01(\x04\x12$\n\x08requests\x18\x02 \x03(\x0b\x32\x12.tandem.v1.Request\"U\n\x06Growth\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x16\n\tchunk_len\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_chunk_len\".\n\x0b\x43\x61\x63hedBatch\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x04\"\x95\x01\n\x0ePrefillRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1f\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x10.tandem.v1.Batch\x12\x1c\n\x0f\x63\x61\x63hed_batch_id\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12!\n\x06growth\x18\x04 \x03(\x0b\x32\x11.tandem.v1.GrowthB\x12\n\x10_cached_batch_id\"T\n\rDecodeRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tbatch_ids\x18\x02 \x03(\x04\x12!\n\x06growth\x18\x03 \x03(\x0b\x32\x11.tandem.v1.Growth\"\'\n\x08TopToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"T\n\x0cSampledToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\'\n\ntop_tokens\x18\x03 \x03(\x0b\x32\x13.tandem.v1.TopToken\"\xa2\x02\n\nGeneration\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\'\n\x06tokens\x18\x02 \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12.\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x17\n\x0fprompt_logprobs\x18\x05 \x03(\x02\x12/\n\x11prompt_top_tokens\x18\x06 \x03(\x0b\x32\x14.tandem.v1.TopTokens\x12\x12\n\nnum_forced\x18\x07 \x01(\r\x12!\n\x14\x63onstraint_satisfied\x18\x08 \x01(\x08H\x00\x88\x01\x01\x42\x17\n\x15_constraint_satisfied\"0\n\tTopTokens\x12#\n\x06tokens\x18\x01 \x03(\x0b\x32\x13.tandem.v1.TopToken\"\xe9\x01\n\x0cStepResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12*\n\x0bgenerations\x18\x02 \x03(\x0b\x32\x15.tandem.v1.Generation\x12%\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x16.tandem.v1.CachedBatch\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x11\n\tsample_ns\x18\x05 \x01(\x04\x12\x10\n\x08total_ns\x18\x06 \x01(\x04\x12\x0f\n\x07mask_ns\x18\x07 \x01(\x04\x12\x17\n\x0fnum_masked_rows\x18\x08 \x01(\r\x12\x14\n\x0cmask_wait_ns\x18\t \x01(\x04\"J\n\x12\x46ilterBatchRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x03 \x03(\x04\"K\n\x13\x46ilterBatchResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12%\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x16.tandem.v1.CachedBatch\"F\n\x11\x43learCacheRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x15\n\x08\x62\x61tch_id\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0b\n\t_batch_id\"#\n\x12\x43learCacheResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04*\xb7\x01\n\x0e\x43onstraintKind\x12\x18\n\x14\x43ONSTRAINT_KIND_NONE\x10\x00\x12\x1f\n\x1b\x43ONSTRAINT_KIND_JSON_SCHEMA\x10\x01\x12\x19\n\x15\x43ONSTRAINT_KIND_REGEX\x10\x02\x12\x18\n\x14\x43ONSTRAINT_KIND_LARK\x10\x03\x12\x1a\n\x16\x43ONSTRAINT_KIND_CHOICE\x10\x04\x12\x19\n\x15\x43ONSTRAINT_KIND_WHERE\x10\x05*\x7f\n\x14\x43onstraintWhitespace\x12\"\n\x1e\x43ONSTRAINT_WHITESPACE_FLEXIBLE\x10\x00\x12!\n\x1d\x43ONSTRAINT_WHITESPACE_COMPACT\x10\x01\x12 \n\x1c\x43ONSTRAINT_WHITESPACE_SPACED\x10\x02*\xb5\x01\n\x0c\x46inishReason\x12\x16\n\x12\x46INISH_REASON_NONE\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x02\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x03\x12%\n!FINISH_REASON_CONSTRAINT_COMPLETE\x10\x04\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x05\x32\xa0\x05\n\x15TextGenerationService\x12=\n\x06Health\x12\x18.tandem.v1.HealthRequest\x1a\x19.tandem.v1.HealthResponse\x12\x37\n\x04Info\x12\x16.tandem.v1.InfoRequest\x1a\x17.tandem.v1.InfoResponse\x12[\n\x10ServiceDiscovery\x12\".tandem.v1.ServiceDiscoveryRequest\x1a#.tandem.v1.ServiceDiscoveryResponse\x12=\n\x06Warmup\x12\x18.tandem.v1.WarmupRequest\x1a\x19.tandem.v1.WarmupResponse\x12=\n\x07Prefill\x12\x19.tandem.v1.PrefillRequest\x1a\x17.tandem.v1.StepResponse\x12;\n\x06\x44\x65\x63ode\x12\x18.tandem.v1.DecodeRequest\x1a\x17.tandem.v1.StepResponse\x12L\n\x0b\x46ilterBatch\x12\x1d.tandem.v1.FilterBatchRequest\x1a\x1e.tandem.v1.FilterBatchResponse\x12^\n\x11PrepareConstraint\x12#.tandem.v1.PrepareConstraintRequest\x1a$.tandem.v1.PrepareConstraintResponse\x12I\n\nClearCache\x12\x1c.tandem.v1.ClearCacheRequest\x1a\x1d.tandem.v1.ClearCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMETERS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_CONSTRAINTKIND']._serialized_start=2887
-  _globals['_CONSTRAINTKIND']._serialized_end=3070
-  _globals['_FINISHREASON']._serialized_start=3073
-  _globals['_FINISHREASON']._serialized_end=3254
+  _globals['_CONSTRAINTKIND']._serialized_start=3305
+  _globals['_CONSTRAINTKIND']._serialized_end=3488
+  _globals['_CONSTRAINTWHITESPACE']._serialized_start=3490
+  _globals['_CONSTRAINTWHITESPACE']._serialized_end=3617
+  _globals['_FINISHREASON']._serialized_start=3620
+  _globals['_FINISHREASON']._serialized_end=3801
   _globals['_HEALTHREQUEST']._serialized_start=35
   _globals['_HEALTHREQUEST']._serialized_end=50
   _globals['_HEALTHRESPONSE']._serialized_start=52
@@ -61,38 +63,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPPINGPARAMETERS']._serialized_end=1175
   _globals['_LOGPROBPARAMETERS']._serialized_start=1177
   _globals['_LOGPROBPARAMETERS']._serialized_end=1249
-  _globals['_CONSTRAINT']._serialized_start=1251
-  _globals['_CONSTRAINT']._serialized_end=1318
-  _globals['_REQUEST']._serialized_start=1321
-  _globals['_REQUEST']._serialized_end=1628
-  _globals['_BATCH']._serialized_start=1630
-  _globals['_BATCH']._serialized_end=1687
-  _globals['_GROWTH']._serialized_start=1689
-  _globals['_GROWTH']._serialized_end=1774
-  _globals['_CACHEDBATCH']._serialized_start=1776
-  _globals['_CACHEDBATCH']._serialized_end=1822
-  _globals['_PREFILLREQUEST']._serialized_start=1825
-  _globals['_PREFILLREQUEST']._serialized_end=1974
-  _globals['_DECODEREQUEST']._serialized_start=1976
-  _globals['_DECODEREQUEST']._serialized_end=2060
-  _globals['_TOPTOKEN']._serialized_start=2062
-  _globals['_TOPTOKEN']._serialized_end=2101
-  _globals['_SAMPLEDTOKEN']._serialized_start=2103
-  _globals['_SAMPLEDTOKEN']._serialized_end=2187
-  _globals['_GENERATION']._serialized_start=2190
-  _globals['_GENERATION']._serialized_end=2400
-  _globals['_TOPTOKENS']._serialized_start=2402
-  _globals['_TOPTOKENS']._serialized_end=2450
-  _globals['_STEPRESPONSE']._serialized_start=2453
-  _globals['_STEPRESPONSE']._serialized_end=2622
-  _globals['_FILTERBATCHREQUEST']._serialized_start=2624
-  _globals['_FILTERBATCHREQUEST']._serialized_end=2698
-  _globals['_FILTERBATCHRESPONSE']._serialized_start=2700
-  _globals['_FILTERBATCHRESPONSE']._serialized_end=2775
-  _globals['_CLEARCACHEREQUEST']._serialized_start=2777
-  _globals['_CLEARCACHEREQUEST']._serialized_end=2847
-  _globals['_CLEARCACHERESPONSE']._serialized_start=2849
-  _globals['_CLEARCACHERESPONSE']._serialized_end=2884
-  _globals['_TEXTGENERATIONSERVICE']._serialized_start=3257
-  _globals['_TEXTGENERATIONSERVICE']._serialized_end=3833
+  _globals['_CONSTRAINT']._serialized_start=1252
+  _globals['_CONSTRAINT']._serialized_end=1452
+  _globals['_PREPARECONSTRAINTREQUEST']._serialized_start=1454
+  _globals['_PREPARECONSTRAINTREQUEST']._serialized_end=1523
+  _globals['_PREPARECONSTRAINTRESPONSE']._serialized_start=1525
+  _globals['_PREPARECONSTRAINTRESPONSE']._serialized_end=1592
+  _globals['_REQUEST']._serialized_start=1595
+  _globals['_REQUEST']._serialized_end=1902
+  _globals['_BATCH']._serialized_start=1904
+  _globals['_BATCH']._serialized_end=1961
+  _globals['_GROWTH']._serialized_start=1963
+  _globals['_GROWTH']._serialized_end=2048
+  _globals['_CACHEDBATCH']._serialized_start=2050
+  _globals['_CACHEDBATCH']._serialized_end=2096
+  _globals['_PREFILLREQUEST']._serialized_start=2099
+  _globals['_PREFILLREQUEST']._serialized_end=2248
+  _globals['_DECODEREQUEST']._serialized_start=2250
+  _globals['_DECODEREQUEST']._serialized_end=2334
+  _globals['_TOPTOKEN']._serialized_start=2336
+  _globals['_TOPTOKEN']._serialized_end=2375
+  _globals['_SAMPLEDTOKEN']._serialized_start=2377
+  _globals['_SAMPLEDTOKEN']._serialized_end=2461
+  _globals['_GENERATION']._serialized_start=2464
+  _globals['_GENERATION']._serialized_end=2754
+  _globals['_TOPTOKENS']._serialized_start=2756
+  _globals['_TOPTOKENS']._serialized_end=2804
+  _globals['_STEPRESPONSE']._serialized_start=2807
+  _globals['_STEPRESPONSE']._serialized_end=3040
+  _globals['_FILTERBATCHREQUEST']._serialized_start=3042
+  _globals['_FILTERBATCHREQUEST']._serialized_end=3116
+  _globals['_FILTERBATCHRESPONSE']._serialized_start=3118
+  _globals['_FILTERBATCHRESPONSE']._serialized_end=3193
+  _globals['_CLEARCACHEREQUEST']._serialized_start=3195
+  _globals['_CLEARCACHEREQUEST']._serialized_end=3265
+  _globals['_CLEARCACHERESPONSE']._serialized_start=3267
+  _globals['_CLEARCACHERESPONSE']._serialized_end=3302
+  _globals['_TEXTGENERATIONSERVICE']._serialized_start=3804
+  _globals['_TEXTGENERATIONSERVICE']._serialized_end=4476
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,23 @@ CONSTRAINT_KIND_CHOICE: ConstraintKind.ValueType  # 4
 CONSTRAINT_KIND_WHERE: ConstraintKind.ValueType  # 5
 Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015
 
+class _ConstraintWhitespace:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConstraintWhitespaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConstraintWhitespace.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONSTRAINT_WHITESPACE_FLEXIBLE: _ConstraintWhitespace.ValueType  # 0
+    CONSTRAINT_WHITESPACE_COMPACT: _ConstraintWhitespace.ValueType  # 1
+    CONSTRAINT_WHITESPACE_SPACED: _ConstraintWhitespace.ValueType  # 2
+
+class ConstraintWhitespace(_ConstraintWhitespace, metaclass=_ConstraintWhitespaceEnumTypeWrapper): ...
+
+CONSTRAINT_WHITESPACE_FLEXIBLE: ConstraintWhitespace.ValueType  # 0
+CONSTRAINT_WHITESPACE_COMPACT: ConstraintWhitespace.ValueType  # 1
+CONSTRAINT_WHITESPACE_SPACED: ConstraintWhitespace.ValueType  # 2
+Global___ConstraintWhitespace: _TypeAlias = ConstraintWhitespace  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -432,25 +449,92 @@ Global___LogprobParameters: _TypeAlias = LogprobParameters  # noqa: Y015
 
 @_typing.final
 class Constraint(_message.Message):
+    """The language of the output's text. The router has compiled it once already, within limits."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    WHITESPACE_FIELD_NUMBER: _builtins.int
+    LENIENT_FIELD_NUMBER: _builtins.int
+    STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    KEEPS_STOP_STRING_FIELD_NUMBER: _builtins.int
+    CUTS_FIELD_NUMBER: _builtins.int
     kind: Global___ConstraintKind.ValueType
     text: _builtins.str
+    whitespace: Global___ConstraintWhitespace.ValueType
+    lenient: _builtins.bool
+    """Enforce what can be of a JSON schema; the router checks the text at its end."""
+    keeps_stop_string: _builtins.bool
+    """Whether such a string stays in the text."""
+    cuts: _builtins.bool
+    """Masks do not look at max_new_tokens: the output may be cut before the constraint holds."""
+    @_builtins.property
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Strings at which the router will end the output. They are found in the text by the router;
+        here they are masked wherever the constraint would not hold with such an end.
+        """
+
     def __init__(
         self,
         *,
         kind: Global___ConstraintKind.ValueType = ...,
         text: _builtins.str = ...,
+        whitespace: Global___ConstraintWhitespace.ValueType = ...,
+        lenient: _builtins.bool = ...,
+        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        keeps_stop_string: _builtins.bool = ...,
+        cuts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "keeps_stop_string", b"keeps_stop_string", "kind", b"kind", "lenient", b"lenient", "stop_strings", b"stop_strings", "text", b"text", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class PrepareConstraintRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constraint(self) -> Global___Constraint: ...
+    def __init__(
+        self,
+        *,
+        constraint: Global___Constraint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareConstraintRequest: _TypeAlias = PrepareConstraintRequest  # noqa: Y015
+
+@_typing.final
+class PrepareConstraintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPILE_NS_FIELD_NUMBER: _builtins.int
+    WAS_CACHED_FIELD_NUMBER: _builtins.int
+    compile_ns: _builtins.int
+    was_cached: _builtins.bool
+    def __init__(
+        self,
+        *,
+        compile_ns: _builtins.int = ...,
+        was_cached: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_ns", b"compile_ns", "was_cached", b"was_cached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareConstraintResponse: _TypeAlias = PrepareConstraintResponse  # noqa: Y015
 
 @_typing.final
 class Request(_message.Message):
@@ -719,9 +803,17 @@ class Generation(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_FORCED_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_SATISFIED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     error: _builtins.str
+    num_forced: _builtins.int
+    """The last so many of tokens were not sampled: the constraint left no choice. None of a
+    generation's tokens is in the KV cache: the next chunk_len is to cover them all.
+    """
+    constraint_satisfied: _builtins.bool
+    """With a finish reason: whether the text satisfies the request's constraint. Absent: it has none."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledToken]: ...
     @_builtins.property
@@ -743,12 +835,16 @@ class Generation(_message.Message):
         error: _builtins.str = ...,
         prompt_logprobs: _abc.Iterable[_builtins.float] | None = ...,
         prompt_top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
+        num_forced: _builtins.int = ...,
+        constraint_satisfied: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reason", b"finish_reason", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied", "error", b"error", "finish_reason", b"finish_reason", "num_forced", b"num_forced", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__constraint_satisfied: _TypeAlias = _typing.Literal["constraint_satisfied"]  # noqa: Y015
+    _WhichOneofArgType__constraint_satisfied: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint_satisfied) -> _WhichOneofReturnType__constraint_satisfied | None: ...
 
 Global___Generation: _TypeAlias = Generation  # noqa: Y015
 
@@ -782,10 +878,18 @@ class StepResponse(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_NS_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
+    MASK_NS_FIELD_NUMBER: _builtins.int
+    NUM_MASKED_ROWS_FIELD_NUMBER: _builtins.int
+    MASK_WAIT_NS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     forward_ns: _builtins.int
     sample_ns: _builtins.int
     total_ns: _builtins.int
+    mask_ns: _builtins.int
+    """Making this step's token masks, and how many rows had one. It overlaps with the forward."""
+    num_masked_rows: _builtins.int
+    mask_wait_ns: _builtins.int
+    """Of mask_ns, what sampling had to wait for."""
     @_builtins.property
     def generations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Generation]:
         """Rank 0 only; in no particular order."""
@@ -803,10 +907,13 @@ class StepResponse(_message.Message):
         forward_ns: _builtins.int = ...,
         sample_ns: _builtins.int = ...,
         total_ns: _builtins.int = ...,
+        mask_ns: _builtins.int = ...,
+        num_masked_rows: _builtins.int = ...,
+        mask_wait_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "epoch", b"epoch", "forward_ns", b"forward_ns", "generations", b"generations", "sample_ns", b"sample_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "epoch", b"epoch", "forward_ns", b"forward_ns", "generations", b"generations", "mask_ns", b"mask_ns", "mask_wait_ns", b"mask_wait_ns", "num_masked_rows", b"num_masked_rows", "sample_ns", b"sample_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,11 @@ class TextGenerationServiceStub:
                 request_serializer=proto_dot_generate__pb2.FilterBatchRequest.SerializeToString,
                 response_deserializer=proto_dot_generate__pb2.FilterBatchResponse.FromString,
                 _registered_method=True)
+        self.PrepareConstraint = channel.unary_unary(
+                '/tandem.v1.TextGenerationService/PrepareConstraint',
+                request_serializer=proto_dot_generate__pb2.PrepareConstraintRequest.SerializeToString,
+                response_deserializer=proto_dot_generate__pb2.PrepareConstraintResponse.FromString,
+                _registered_method=True)
         self.ClearCache = channel.unary_unary(
                 '/tandem.v1.TextGenerationService/ClearCache',
                 request_serializer=proto_dot_generate__pb2.ClearCacheRequest.SerializeToString,
@@ -128,6 +133,14 @@ class TextGenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareConstraint(self, request, context):
+        """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+        Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ClearCache(self, request, context):
         """Forgets one batch, or, without an id, all of them; the latter adopts the call's epoch.
         """
@@ -172,6 +185,11 @@ def add_TextGenerationServiceServicer_to_server(servicer, server):
                     servicer.FilterBatch,
                     request_deserializer=proto_dot_generate__pb2.FilterBatchRequest.FromString,
                     response_serializer=proto_dot_generate__pb2.FilterBatchResponse.SerializeToString,
+            ),
+            'PrepareConstraint': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareConstraint,
+                    request_deserializer=proto_dot_generate__pb2.PrepareConstraintRequest.FromString,
+                    response_serializer=proto_dot_generate__pb2.PrepareConstraintResponse.SerializeToString,
             ),
             'ClearCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearCache,
@@ -368,6 +386,33 @@ class TextGenerationService:
             '/tandem.v1.TextGenerationService/FilterBatch',
             proto_dot_generate__pb2.FilterBatchRequest.SerializeToString,
             proto_dot_generate__pb2.FilterBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareConstraint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.TextGenerationService/PrepareConstraint',
+            proto_dot_generate__pb2.PrepareConstraintRequest.SerializeToString,
+            proto_dot_generate__pb2.PrepareConstraintResponse.FromString,
             options,
             channel_credentials,
             insecure,

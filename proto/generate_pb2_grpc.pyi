@@ -52,6 +52,10 @@ class TextGenerationServiceStub:
     """One step for the named batches. Several are concatenated; the first one's id stays."""
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]
     """Keeps the named requests of a batch and forgets its others."""
+    PrepareConstraint: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]
+    """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+    Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+    """
     ClearCache: _grpc.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]
     """Forgets one batch, or, without an id, all of them; the latter adopts the call's epoch."""
 
@@ -72,6 +76,10 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     """One step for the named batches. Several are concatenated; the first one's id stays."""
     FilterBatch: _aio.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]  # type: ignore[assignment]
     """Keeps the named requests of a batch and forgets its others."""
+    PrepareConstraint: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]  # type: ignore[assignment]
+    """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+    Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+    """
     ClearCache: _aio.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]  # type: ignore[assignment]
     """Forgets one batch, or, without an id, all of them; the latter adopts the call's epoch."""
 
@@ -131,6 +139,16 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.FilterBatchResponse, _abc.Awaitable[_generate_pb2.FilterBatchResponse]]:
         """Keeps the named requests of a batch and forgets its others."""
+
+    @_abc_1.abstractmethod
+    def PrepareConstraint(
+        self,
+        request: _generate_pb2.PrepareConstraintRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generate_pb2.PrepareConstraintResponse, _abc.Awaitable[_generate_pb2.PrepareConstraintResponse]]:
+        """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+        Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+        """
 
     @_abc_1.abstractmethod
     def ClearCache(

@@ -1,0 +1,1 @@
+"""JSON Schema, regular expressions, Lark grammars and choices, on llguidance."""

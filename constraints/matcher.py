@@ -1,0 +1,72 @@
+"""What an engine offers: a language, compiled, and where one output stands in it.
+
+    ConstraintSpec --compile--> Language --matcher()--> Matcher --fork()--> Matcher
+                   (slow, once)          (microseconds, one for each output)
+
+A language is immutable and shared by threads. A matcher belongs to one output and is used by one
+thread at a time. Every mask is exact: a token is allowed if and only if some text of the language
+begins with what was accepted so far followed by the token's bytes; end tokens are allowed if and
+only if what was accepted so far is in the language.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+# ceil(vocab_size / 32) words of 32 tokens each, least significant bit first; a set bit allows.
+Bitmask = npt.NDArray[np.int32]
+
+
+class Matcher(Protocol):
+    """One output's place in a language. Every method may raise EngineFailed."""
+
+    def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
+        """Overwrite `row` with the legal tokens.
+
+        With `max_len`, engines that know distances (`knows_distances`) also mask what cannot be
+        completed within so many tokens, this one included; the others pay no heed to it.
+        """
+
+    def advance(self, token_id: int) -> None:
+        """Accept a token; an end token only where the text is complete. Raises IllegalToken."""
+
+    def num_legal(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens could be accepted one after the other; changes nothing."""
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that every legal text goes on with; empty where it might also end here."""
+
+    def shortest(self, max_len: int) -> tuple[int, ...] | None:
+        """Tokens that complete the text, without an end token, at most `max_len`; None: none found.
+
+        The fewest possible where `knows_distances`, otherwise the fewest that a bounded search
+        finds.
+        """
+
+    def fork(self) -> "Matcher":
+        """Another matcher at the same place."""
+
+    @property
+    def is_complete(self) -> bool:
+        """What was accepted so far is in the language."""
+
+    @property
+    def is_over(self) -> bool:
+        """It is, and nothing but the end may follow."""
+
+
+class Language(Protocol):
+    """A compiled constraint."""
+
+    @property
+    def knows_distances(self) -> bool:
+        """Masks take account of `max_len`, and `shortest` is exact."""
+
+    @property
+    def dropped_phrases(self) -> tuple[str, ...]:
+        """Phrases that end an output and are cut off it (`stops_before`)."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of an output."""

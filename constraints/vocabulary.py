@@ -1,0 +1,61 @@
+"""The tokens of a model as bytes: all that a mask has to know of a tokenizer.
+
+The one file that reads tokenizer.json; it asks llguidance, whose masks must agree with ours.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llguidance import LLTokenizer
+
+from constraints.errors import NotEnforced
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Vocabulary:
+    """Tokens by id.
+
+    tokens:      each token's bytes; b"" for special tokens and ids that stand for nothing, which
+                 no constraint ever allows (end tokens apart)
+    end_ids:     tokens that end an output
+    fingerprint: of all this, for caches
+    backend:     llguidance's view of the same
+    """
+
+    tokens: tuple[bytes, ...]
+    end_ids: tuple[int, ...]
+    fingerprint: str
+    backend: LLTokenizer = field(repr=False)
+
+    @classmethod
+    def load(
+        cls, tokenizer_path: Path, vocab_size: int | None, end_ids: Iterable[int]
+    ) -> "Vocabulary":
+        """Read tokenizer.json.
+
+        vocab_size: width of the model's logits, which may have more columns than there are tokens
+        Raises NotEnforced for a tokenizer whose tokens cannot be told as bytes.
+        """
+        ends = tuple(dict.fromkeys(end_ids))
+        try:
+            backend = LLTokenizer(
+                str(tokenizer_path), n_vocab=vocab_size, eos_token=list(ends) or None
+            )
+        except (ValueError, RuntimeError, OSError) as error:
+            raise NotEnforced(
+                f"{tokenizer_path}: no token bytes, so no constraints: {error}"
+            ) from error
+        skipped = set(ends)
+        tokens = tuple(
+            b"" if i in skipped or backend.is_special_token(i) else backend.decode_bytes([i])
+            for i in range(backend.vocab_size)
+        )
+        digest = hashlib.sha256(repr((tokens, ends)).encode()).hexdigest()
+        return cls(tokens, ends, digest, backend)
+
+    @property
+    def num_words(self) -> int:
+        """Words of a bitmask."""
+        return -(-len(self.tokens) // 32)

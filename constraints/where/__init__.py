@@ -1,0 +1,1 @@
+"""The `where` language: LMQL's operators as one expression over the output."""

@@ -1,0 +1,149 @@
+"""The terms of the `where` language: frozen, hashable, valid once built.
+
+    Expression = And | Or | Not | Compare | OneOf | Contains | StartsWith | EndsWith | Matches
+               | IsInt | IsFloat | StopsAt | StopsBefore | Constant
+
+There is one subject, the output, so no term names it. Every term keeps no position: errors about
+positions are the parser's. `text()` of every term reads back as the same term.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Measure(Enum):
+    """What of the output is counted."""
+
+    CHARS = "len(X)"  # code points
+    WORDS = "len(words(X))"  # pieces of str.split()
+    SENTENCES = "len(sentences(X))"  # pieces that end with "." and the rest, if any
+    TOKENS = "len(tokens(X))"  # tokens of the model, the end token not counted
+    INT = "int(X)"  # the value of an integer -?[0-9]+; the output must be one
+
+
+class Relation(Enum):
+    """How a measure compares with a number."""
+
+    LT = "<"
+    LE = "<="
+    EQ = "=="
+    NE = "!="
+    GE = ">="
+    GT = ">"
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """All of two or more parts."""
+
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """At least one of two or more parts."""
+
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part does not hold. Never around StopsBefore."""
+
+    part: "Expression"
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A measure of the output against a constant."""
+
+    measure: Measure
+    relation: Relation
+    bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The output is one of these strings; `X == "a"` is a OneOf of one."""
+
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    """The phrase stands somewhere in the output."""
+
+    phrase: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartsWith:
+    """The output begins with one of these phrases."""
+
+    phrases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndsWith:
+    """The output ends with one of these phrases."""
+
+    phrases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The whole output matches a regular expression in Python's syntax."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class IsInt:
+    """The output is `-?[0-9]+`."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsFloat:
+    """The output is `-?[0-9]+(\\.[0-9]+)?`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopsAt:
+    """Each phrase stands at most once in the output, and only at its end."""
+
+    phrases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopsBefore:
+    """No phrase stands in the output; generating one ends it, and the phrase is dropped.
+
+    Only at the top level or as a part of And: it says how an output ends, which is no truth value.
+    """
+
+    phrases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A truth value, what is left of parts that were decided before generation."""
+
+    value: bool
+
+
+Expression = (
+    And
+    | Or
+    | Not
+    | Compare
+    | OneOf
+    | Contains
+    | StartsWith
+    | EndsWith
+    | Matches
+    | IsInt
+    | IsFloat
+    | StopsAt
+    | StopsBefore
+    | Constant
+)
