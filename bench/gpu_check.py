@@ -34,7 +34,7 @@ def main() -> int:
         print(f"gpu-check: failed, pytest answered {exit_code}")
         return exit_code
     with tempfile.TemporaryDirectory() as folder:
-        make_model.model().save_pretrained(folder)
+        make_model.model(make_model.config()).save_pretrained(folder)
         _print_times(Path(folder))
     print("gpu-check: passed")
     return 0

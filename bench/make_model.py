@@ -3,7 +3,8 @@
     python -m bench.make_model /tmp/llama-100m
 
 Hidden 768, 12 layers, 12 heads of 4 key heads, intermediate 2048, vocabulary 32 000 (tied), 4096
-positions, bfloat16, 200 MB. Linear layers have unit gain (std = in_features ** -0.5): of the usual
+positions, bfloat16, 200 MB. `--vocab-size 128000 --num-layers 1 --hidden-size 128` makes a quick
+one of a large vocabulary. Linear layers have unit gain (std = in_features ** -0.5): of the usual
 initialisation, with tied embeddings, greedy decoding repeats one token for ever. The tokenizer is a
 byte-level BPE trained on made-up words, so that any text goes in and every token comes out as text.
 """
@@ -21,6 +22,10 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 32_000
+_HIDDEN_SIZE = 768
+_NUM_LAYERS = 12
+_HEAD_LEN = 64
+_MADE_UP_WORDS = 200_000
 _SPECIAL_TOKENS = ("<s>", "</s>", "<unk>")
 _ENDS = ("", "", "n", "r", "s")
 _CHAT_TEMPLATE = (
@@ -29,15 +34,18 @@ _CHAT_TEMPLATE = (
 )
 
 
-def config() -> LlamaConfig:
+def config(
+    vocab_size: int = VOCAB_SIZE, hidden_size: int = _HIDDEN_SIZE, num_layers: int = _NUM_LAYERS
+) -> LlamaConfig:
     """The shape of the model."""
+    num_heads = hidden_size // _HEAD_LEN
     return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        intermediate_size=2048,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads if num_heads % 3 else num_heads // 3,
+        intermediate_size=hidden_size * 8 // 3,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=0,
@@ -45,26 +53,27 @@ def config() -> LlamaConfig:
     )
 
 
-def model(seed: int = 0) -> Any:
+def model(shape: LlamaConfig, seed: int = 0) -> Any:
     """Random weights of unit gain, in bfloat16."""
     torch.manual_seed(seed)
-    built: Any = LlamaForCausalLM(config())
+    built: Any = LlamaForCausalLM(shape)
     for module in built.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     return built.to(torch.bfloat16).eval()
 
 
-def tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of exactly VOCAB_SIZE entries."""
+def tokenizer(vocab_size: int = VOCAB_SIZE, seed: int = 0) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of exactly `vocab_size` entries."""
     rng = random.Random(seed)
     syllables = ["".join(parts) for parts in itertools.product("bdfgklmnprstvz", "aeiou", _ENDS)]
-    words = ("".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(200_000))
+    num_words = _MADE_UP_WORDS * -(-vocab_size // VOCAB_SIZE)
+    words = ("".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(num_words))
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=list(_SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -86,10 +95,13 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
+    parser.add_argument("--hidden-size", type=int, default=_HIDDEN_SIZE)
+    parser.add_argument("--num-layers", type=int, default=_NUM_LAYERS)
     args = parser.parse_args()
-    built = model(args.seed)
+    built = model(config(args.vocab_size, args.hidden_size, args.num_layers), args.seed)
     built.save_pretrained(args.folder)
-    tokenizer(args.seed).save_pretrained(args.folder)
+    tokenizer(args.vocab_size, args.seed).save_pretrained(args.folder)
     num_parameters = sum(parameter.numel() for parameter in built.parameters())
     sys.stdout.write(f"{args.folder}: {num_parameters / 1e6:.2f} M parameters\n")
 

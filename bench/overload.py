@@ -9,7 +9,9 @@ long as `retry-after` says and asks again; then the peak once more. Prints JSON.
 figure misses its mark: goodput below 95 % of the peak, a refusal without `retry-after`, another
 error than 429, or fewer than 95 % of the requests served in the end.
 
-Goodput counts the tokens of answers that came whole, in the phase's own time.
+Goodput counts the tokens of answers that came whole, each at the moment when it arrived: those
+between a phase's start-up and its end, however long the answers around them run. All phases are of
+one length.
 """
 
 import argparse
@@ -29,13 +31,19 @@ from bench.sse_client import HttpError, post_events
 from launcher.settings import BUNDLED_MODEL, free_port
 
 _MAX_OUTPUT_LEN = 256
+# Of a phase: until the clients no longer begin all at once.
+_START_UP_S = 15.0
 _SUBJECTS = ("a fox", "a goat", "an old man", "a town", "two sisters", "a miller")
 
 
 @dataclass(slots=True)
 class Phase:
-    """What the clients of one phase saw. `num_tries` counts, for each served request, its tries."""
+    """What the clients of one phase saw. `num_tries` counts, for each served request, its tries.
 
+    `num_tokens` are those that arrived from `counts_from_s` to `ends_s`.
+    """
+
+    counts_from_s: float
     ends_s: float
     num_tokens: int = 0
     num_refusals: int = 0
@@ -50,6 +58,10 @@ class Phase:
         """Whether no new request should begin."""
         return time.perf_counter() > self.ends_s
 
+    def count(self, arrivals_s: Sequence[float]) -> None:
+        """Books an answer that came whole, a token for each time."""
+        self.num_tokens += sum(self.counts_from_s <= at_s < self.ends_s for at_s in arrivals_s)
+
 
 async def _client(url: str, phase: Phase, draw: random.Random, patience_s: float) -> None:
     while not phase.is_over():
@@ -60,18 +72,16 @@ async def _client(url: str, phase: Phase, draw: random.Random, patience_s: float
             "ignore_eos": True,
             "stream": True,
         }
-        await _served(url, json.dumps(body).encode(), output_len, phase, patience_s)
+        await _served(url, json.dumps(body).encode(), phase, patience_s)
 
 
-async def _served(url: str, body: bytes, output_len: int, phase: Phase, patience_s: float) -> None:
+async def _served(url: str, body: bytes, phase: Phase, patience_s: float) -> None:
     begun_s = time.perf_counter()
     num_tries = 0
     while True:
         num_tries += 1
         try:
-            async for payload in post_events(f"{url}/v1/completions", body):
-                if payload != b"[DONE]" and "error" in json.loads(payload):
-                    raise ValueError(payload.decode())
+            arrivals_s = await _arrivals_s(url, body)
         except HttpError as error:
             if error.status != 429:
                 phase.errors[f"HTTP {error.status}"] += 1
@@ -88,9 +98,21 @@ async def _served(url: str, body: bytes, output_len: int, phase: Phase, patience
             return
         phase.num_tries[num_tries] += 1
         phase.waits_s.append(time.perf_counter() - begun_s)
-        if not phase.is_over():
-            phase.num_tokens += output_len
+        phase.count(arrivals_s)
         return
+
+
+async def _arrivals_s(url: str, body: bytes) -> list[float]:
+    """When each token of an answer came. Raises what `post_events` does, and ValueError."""
+    arrivals_s = []
+    async for payload in post_events(f"{url}/v1/completions", body):
+        if payload != b"[DONE]":
+            event = json.loads(payload)
+            if "error" in event:
+                raise ValueError(payload.decode())
+            if event["choices"][0]["finish_reason"] is None:
+                arrivals_s.append(time.perf_counter())
+    return arrivals_s
 
 
 def _told(error: HttpError, phase: Phase) -> float:
@@ -106,7 +128,9 @@ def _told(error: HttpError, phase: Phase) -> float:
 
 
 async def _run_phase(url: str, num_clients: int, seconds: float, patience_s: float) -> Phase:
-    phase = Phase(ends_s=time.perf_counter() + seconds)
+    """`seconds` that count, after a start-up."""
+    counts_from_s = time.perf_counter() + _START_UP_S
+    phase = Phase(counts_from_s, counts_from_s + seconds)
     draws = [random.Random(f"{num_clients} {number}") for number in range(num_clients)]
     await asyncio.gather(*(_client(url, phase, draw, patience_s) for draw in draws))
     return phase
@@ -138,19 +162,17 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
     capacity = args.batch + args.queue
     many = capacity * args.factor
-    await _run_phase(url, capacity, 5.0, 0.0)
-    before = await _run_phase(url, capacity, args.peak_seconds, 0.0)
+    before = await _run_phase(url, capacity, args.seconds, 0.0)
     crowded = await _run_phase(url, many, args.seconds, args.patience)
-    after = await _run_phase(url, capacity, args.peak_seconds, 0.0)
-    peak = max(before.num_tokens, after.num_tokens) / args.peak_seconds
-    ratio = crowded.num_tokens / args.seconds / peak
+    after = await _run_phase(url, capacity, args.seconds, 0.0)
+    ratio = crowded.num_tokens / max(before.num_tokens, after.num_tokens)
     num_served = sum(crowded.num_tries.values())
     return {
         "goodput_ratio": round(ratio, 3),
         "share_served": round(num_served / max(1, num_served + crowded.num_given_up), 3),
-        "peak_before": _summary(before, capacity, args.peak_seconds),
+        "peak_before": _summary(before, capacity, args.seconds),
         "overload": _summary(crowded, many, args.seconds),
-        "peak_after": _summary(after, capacity, args.peak_seconds),
+        "peak_after": _summary(after, capacity, args.seconds),
         "is_good": (
             ratio >= 0.95
             and not crowded.num_untold
@@ -169,7 +191,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--queue", type=int, default=16)
     parser.add_argument("--factor", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--peak-seconds", type=float, default=40.0)
     parser.add_argument("--patience", type=float, default=60.0, help="seconds after the phase")
     args = parser.parse_args(argv)
     port = free_port()
