@@ -5,6 +5,7 @@ RouterError
  |    +-- TemplateFailed       the chat template is missing, or refused the messages
  |    +-- Unserved             in order, but not something that this server does
  |    +-- ToolsRefused         tools that cannot be used as asked
+ |    +-- ConstraintRefused    a constraint that cannot be kept; says why
  +-- Refused                   a good request at a bad moment
  |    +-- Overloaded           the queue is full
  |    +-- Unhealthy            the shards do not answer
@@ -17,6 +18,16 @@ RouterError
  |    +-- ServerStopped        the drain's time was over
  +-- StartupFailed             the router cannot begin: a port in use, no tokenizer, no shard
 """
+
+from collections.abc import Mapping
+
+CONSTRAINT_REFUSALS = (
+    "malformed",
+    "not_enforced",
+    "contradiction",
+    "does_not_fit",
+    "too_complex",
+)
 
 
 class RouterError(Exception):
@@ -45,6 +56,26 @@ class Unserved(InvalidRequest):
 
 class ToolsRefused(InvalidRequest):
     """Tools that cannot be used as asked."""
+
+
+class ConstraintRefused(InvalidRequest):
+    """A constraint that cannot be kept, found out before any token is made.
+
+    `reason` is one of CONSTRAINT_REFUSALS; `details` are numbers and places for programs:
+    `position` (characters into the text), `pointer` (JSON Pointer of what is not enforced),
+    `parts` (what excludes each other), `needed_len` and `max_len` (tokens).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(message, field)
+        self.reason = reason
+        self.details = dict(details or {})
 
 
 class Refused(RouterError):
