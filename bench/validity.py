@@ -1,0 +1,141 @@
+"""Sampled answers under constraints of every kind, judged by others: how many are wrong?
+
+    python -m bench.validity [--requests 2000] [--model FOLDER] [--concurrency 16]
+
+Starts `launcher serve` on a model of random weights (it wants nothing, so only the masks make its
+answers right) and asks at temperature 1.5, a third of the time with a budget that is tight (the
+shortest legal text and up to five tokens more), a third with stop strings. Every answer of status
+200 must satisfy its constraint, by `jsonschema`, `re`, python `lark` and the plain evaluator of
+`where`; a refusal must be one of the kinds that tell why. Prints JSON; exit code 1 if one is wrong.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench import make_model
+from bench.compare import running, tandem
+from bench.constraint_pool import PooledConstraint, pool
+from launcher.settings import free_port
+
+_STOPS = ("e", "\n", '"', "}", ".", " ", "ab", "0", "日", "</b>")
+# A stop string that is part of every legal text, or a budget below the shortest one.
+_HONEST_REFUSALS = ("contradiction", "does_not_fit")
+_TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came back, by kind of constraint."""
+
+    num_valid: Counter[str] = field(default_factory=Counter)
+    num_refused: Counter[str] = field(default_factory=Counter)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def _ask(
+    client: httpx.AsyncClient, constraint: PooledConstraint, seed: int, tally: Tally
+) -> None:
+    draw = random.Random(seed)
+    parameters: dict[str, Any] = {
+        "grammar": constraint.grammar,
+        "do_sample": True,
+        "temperature": 1.5,
+        "seed": seed,
+        "max_new_tokens": 200,
+        "details": True,
+    }
+    mode = draw.choice(("plain", "tight", "stops"))
+    if mode == "tight":
+        parameters["max_new_tokens"] = await _shortest_len(client, constraint) + draw.randint(0, 5)
+    elif mode == "stops":
+        parameters["stop"] = draw.sample(_STOPS, k=draw.randint(1, 2))
+    answer = await client.post("/generate", json={"inputs": "Say:", "parameters": parameters})
+    told = answer.json()
+    case = {"type": constraint.type, "value": constraint.value, "asked": parameters, "told": told}
+    if answer.status_code != httpx.codes.OK:
+        reason = str(told.get("error_type"))
+        if mode == "stops" and reason in _HONEST_REFUSALS:
+            tally.num_refused[f"{constraint.type}: {reason}"] += 1
+        else:
+            tally.wrong.append(case)
+        return
+    details = told["details"]
+    num_tokens = sum(not token["special"] for token in details["tokens"])
+    is_valid = constraint.judge(told["generated_text"], num_tokens)
+    if is_valid and details["constraint_satisfied"] is True:
+        tally.num_valid[f"{constraint.type}, {mode}"] += 1
+    else:
+        tally.wrong.append(case)
+
+
+async def _shortest_len(client: httpx.AsyncClient, constraint: PooledConstraint) -> int:
+    """The tokens that a refusal of one token names as needed; 1 if it is not refused."""
+    parameters = {"grammar": constraint.grammar, "max_new_tokens": 1}
+    answer = await client.post("/generate", json={"inputs": "Say:", "parameters": parameters})
+    if answer.status_code == httpx.codes.OK:
+        return 1
+    return int(answer.json()["needed_len"])
+
+
+async def _measure(url: str, num_requests: int, concurrency: int) -> Tally:
+    tally = Tally()
+    gate = asyncio.Semaphore(concurrency)
+    constraints = pool()
+
+    async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S) as client:
+
+        async def one(number: int) -> None:
+            async with gate:
+                await _ask(client, constraints[number % len(constraints)], number, tally)
+
+        await asyncio.gather(*(one(number) for number in range(num_requests)))
+    return tally
+
+
+def random_model(folder: Path) -> Path:
+    """A small model of random weights with a vocabulary of 8 000 tokens."""
+    make_model.model(make_model.config(8_000, 128, 2)).save_pretrained(folder)
+    make_model.tokenizer(8_000).save_pretrained(folder)
+    return folder
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.validity", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--concurrency", type=int, default=16)
+    args = parser.parse_args(argv)
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model or random_model(Path(folder))
+        with running(tandem(model, port, ("--max-concurrent-requests", "256"))):
+            url = f"http://127.0.0.1:{port}"
+            tally = asyncio.run(_measure(url, args.requests, args.concurrency))
+    report = {
+        "num_requests": args.requests,
+        "num_valid": sum(tally.num_valid.values()),
+        "num_refused": sum(tally.num_refused.values()),
+        "num_wrong": len(tally.wrong),
+        "valid": dict(sorted(tally.num_valid.items())),
+        "refused": dict(sorted(tally.num_refused.items())),
+        "wrong": tally.wrong[:20],
+    }
+    sys.stdout.write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
