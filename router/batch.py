@@ -91,9 +91,10 @@ class SampledToken:
 class Generation:
     """What a step brought for one request.
 
-    `finish_reason` only for reasons that a shard decides. `error` not None: this row failed,
-    `tokens` is empty. `prompt_logprobs` are those of this step's chunk (one fewer for a
-    sequence's first chunk).
+    `tokens` are several where a constraint left no choice: the last `num_forced` were not drawn.
+    `finish_reason` only for reasons that a shard decides; with one comes `constraint_satisfied`,
+    None without a constraint. `error` not None: this row failed, `tokens` is empty.
+    `prompt_logprobs` are those of this step's chunk (one fewer for a sequence's first chunk).
     """
 
     request_id: int
@@ -102,11 +103,17 @@ class Generation:
     error: str | None = None
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_tokens: tuple[tuple[TopToken, ...], ...] = ()
+    num_forced: int = 0
+    constraint_satisfied: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer to a Batch. `remaining_ids` are the requests that the shard still holds."""
+    """The answer to a Batch. `remaining_ids` are the requests that the shard still holds.
+
+    `mask_s` went into the token masks of `num_masked_rows`, beside the forward; sampling waited
+    `mask_wait_s` of it.
+    """
 
     step_id: int
     generations: tuple[Generation, ...]
@@ -114,3 +121,6 @@ class StepResult:
     forward_s: float = 0.0
     sample_s: float = 0.0
     total_s: float = 0.0
+    mask_s: float = 0.0
+    mask_wait_s: float = 0.0
+    num_masked_rows: int = 0

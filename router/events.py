@@ -73,7 +73,11 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The good end. `text` is the whole output as shown: the concatenation of all event texts
-    and `tail`, what was held back until now."""
+    and `tail`, what was held back until now.
+
+    `constraint_satisfied`: whether it belongs to the request's constraint, None without one;
+    `violation` says what is wrong where that is known, which is where the text itself was checked.
+    """
 
     reason: FinishReason
     text: str
@@ -85,6 +89,8 @@ class Finished:
     stop_string: str | None = None
     stop_token_id: int | None = None
     timings: Timings | None = None
+    constraint_satisfied: bool | None = None
+    violation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,19 @@ from types import MappingProxyType
 
 import orjson
 
+from constraints.spec import ConstraintSpec, Kind
 from router.errors import InvalidRequest
-from router.request import Constraint, ConstraintKind
+from router.request import Constraint
 
-GRAMMAR_TYPES: Mapping[str, ConstraintKind] = MappingProxyType(
+GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
     {
-        "json": ConstraintKind.JSON_SCHEMA,
-        "json_object": ConstraintKind.JSON_SCHEMA,
-        "json_schema": ConstraintKind.JSON_SCHEMA,
-        "regex": ConstraintKind.REGEX,
-        "choice": ConstraintKind.CHOICE,
-        "lark": ConstraintKind.LARK,
-        "where": ConstraintKind.WHERE,
+        "json": Kind.JSON_SCHEMA,
+        "json_object": Kind.JSON_SCHEMA,
+        "json_schema": Kind.JSON_SCHEMA,
+        "regex": Kind.REGEX,
+        "choice": Kind.CHOICE,
+        "lark": Kind.LARK,
+        "where": Kind.WHERE,
     }
 )
 
@@ -30,18 +31,18 @@ GRAMMAR_TYPES: Mapping[str, ConstraintKind] = MappingProxyType(
 class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON."""
 
-    kind: ConstraintKind
+    kind: Kind
     value: object
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""
-        if self.kind is ConstraintKind.JSON_SCHEMA:
-            return Constraint(self.kind, self._schema(name))
-        if self.kind is ConstraintKind.CHOICE:
-            return Constraint(self.kind, self._choices(name))
+        if self.kind is Kind.JSON_SCHEMA:
+            return Constraint(ConstraintSpec(self.kind, self._schema(name)))
+        if self.kind is Kind.CHOICE:
+            return Constraint(ConstraintSpec(self.kind, self._choices(name)))
         if not isinstance(self.value, str) or not self.value:
             raise _invalid(name, f"the value of `{self.kind.value}` must be a string, not empty")
-        return Constraint(self.kind, self.value)
+        return Constraint(ConstraintSpec(self.kind, self.value))
 
     def _schema(self, name: str) -> str:
         """Any schema will do, with `properties` (which TGI insists on) or without."""

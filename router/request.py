@@ -6,9 +6,9 @@ and no field names of a particular API.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from types import MappingProxyType
 
+from constraints.spec import ConstraintSpec, Kind
 from router.tracing import TraceContext
 
 # Seeds are 64 bits on the wire.
@@ -62,22 +62,23 @@ class LogprobParams:
     prompt: bool = False
 
 
-class ConstraintKind(Enum):
-    """The languages in which a constraint can be written."""
-
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    LARK = "lark"
-    CHOICE = "choice"
-    WHERE = "where"
-
-
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A language that the output must belong to."""
+    """A language that the output must belong to, as it was found in order.
 
-    kind: ConstraintKind
-    text: str
+    `cuts`: the client prefers an output that is cut at `max_new_tokens` to one that is steered to
+    an end in time. `dropped_phrases` end the output and are no part of it, beside the stop strings
+    (`stops_before`); the check reads them off the constraint.
+    """
+
+    spec: ConstraintSpec
+    cuts: bool = False
+    dropped_phrases: tuple[str, ...] = ()
+
+    @property
+    def is_judged_at_end(self) -> bool:
+        """True when masks enforce a part of it only, so that the finished text must be checked."""
+        return self.spec.lenient and self.spec.kind is Kind.JSON_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)

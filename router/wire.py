@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Protocol
 
+from constraints.spec import Kind, Whitespace
 from proto import generate_pb2 as pb
 from router.batch import (
     Batch,
@@ -22,14 +23,19 @@ from router.batch import (
 )
 from router.errors import ShardFailed
 from router.events import FinishReason
-from router.request import Constraint, ConstraintKind, GenerateRequest, SamplingParams
+from router.request import GenerateRequest, SamplingParams
 
 _CONSTRAINT_KINDS = {
-    ConstraintKind.JSON_SCHEMA: pb.CONSTRAINT_KIND_JSON_SCHEMA,
-    ConstraintKind.REGEX: pb.CONSTRAINT_KIND_REGEX,
-    ConstraintKind.LARK: pb.CONSTRAINT_KIND_LARK,
-    ConstraintKind.CHOICE: pb.CONSTRAINT_KIND_CHOICE,
-    ConstraintKind.WHERE: pb.CONSTRAINT_KIND_WHERE,
+    Kind.JSON_SCHEMA: pb.CONSTRAINT_KIND_JSON_SCHEMA,
+    Kind.REGEX: pb.CONSTRAINT_KIND_REGEX,
+    Kind.LARK: pb.CONSTRAINT_KIND_LARK,
+    Kind.CHOICE: pb.CONSTRAINT_KIND_CHOICE,
+    Kind.WHERE: pb.CONSTRAINT_KIND_WHERE,
+}
+_WHITESPACES = {
+    Whitespace.FLEXIBLE: pb.CONSTRAINT_WHITESPACE_FLEXIBLE,
+    Whitespace.COMPACT: pb.CONSTRAINT_WHITESPACE_COMPACT,
+    Whitespace.SPACED: pb.CONSTRAINT_WHITESPACE_SPACED,
 }
 _FINISH_REASONS: dict[int, FinishReason | None] = {
     pb.FINISH_REASON_NONE: None,
@@ -75,6 +81,14 @@ class StepAnswer:
 
     result: StepResult
     batch_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A constraint that rank 0 holds, compiled; `was_cached`: it did already."""
+
+    compile_s: float
+    was_cached: bool
 
 
 class HasEpoch(Protocol):
@@ -132,6 +146,16 @@ def warmup_to_pb(
     )
 
 
+def prepare_to_pb(request: GenerateRequest) -> pb.PrepareConstraintRequest:
+    """The request's constraint, to be compiled before the request comes."""
+    return pb.PrepareConstraintRequest(constraint=_constraint_to_pb(request))
+
+
+def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
+    """What preparing took."""
+    return Prepared(message.compile_ns * _NANOSECOND, message.was_cached)
+
+
 def step_from_pb(message: pb.StepResponse, step_id: int) -> StepAnswer:
     """Raises ShardFailed when a generation is malformed."""
     has_batch = message.HasField("batch")
@@ -143,6 +167,9 @@ def step_from_pb(message: pb.StepResponse, step_id: int) -> StepAnswer:
             forward_s=message.forward_ns * _NANOSECOND,
             sample_s=message.sample_ns * _NANOSECOND,
             total_s=message.total_ns * _NANOSECOND,
+            mask_s=message.mask_ns * _NANOSECOND,
+            mask_wait_s=message.mask_wait_ns * _NANOSECOND,
+            num_masked_rows=message.num_masked_rows,
         ),
         message.batch.id if has_batch else None,
     )
@@ -220,7 +247,7 @@ def _request_to_pb(new: NewRequest) -> pb.Request:
         logprobs=pb.LogprobParameters(
             num_top_tokens=logprobs.num_top_tokens, raw=logprobs.raw, prompt=logprobs.prompt
         ),
-        constraint=_constraint_to_pb(request.constraint),
+        constraint=_constraint_to_pb(request),
     )
 
 
@@ -241,10 +268,20 @@ def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParameters:
     )
 
 
-def _constraint_to_pb(constraint: Constraint | None) -> pb.Constraint | None:
+def _constraint_to_pb(request: GenerateRequest) -> pb.Constraint | None:
+    constraint = request.constraint
     if constraint is None:
         return None
-    return pb.Constraint(kind=_CONSTRAINT_KINDS[constraint.kind], text=constraint.text)
+    spec = constraint.spec
+    return pb.Constraint(
+        kind=_CONSTRAINT_KINDS[spec.kind],
+        text=spec.text,
+        whitespace=_WHITESPACES[spec.whitespace],
+        lenient=spec.lenient,
+        stop_strings=request.stop.stop_strings,
+        keeps_stop_string=request.stop.keep_stop_string,
+        cuts=constraint.cuts,
+    )
 
 
 def _generation_from_pb(message: pb.Generation) -> Generation:
@@ -255,7 +292,7 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
             message.request_id, error="the log-probability of its token is not a number"
         )
     if code == pb.FINISH_REASON_NONE and not message.prompt_logprobs and not message.error:
-        return Generation(message.request_id, tokens)
+        return Generation(message.request_id, tokens, num_forced=message.num_forced)
     if code not in _FINISH_REASONS:
         raise ShardFailed(f"request {message.request_id}: unknown finish reason {code}")
     if bool(message.error) != (code == pb.FINISH_REASON_ERROR):
@@ -276,6 +313,10 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
         prompt_logprobs=prompt_logprobs,
         prompt_top_tokens=tuple(
             [_top_tokens_from_pb(scored.tokens) for scored in message.prompt_top_tokens]
+        ),
+        num_forced=message.num_forced,
+        constraint_satisfied=(
+            message.constraint_satisfied if message.HasField("constraint_satisfied") else None
         ),
     )
 

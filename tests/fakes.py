@@ -53,6 +53,8 @@ class Faults:
     epoch_offset: int = 0
     # Rows that fail in the next step they take part in; None: every row.
     row_errors: dict[int | None, str] = field(default_factory=dict)
+    # Texts of constraints that PrepareConstraint refuses, and with which words.
+    refused_constraints: dict[str, str] = field(default_factory=dict)
     # Changes a step's answer on its way out.
     spoil: Callable[[pb.StepResponse], None] | None = None
 
@@ -79,6 +81,17 @@ class _Row:
             before = self.digests[-1] if self.digests else 0
             self.digests.append(hash((before, self.token_ids[len(self.digests)])))
         return self.digests[position]
+
+
+@dataclass
+class Followed:
+    """How a FakeShard follows a constraint: any text will do, and it ends where the script ends it.
+
+    `num_forced` tells after which prefixes how many further tokens come undrawn.
+    """
+
+    num_forced: Script = lambda _: 0
+    satisfied: bool = True
 
 
 class Violation(Exception):
@@ -114,6 +127,9 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.checks_blocks = checks_blocks
         self.urls: list[str] = []
         self.faults = Faults()
+        self.followed = Followed()
+        # Constraints that were prepared, by their text.
+        self.prepared: list[str] = []
         self.violations: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.epoch = 0
@@ -221,6 +237,20 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         batch = pb.CachedBatch(id=request.batch_id, request_ids=list(kept))
         return pb.FilterBatchResponse(epoch=self._epoch_out(), batch=batch)
 
+    async def PrepareConstraint(
+        self, request: pb.PrepareConstraintRequest, context: Context
+    ) -> pb.PrepareConstraintResponse:
+        await self._enter("PrepareConstraint", request, context)
+        text = request.constraint.text
+        if text in self.faults.refused_constraints:
+            details = self.faults.refused_constraints[text]
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, details)
+        was_cached = text in self.prepared
+        self.prepared.append(text)
+        return pb.PrepareConstraintResponse(
+            compile_ns=0 if was_cached else 1_000_000, was_cached=was_cached
+        )
+
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
@@ -317,9 +347,33 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
                     self._add_tops(generation.prompt_top_tokens.add().tokens, token_id, row)
         if stop < len(row.token_ids):
             return generation if generation.prompt_logprobs else None
+        self._generate(row, generation)
+        return generation
+
+    def _generate(self, row: _Row, generation: pb.Generation) -> None:
+        """Draws a token and, under a constraint, takes what is forced behind it."""
+        if not row.request.HasField("constraint"):
+            self._add_token(row, generation)
+            return
+        num_left = 1
+        while not self._is_over(row, generation) and num_left:
+            num_left -= 1
+            self._add_token(row, generation)
+            if len(generation.tokens) == 1:
+                num_left = self.followed.num_forced(row.token_ids)
+        generation.num_forced = max(0, len(generation.tokens) - 1)
+        if generation.finish_reason:
+            generation.constraint_satisfied = self.followed.satisfied
+
+    def _add_token(self, row: _Row, generation: pb.Generation) -> None:
         token, generation.finish_reason = self._draw(row)
         generation.tokens.append(token)
-        return generation
+
+    def _is_over(self, row: _Row, generation: pb.Generation) -> bool:
+        """The generation has its end, or nothing but the end may follow, which is one."""
+        if not generation.finish_reason and self.script(row.token_ids) in self.eos_token_ids:
+            generation.finish_reason = pb.FINISH_REASON_CONSTRAINT_COMPLETE
+        return bool(generation.finish_reason)
 
     def _draw(self, row: _Row) -> tuple[pb.SampledToken, pb.FinishReason.ValueType]:
         stopping = row.request.stopping

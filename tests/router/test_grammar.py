@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from constraints.spec import ConstraintSpec, Kind
 from router.errors import InvalidRequest
 from router.grammar import GRAMMAR_TYPES, RawGrammar
-from router.request import Constraint, ConstraintKind
+from router.request import Constraint
 
 
 @pytest.mark.parametrize(
@@ -25,28 +26,28 @@ from router.request import Constraint, ConstraintKind
 def test_a_grammar_is_a_constraint(word: str, value: Any, text: str) -> None:
     kind = GRAMMAR_TYPES[word]
 
-    assert RawGrammar(kind, value).constraint("grammar") == Constraint(kind, text)
+    assert RawGrammar(kind, value).constraint("grammar") == Constraint(ConstraintSpec(kind, text))
 
 
 @pytest.mark.parametrize(
     ("kind", "value", "words"),
     [
-        (ConstraintKind.JSON_SCHEMA, "{", "not JSON: unexpected end"),
-        (ConstraintKind.JSON_SCHEMA, "[]", "must be a JSON schema"),
-        (ConstraintKind.JSON_SCHEMA, "3", "must be a JSON schema"),
-        (ConstraintKind.JSON_SCHEMA, [], "must be a JSON schema"),
-        (ConstraintKind.JSON_SCHEMA, None, "must be a JSON schema"),
-        (ConstraintKind.REGEX, "", "`regex` must be a string, not empty"),
-        (ConstraintKind.REGEX, {}, "`regex` must be a string, not empty"),
-        (ConstraintKind.LARK, 3, "`lark` must be a string, not empty"),
-        (ConstraintKind.CHOICE, [], "`choice` must be a list of strings"),
-        (ConstraintKind.CHOICE, "a", "`choice` must be a list of strings"),
-        (ConstraintKind.CHOICE, ["a", ""], "none empty"),
-        (ConstraintKind.CHOICE, ["a", 1], "`choice` must be a list of strings"),
+        (Kind.JSON_SCHEMA, "{", "not JSON: unexpected end"),
+        (Kind.JSON_SCHEMA, "[]", "must be a JSON schema"),
+        (Kind.JSON_SCHEMA, "3", "must be a JSON schema"),
+        (Kind.JSON_SCHEMA, [], "must be a JSON schema"),
+        (Kind.JSON_SCHEMA, None, "must be a JSON schema"),
+        (Kind.REGEX, "", "`regex` must be a string, not empty"),
+        (Kind.REGEX, {}, "`regex` must be a string, not empty"),
+        (Kind.LARK, 3, "`lark` must be a string, not empty"),
+        (Kind.CHOICE, [], "`choice` must be a list of strings"),
+        (Kind.CHOICE, "a", "`choice` must be a list of strings"),
+        (Kind.CHOICE, ["a", ""], "none empty"),
+        (Kind.CHOICE, ["a", 1], "`choice` must be a list of strings"),
     ],
 )
 def test_what_is_no_grammar_is_refused_by_the_parameter_s_name(
-    kind: ConstraintKind, value: Any, words: str
+    kind: Kind, value: Any, words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match="`response_format` is not valid") as refusal:
         RawGrammar(kind, value).constraint("response_format")

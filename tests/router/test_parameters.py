@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from constraints.spec import Kind
 from router.errors import InvalidRequest
 from router.grammar import RawGrammar
 from router.request import (
-    ConstraintKind,
     GenerateRequest,
     LogprobParams,
     SamplingParams,
@@ -75,7 +75,7 @@ RULES = [
     case("top_n_tokens", "-1", "between 0 and 5", top_n_tokens=-1),
     case("truncate", "0", "between 1 and 24", truncate=0),
     case("truncate", "25", "between 1 and 24", truncate=25),
-    case("grammar", "", "not served yet", grammar=RawGrammar(ConstraintKind.JSON_SCHEMA, {})),
+    case("grammar", "", "not served yet", grammar=RawGrammar(Kind.JSON_SCHEMA, {})),
     case("deadline_s", "nan", "finite", deadline_s=NAN),
     case("max_new_tokens", "2 `inputs` tokens and 31 `", "at most 32", max_new_tokens=31),
     case("max_new_tokens", "10000", "at most 32", max_new_tokens=10_000),

@@ -4,6 +4,7 @@ from types import MappingProxyType
 
 import pytest
 
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from proto import generate_pb2 as pb
 from router import wire
 from router.batch import Batch, Generation, Growth, NewRequest, SampledToken, TopToken
@@ -11,7 +12,6 @@ from router.errors import ShardFailed
 from router.events import FinishReason
 from router.request import (
     Constraint,
-    ConstraintKind,
     GenerateRequest,
     LogprobParams,
     SamplingParams,
@@ -62,9 +62,17 @@ def test_every_parameter_arrives_in_its_field() -> None:
         seed=2**64 - 1,
         watermark=True,
     )
-    stop = StopParams(40, min_new_tokens=2, ignore_eos=True, stop_token_ids=(1, 2))
+    stop = StopParams(
+        40,
+        min_new_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=(1, 2),
+        stop_strings=("b", "c"),
+        keep_stop_string=True,
+    )
     logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True)
-    constraint = Constraint(ConstraintKind.REGEX, "a+")
+    spec = ConstraintSpec(Kind.REGEX, "a+", Whitespace.SPACED, lenient=True)
+    constraint = Constraint(spec, cuts=True, dropped_phrases=("d",))
     request = GenerateRequest((5, 6), "ab", sampling, stop, logprobs, constraint)
     sent = wire.prefill_to_pb(batch_of(request), 3, 1, None).batch.requests[0]
     assert sent.sampling == pb.SamplingParameters(
@@ -85,16 +93,28 @@ def test_every_parameter_arrives_in_its_field() -> None:
         max_new_tokens=40, min_new_tokens=2, ignore_eos=True, stop_token_ids=[1, 2]
     )
     assert sent.logprobs == pb.LogprobParameters(num_top_tokens=3, raw=True, prompt=True)
-    assert sent.constraint == pb.Constraint(kind=pb.CONSTRAINT_KIND_REGEX, text="a+")
+    assert sent.constraint == pb.Constraint(
+        kind=pb.CONSTRAINT_KIND_REGEX,
+        text="a+",
+        whitespace=pb.CONSTRAINT_WHITESPACE_SPACED,
+        lenient=True,
+        stop_strings=["b", "c"],
+        keeps_stop_string=True,
+        cuts=True,
+    )
+    assert wire.prepare_to_pb(request).constraint == sent.constraint
 
 
-def test_every_constraint_language_has_its_number() -> None:
-    for kind in ConstraintKind:
-        request = GenerateRequest(
-            (1,), "", SamplingParams(), StopParams(1), constraint=Constraint(kind, "x")
-        )
-        sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
-        assert pb.ConstraintKind.Name(sent.kind) == f"CONSTRAINT_KIND_{kind.name}"
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("whitespace", Whitespace)
+def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whitespace) -> None:
+    constraint = Constraint(ConstraintSpec(kind, "x", whitespace))
+    request = GenerateRequest((1,), "", SamplingParams(), StopParams(1), constraint=constraint)
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
+    assert pb.ConstraintKind.Name(sent.kind) == f"CONSTRAINT_KIND_{kind.name}"
+    assert (
+        pb.ConstraintWhitespace.Name(sent.whitespace) == f"CONSTRAINT_WHITESPACE_{whitespace.name}"
+    )
 
 
 def test_absence_stays_absent() -> None:
@@ -119,6 +139,30 @@ def test_a_step_comes_back_in_plain_numbers() -> None:
     assert read.result.generations == (Generation(9, (SampledToken(5, -0.5),)),)
     assert read.result.remaining_ids == (9, 4)
     assert read.result.total_s == pytest.approx(0.003)
+
+
+def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
+    message = answer(
+        pb.Generation(request_id=9, tokens=[token(5), token(6)], num_forced=1),
+        pb.Generation(
+            request_id=8,
+            finish_reason=pb.FINISH_REASON_CONSTRAINT_COMPLETE,
+            constraint_satisfied=False,
+        ),
+    )
+    message.mask_ns, message.mask_wait_ns, message.num_masked_rows = 3_000_000, 1_000_000, 2
+    result = wire.step_from_pb(message, step_id=7).result
+    assert result.generations == (
+        Generation(9, (SampledToken(5, -0.5), SampledToken(6, -0.5)), num_forced=1),
+        Generation(8, finish_reason=FinishReason.CONSTRAINT_COMPLETE, constraint_satisfied=False),
+    )
+    assert (result.mask_s, result.mask_wait_s) == pytest.approx((0.003, 0.001))
+    assert result.num_masked_rows == 2
+
+
+def test_a_prepared_constraint_tells_what_it_took() -> None:
+    message = pb.PrepareConstraintResponse(compile_ns=2_000_000, was_cached=True)
+    assert wire.prepared_from_pb(message) == wire.Prepared(pytest.approx(0.002), True)
 
 
 def test_a_step_that_ends_everything_leaves_no_batch() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from constraints.spec import Kind
 from router.errors import InvalidRequest
 from router.grammar import RawGrammar
 from router.http.anthropic.turns import System, Turns
@@ -17,7 +18,6 @@ from router.http.body import Schema
 from router.http.conversation import Setting, Turn
 from router.http.meaning import as_meant
 from router.http.unserved import Harmless, WatchedSchema
-from router.request import ConstraintKind
 from router.validation import Limits, RawParams
 
 _MAX_TEMPERATURE = 1.0
@@ -128,7 +128,7 @@ class MessagesBody(CountBody):
         form = None if self.output_config is None else self.output_config.format
         grammar = None
         if form is not None:
-            grammar = RawGrammar(ConstraintKind.JSON_SCHEMA, form.schema_)
+            grammar = RawGrammar(Kind.JSON_SCHEMA, form.schema_)
         raw = RawParams(
             grammar=grammar,
             temperature=self.temperature,

@@ -9,18 +9,18 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from constraints.spec import Kind
 from router.errors import InvalidRequest, Unserved
 from router.grammar import RawGrammar
 from router.http.body import Schema
-from router.request import ConstraintKind
 
 _ANY_OBJECT = {"type": "object"}
 _TYPES = "`text`, `json_object` or `json_schema` (or TGI's `json` and `regex`)"
 _KINDS = {
-    "json": ConstraintKind.JSON_SCHEMA,
-    "regex": ConstraintKind.REGEX,
-    "choice": ConstraintKind.CHOICE,
-    "grammar": ConstraintKind.LARK,
+    "json": Kind.JSON_SCHEMA,
+    "regex": Kind.REGEX,
+    "choice": Kind.CHOICE,
+    "grammar": Kind.LARK,
 }
 
 NamedGrammar = tuple[str, RawGrammar]
@@ -48,9 +48,9 @@ class ResponseFormat(Schema):
             return None
         if self.type == "json_object":
             schema = _ANY_OBJECT if self.value is None else self.value
-            return RawGrammar(ConstraintKind.JSON_SCHEMA, schema)
+            return RawGrammar(Kind.JSON_SCHEMA, schema)
         if self.type == "json_schema":
-            return RawGrammar(ConstraintKind.JSON_SCHEMA, self._json_schema())
+            return RawGrammar(Kind.JSON_SCHEMA, self._json_schema())
         if self.type in ("json", "regex"):
             if self.value is None:
                 raise _missing("value")
@@ -93,9 +93,7 @@ class StructuredOutputs(Schema):
             if (value := getattr(self, "json_" if name == "json" else name)) is not None
         ]
         if self.json_object:
-            found.append(
-                (f"{place}.json_object", RawGrammar(ConstraintKind.JSON_SCHEMA, _ANY_OBJECT))
-            )
+            found.append((f"{place}.json_object", RawGrammar(Kind.JSON_SCHEMA, _ANY_OBJECT)))
         if not found:
             rule = "one of `json`, `regex`, `choice`, `grammar` and `json_object`"
             raise InvalidRequest(f"`{place}` must have {rule}", place)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from constraints.spec import Kind
 from router.errors import InvalidRequest
 from router.grammar import RawGrammar
 from router.http.body import Schema
@@ -19,7 +20,6 @@ from router.http.meaning import as_meant
 from router.http.openai.common import MAX_TOP_LOGPROBS
 from router.http.openai.responses.items import Items
 from router.http.unserved import Harmless, WatchedSchema
-from router.request import ConstraintKind
 from router.validation import Limits, RawParams
 
 _ANY_OBJECT = {"type": "object"}
@@ -82,7 +82,7 @@ class TextFormat(Schema):
         schema = _ANY_OBJECT if self.type == "json_object" else self.schema_
         if schema is None:
             raise InvalidRequest("`text.format.schema` is required", "text.format.schema")
-        return RawGrammar(ConstraintKind.JSON_SCHEMA, schema)
+        return RawGrammar(Kind.JSON_SCHEMA, schema)
 
 
 class TextConfig(Schema):
