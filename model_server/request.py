@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+from constraints.spec import ConstraintSpec, StopRule
 from model_server.errors import InvalidStep
 
 
@@ -50,12 +51,26 @@ class LogprobParams:
     prompt: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The language of an output's text.
+
+    stops: strings at which the router ends the output; they are legal only where it may end
+    cuts:  the output may be cut at max_new_tokens before the constraint holds
+    """
+
+    spec: ConstraintSpec
+    stops: StopRule = field(default_factory=StopRule)
+    cuts: bool = False
+
+
 class FinishReason(Enum):
     """Why a sequence ended, as far as a shard decides."""
 
     LENGTH = "length"
     EOS = "eos"
     STOP_TOKEN = "stop_token"
+    CONSTRAINT_COMPLETE = "constraint_complete"  # nothing but the end may follow
     ERROR = "error"
 
 
@@ -80,6 +95,7 @@ class NewSequence:
     sampling: SamplingParams
     stop: StopParams
     logprobs: LogprobParams = LogprobParams()
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         total_len = len(self.token_ids)
@@ -103,7 +119,8 @@ class Growth:
     """What changed for a sequence that the shard holds.
 
     `block_ids` are appended to its block table. `chunk_len` None: one token if it decodes, none
-    while its prompt is being computed. 0: it sits this step out. A request that the batch no
+    while its prompt is being computed; after forced tokens it must be given, since there is more
+    than one to compute. 0: it sits this step out. A request that the batch no
     longer holds (it just ended) is passed over.
     """
 
@@ -133,7 +150,9 @@ class SampledToken:
 class Generation:
     """What a step brought for one request. `error` goes with FinishReason.ERROR alone.
 
-    `prompt_logprobs` are those of this step's chunk; a sequence's first token has none.
+    `prompt_logprobs` are those of this step's chunk; a sequence's first token has none. The last
+    `num_forced` tokens were not sampled: the constraint left no choice. `constraint_satisfied` goes
+    with a finish reason; None: there is no constraint.
     """
 
     request_id: int
@@ -142,11 +161,17 @@ class Generation:
     error: str | None = None
     prompt_logprobs: tuple[float, ...] = ()
     prompt_top_tokens: tuple[tuple[TopToken, ...], ...] = ()
+    num_forced: int = 0
+    constraint_satisfied: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The answer to a step. `batch_id` None: no request is left and the batch is forgotten."""
+    """The answer to a step. `batch_id` None: no request is left and the batch is forgotten.
+
+    `mask_ns` is the time of all threads that made this step's `num_masked_rows` masks, beside the
+    forward; sampling had to wait `mask_wait_ns` for them.
+    """
 
     generations: tuple[Generation, ...]
     batch_id: int | None
@@ -154,6 +179,9 @@ class StepOutput:
     forward_ns: int
     sample_ns: int
     total_ns: int
+    mask_ns: int = 0
+    num_masked_rows: int = 0
+    mask_wait_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

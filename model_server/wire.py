@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from model_server.errors import InvalidStep
 from model_server.request import (
+    Constraint,
     FinishReason,
     Generation,
     Growth,
@@ -23,7 +25,20 @@ _FINISH_TO_PB = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.EOS: pb.FINISH_REASON_EOS,
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
+    FinishReason.CONSTRAINT_COMPLETE: pb.FINISH_REASON_CONSTRAINT_COMPLETE,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_KIND_FROM_PB = {
+    pb.CONSTRAINT_KIND_JSON_SCHEMA: Kind.JSON_SCHEMA,
+    pb.CONSTRAINT_KIND_REGEX: Kind.REGEX,
+    pb.CONSTRAINT_KIND_LARK: Kind.LARK,
+    pb.CONSTRAINT_KIND_CHOICE: Kind.CHOICE,
+    pb.CONSTRAINT_KIND_WHERE: Kind.WHERE,
+}
+_WHITESPACE_FROM_PB = {
+    pb.CONSTRAINT_WHITESPACE_FLEXIBLE: Whitespace.FLEXIBLE,
+    pb.CONSTRAINT_WHITESPACE_COMPACT: Whitespace.COMPACT,
+    pb.CONSTRAINT_WHITESPACE_SPACED: Whitespace.SPACED,
 }
 
 
@@ -117,9 +132,6 @@ def _growth_from_pb(message: pb.Growth) -> Growth:
 
 
 def _sequence_from_pb(message: pb.Request) -> NewSequence:
-    if message.HasField("constraint") and message.constraint.kind != pb.CONSTRAINT_KIND_NONE:
-        kind = pb.ConstraintKind.Name(message.constraint.kind)
-        raise InvalidStep(f"request {message.id}: constraint {kind} is not served by this shard")
     return NewSequence(
         request_id=message.id,
         token_ids=tuple(message.token_ids),
@@ -139,7 +151,34 @@ def _sequence_from_pb(message: pb.Request) -> NewSequence:
             raw=message.logprobs.raw,
             prompt=message.logprobs.prompt,
         ),
+        constraint=_constraint_from_pb(message),
     )
+
+
+def _constraint_from_pb(message: pb.Request) -> Constraint | None:
+    if not message.HasField("constraint"):
+        return None
+    asked = message.constraint
+    if asked.kind == pb.CONSTRAINT_KIND_NONE:
+        return None
+    return Constraint(
+        spec=spec_from_pb(asked),
+        stops=StopRule(tuple(asked.stop_strings), asked.keeps_stop_string),
+        cuts=asked.cuts,
+    )
+
+
+def spec_from_pb(message: pb.Constraint) -> ConstraintSpec:
+    """Raises InvalidStep for a kind or a whitespace that this shard does not know."""
+    try:
+        return ConstraintSpec(
+            _KIND_FROM_PB[message.kind],
+            message.text,
+            _WHITESPACE_FROM_PB[message.whitespace],
+            message.lenient,
+        )
+    except KeyError as unknown:
+        raise InvalidStep(f"a constraint of kind or whitespace {unknown} is not known") from None
 
 
 def _sampling_from_pb(message: pb.SamplingParameters) -> SamplingParams:
@@ -197,7 +236,14 @@ def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
         forward_ns=output.forward_ns,
         sample_ns=output.sample_ns,
         total_ns=output.total_ns,
+        mask_ns=output.mask_ns,
+        num_masked_rows=output.num_masked_rows,
+        mask_wait_ns=output.mask_wait_ns,
     )
+
+
+def prepared_to_pb(compile_ns: int, *, was_cached: bool) -> pb.PrepareConstraintResponse:
+    return pb.PrepareConstraintResponse(compile_ns=compile_ns, was_cached=was_cached)
 
 
 def filtered_to_pb(batch_id: int, kept_ids: tuple[int, ...], epoch: int) -> pb.FilterBatchResponse:
@@ -218,7 +264,10 @@ def _generation_to_pb(generation: Generation) -> pb.Generation:
         request_id=generation.request_id,
         tokens=[_token_to_pb(token) for token in generation.tokens],
         finish_reason=_FINISH_TO_PB[generation.finish_reason],
+        num_forced=generation.num_forced,
     )
+    if generation.constraint_satisfied is not None:
+        message.constraint_satisfied = generation.constraint_satisfied
     if generation.error is not None:
         message.error = generation.error
     if generation.prompt_logprobs:

@@ -1,8 +1,10 @@
 import pytest
 
+from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from model_server import wire
 from model_server.errors import InvalidStep
 from model_server.request import (
+    Constraint,
     FinishReason,
     Generation,
     Growth,
@@ -47,6 +49,34 @@ def test_a_watermark_is_made_for_those_who_ask() -> None:
     assert not prefill(request()).new[0].sampling.watermark
 
 
+def test_a_constraint_comes_with_its_stop_rule() -> None:
+    asked = pb.Constraint(
+        kind=pb.CONSTRAINT_KIND_JSON_SCHEMA,
+        text="{}",
+        whitespace=pb.CONSTRAINT_WHITESPACE_COMPACT,
+        lenient=True,
+        stop_strings=["\n\n", "END"],
+        keeps_stop_string=True,
+        cuts=True,
+    )
+    assert prefill(request(constraint=asked)).new[0].constraint == Constraint(
+        ConstraintSpec(Kind.JSON_SCHEMA, "{}", Whitespace.COMPACT, lenient=True),
+        StopRule(("\n\n", "END"), kept=True),
+        cuts=True,
+    )
+
+
+@pytest.mark.parametrize("nothing", [{}, {"constraint": pb.Constraint()}])
+def test_no_constraint_is_none(nothing: dict[str, object]) -> None:
+    assert prefill(request(**nothing)).new[0].constraint is None
+
+
+@pytest.mark.parametrize("kind", [k for k in pb.ConstraintKind.values() if k])
+def test_every_kind_of_the_wire_is_known(kind: pb.ConstraintKind) -> None:
+    name = wire.spec_from_pb(pb.Constraint(kind=kind)).kind.name
+    assert pb.ConstraintKind.Name(kind) == f"CONSTRAINT_KIND_{name}"
+
+
 def test_a_cached_batch_of_id_zero_is_not_absence() -> None:
     assert wire.prefill_from_pb(pb.PrefillRequest(cached_batch_id=0)).cached_batch_id == 0
     assert wire.prefill_from_pb(pb.PrefillRequest()).cached_batch_id is None
@@ -69,8 +99,8 @@ def test_growth_tells_zero_tokens_from_the_default() -> None:
         pytest.param(request(prompt_len=8), "prompt_len 8 is not in 1..3", id="prompt"),
         pytest.param(pb.Request(id=3), "prompt_len 0", id="empty"),
         pytest.param(
-            request(constraint=pb.Constraint(kind=pb.CONSTRAINT_KIND_REGEX, text="a+")),
-            "CONSTRAINT_KIND_REGEX is not served",
+            request(constraint=pb.Constraint(kind=99, text="a+")),  # type: ignore[arg-type]
+            "kind or whitespace 99 is not known",
             id="constraint",
         ),
     ],
@@ -92,21 +122,35 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
             Generation(1, (token,), FinishReason.EOS),
             Generation(2, (), FinishReason.ERROR, "NaN"),
             Generation(3, (), prompt_logprobs=(-1.0, -2.0)),
+            Generation(
+                4,
+                (token, SampledToken(5, 0.0)),
+                FinishReason.CONSTRAINT_COMPLETE,
+                num_forced=1,
+                constraint_satisfied=True,
+            ),
         ),
         batch_id=4,
         request_ids=(3,),
         forward_ns=1,
         sample_ns=2,
         total_ns=3,
+        mask_ns=4,
+        num_masked_rows=5,
+        mask_wait_ns=6,
     )
     message = wire.step_to_pb(output, epoch=9)
-    first, second, third = message.generations
+    first, second, third, fourth = message.generations
     assert message.epoch == 9
     assert [t.id for t in first.tokens[0].top_tokens] == [3, 9]
     assert first.finish_reason == pb.FINISH_REASON_EOS
     assert (second.finish_reason, second.error) == (pb.FINISH_REASON_ERROR, "NaN")
     assert list(third.prompt_logprobs) == [-1.0, -2.0]
+    assert fourth.finish_reason == pb.FINISH_REASON_CONSTRAINT_COMPLETE
+    assert (len(fourth.tokens), fourth.num_forced, fourth.constraint_satisfied) == (2, 1, True)
+    assert not first.HasField("constraint_satisfied")
     assert (message.batch.id, list(message.batch.request_ids)) == (4, [3])
+    assert (message.mask_ns, message.num_masked_rows, message.mask_wait_ns) == (4, 5, 6)
 
 
 def test_a_step_that_leaves_nothing_names_no_batch() -> None:
