@@ -38,11 +38,13 @@ class Matcher(Protocol):
     def forced_bytes(self) -> bytes:
         """The bytes that every legal text goes on with; empty where it might also end here."""
 
-    def shortest(self, max_len: int) -> tuple[int, ...] | None:
+    def shortest(
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
+    ) -> tuple[int, ...] | None:
         """Tokens that complete the text, without an end token, at most `max_len`; None: none found.
 
         The fewest possible where `knows_distances`, otherwise the fewest that a bounded search
-        finds.
+        finds; `tails` are completions that were good a few tokens ago: hints for that search.
         """
 
     def fork(self) -> "Matcher":

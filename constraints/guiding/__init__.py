@@ -1,0 +1,1 @@
+"""What a guide is made of: completions that are known, the search for them, stop strings."""

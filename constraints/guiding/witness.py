@@ -1,0 +1,73 @@
+"""Witnesses: tokens that are known to complete an output, kept true from token to token.
+
+after a token:  witness begins with it  ->  the rest of the witness; legal by itself
+                witness still legal     ->  the witness; one question to the matcher
+                an end of it still is   ->  that end
+                none                    ->  the caller searches
+
+Every answer is legal and ends in a complete text; none is longer than the budget that it was
+asked for.
+"""
+
+from constraints.matcher import Matcher
+from constraints.vocabulary import Vocabulary
+
+Witness = tuple[int, ...]
+
+# Ends of a witness that are tried before a search.
+MAX_TRIES = 12
+
+
+def completes(matcher: Matcher, vocabulary: Vocabulary, tokens: Witness) -> bool:
+    """Whether the text is complete after these tokens."""
+    if vocabulary.end_ids:
+        closed = (*tokens, vocabulary.end_ids[0])
+        return matcher.num_legal(closed) == len(closed)
+    if matcher.num_legal(tokens) < len(tokens):
+        return False
+    ahead = matcher.fork()
+    for token_id in tokens:
+        ahead.advance(token_id)
+    return ahead.is_complete
+
+
+def rest_of(witness: Witness, token_id: int, vocabulary: Vocabulary) -> Witness | None:
+    """What the witness has after this token, where its bytes begin with the token's.
+
+    A part of a token that is left over is spelled in as few tokens as are easily found.
+    """
+    if not witness:
+        return None
+    if witness[0] == token_id:
+        return witness[1:]
+    token = vocabulary.tokens[token_id]
+    ahead, count = b"", 0
+    while len(ahead) < len(token) and count < len(witness):
+        ahead += vocabulary.tokens[witness[count]]
+        count += 1
+    if not ahead.startswith(token):
+        return None
+    left = spelled(ahead[len(token) :], vocabulary)
+    return None if left is None else (*left, *witness[count:])
+
+
+def spelled(text: bytes, vocabulary: Vocabulary) -> Witness | None:
+    """The bytes as tokens; None where the vocabulary cannot spell them so."""
+    if not text:
+        return ()
+    tokens = vocabulary.backend.tokenize_bytes(text)
+    if b"".join([vocabulary.tokens[token_id] for token_id in tokens]) != text:
+        return None
+    return tuple(tokens)
+
+
+def kept(
+    matcher: Matcher, vocabulary: Vocabulary, witness: Witness, token_id: int, max_len: int
+) -> Witness | None:
+    """The witness or an end of it that completes the text after this token, within `max_len`."""
+    first = max(0, len(witness) - max_len)
+    for start in range(first, min(len(witness), first + MAX_TRIES) + 1):
+        tail = witness[start:]
+        if completes(matcher, vocabulary, (token_id, *tail)):
+            return tail
+    return None
