@@ -1,8 +1,31 @@
 """From a spec to a language: the one door to all engines, with a bounded cache behind it."""
 
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from constraints.errors import ConstraintError
+from constraints.grammars import choice, json_schema, lark, messages, regex
+from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.limits import LIMITS
 from constraints.matcher import Language
-from constraints.spec import ConstraintSpec
+from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
+
+# Texts of cached specs, languages weigh a few times as much.
+_MAX_CACHED_CHARS = 32_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerStats:
+    """What a compiler did since it was made. Refusals are cached as languages are."""
+
+    hits: int
+    misses: int
+    num_cached: int
+    compile_s: float
 
 
 class Compiler:
@@ -11,10 +34,92 @@ class Compiler:
     def __init__(self, vocabulary: Vocabulary, *, max_cached: int = 256) -> None:
         self.vocabulary = vocabulary
         self._max_cached = max_cached
+        self._lock = threading.Lock()
+        # Least recently used first. A future is there from the start of its compilation.
+        self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
+        self._cached_chars = 0
+        self._hits = 0
+        self._misses = 0
+        self._compile_s = 0.0
 
     def compile(self, spec: ConstraintSpec) -> Language:
         """The language of `spec`, from the cache if it is there.
 
         Raises Malformed, NotEnforced, Contradiction, TooComplex.
         """
-        raise NotImplementedError(spec)
+        LIMITS[spec.kind].check_text(spec.kind, spec.text)
+        with self._lock:
+            future = self._cache.get(spec)
+            is_ours = future is None
+            if future is None:
+                future = self._cache[spec] = Future()
+                self._cached_chars += len(spec.text)
+                self._misses += 1
+                self._evict(spec)
+            else:
+                self._cache.move_to_end(spec)
+                self._hits += 1
+        if is_ours:
+            self._fulfil(spec, future)
+        error = future.exception()
+        if error is not None:
+            # One exception for all who ask: without the frames of whoever asked before.
+            raise error.with_traceback(None)
+        return future.result()
+
+    def is_cached(self, spec: ConstraintSpec) -> bool:
+        """Whether `compile` would answer at once."""
+        with self._lock:
+            future = self._cache.get(spec)
+        return future is not None and future.done()
+
+    def stats(self) -> CompilerStats:
+        """Counters, for metrics."""
+        with self._lock:
+            return CompilerStats(self._hits, self._misses, len(self._cache), self._compile_s)
+
+    def _fulfil(self, spec: ConstraintSpec, future: "Future[Language]") -> None:
+        began = time.perf_counter()
+        try:
+            language = self._compile(spec)
+        except ConstraintError as error:
+            future.set_exception(error.with_traceback(None))
+        else:
+            future.set_result(language)
+        finally:
+            with self._lock:
+                self._compile_s += time.perf_counter() - began
+                if not future.done():
+                    self._forget(spec)
+            if not future.done():
+                # A bug of ours, or this thread is being ended: nobody may wait for ever.
+                future.set_exception(RuntimeError("the constraint's compilation was broken off"))
+
+    def _evict(self, newest: ConstraintSpec) -> None:
+        while (
+            len(self._cache) > self._max_cached or self._cached_chars > _MAX_CACHED_CHARS
+        ) and next(iter(self._cache)) is not newest:
+            self._forget(next(iter(self._cache)))
+
+    def _forget(self, spec: ConstraintSpec) -> None:
+        if self._cache.pop(spec, None) is not None:
+            self._cached_chars -= len(spec.text)
+
+    def _compile(self, spec: ConstraintSpec) -> Language:
+        not_enforced: tuple[str, ...] = ()
+        match spec.kind:
+            case Kind.JSON_SCHEMA:
+                grammar, not_enforced = json_schema.to_grammar(
+                    spec.text, spec.whitespace, spec.lenient
+                )
+            case Kind.REGEX:
+                grammar = regex.to_grammar(spec.text)
+            case Kind.LARK:
+                grammar = lark.to_grammar(spec.text)
+            case Kind.CHOICE:
+                grammar = choice.to_grammar(spec.text)
+            case Kind.WHERE:
+                raise NotImplementedError
+        return GrammarLanguage(
+            self.vocabulary, grammar, LIMITS[spec.kind], messages.explain, not_enforced
+        )

@@ -1,0 +1,206 @@
+"""llguidance behind our contract: exact masks, errors raised, matchers that run in parallel.
+
+What this file knows of the engine, and nobody else has to:
+* a matcher in error still fills a mask, with the end tokens alone; so every call is checked
+* an illegal token breaks a matcher for good, so tokens are tried before they are accepted
+* clones of a matcher share their lexer under a lock, so a language keeps several originals
+* with forcing on, a forced position allows one canonical token only; so it is switched off
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from constraints.errors import ConstraintError, EngineFailed, IllegalToken
+from constraints.grammars.limits import Limits
+from constraints.matcher import Bitmask
+from constraints.vocabulary import Vocabulary
+
+# Every grammar text begins with this line; the positions in the engine's messages count it.
+HEADER = '%llguidance {"no_forcing": true}\n'
+
+# Another original of a language is made only where that takes less than this.
+_MAX_SPARE_COMPILE_S = 0.05
+_MAX_ORIGINALS = min(8, os.cpu_count() or 1)
+
+
+class _Original:
+    """A matcher that is never moved, and how many clones of it are alive."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self.clones: weakref.WeakSet[GrammarMatcher] = weakref.WeakSet()
+
+
+class GrammarLanguage:
+    """A language that llguidance compiled.
+
+    not_enforced: JSON Pointers of the parts of a lenient schema that masks do not hold
+    grammar:      the text that the engine was given
+    """
+
+    knows_distances = False
+    dropped_phrases: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        grammar: str,
+        limits: Limits,
+        explain: Callable[[str], ConstraintError],
+        not_enforced: tuple[str, ...] = (),
+    ) -> None:
+        """`explain` makes an error of the engine's message; what it answers is raised."""
+        self.vocabulary = vocabulary
+        self.grammar = grammar
+        self.not_enforced = not_enforced
+        self._limits = limits
+        self._lock = threading.Lock()
+        began = time.perf_counter()
+        original = self._compile()
+        if original.is_error():
+            raise explain(original.get_error())
+        # Only the first mask shows that nothing can be written at all.
+        first = original.deep_copy()
+        row = np.zeros(vocabulary.num_words, dtype=np.int32)
+        _fill(first, row)
+        if first.is_error():
+            raise explain(first.get_error())
+        self.is_over_at_once = original.is_accepting() and _only_ends(row, vocabulary)
+        self.compile_s = time.perf_counter() - began
+        self._originals = [_Original(original)]
+
+    def matcher(self) -> "GrammarMatcher":
+        """A matcher at the beginning of an output; microseconds, or once in a while a compile."""
+        with self._lock:
+            original = min(self._originals, key=lambda each: len(each.clones))
+            if original.clones and self._may_have_another():
+                original = _Original(self._compile())
+                self._originals.append(original)
+            matcher = GrammarMatcher(self, original, original.matcher.deep_copy())
+        return matcher
+
+    def _may_have_another(self) -> bool:
+        return len(self._originals) < _MAX_ORIGINALS and self.compile_s < _MAX_SPARE_COMPILE_S
+
+    def _compile(self) -> LLMatcher:
+        return LLMatcher(
+            self.vocabulary.backend,
+            self.grammar,
+            log_level=0,
+            limits=self._limits.for_engine(),
+        )
+
+
+class GrammarMatcher:
+    """One output's place in a grammar. See `constraints.matcher.Matcher`."""
+
+    def __init__(self, language: GrammarLanguage, original: _Original, inner: LLMatcher) -> None:
+        self._language = language
+        self._tokens = language.vocabulary.tokens
+        self._end_ids = frozenset(language.vocabulary.end_ids)
+        self._original = original
+        self._inner = inner
+        self._has_begun = False
+        self._has_ended = False
+        original.clones.add(self)
+
+    def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
+        """Overwrite `row` with the legal tokens; the engine knows no distances."""
+        if self._has_ended:
+            row[:] = 0
+            return
+        _fill(self._inner, row)
+        self._check()
+
+    def advance(self, token_id: int) -> None:
+        """Accept a token. Raises IllegalToken, which changes nothing."""
+        if self._has_ended:
+            raise IllegalToken(f"token {token_id} after the end")
+        if token_id in self._end_ids:
+            if not self.is_complete:
+                raise IllegalToken(f"end token {token_id} where the text is not complete")
+            self._has_ended = True
+            return
+        if not self._is_text(token_id):
+            raise IllegalToken(f"token {token_id} stands for no text")
+        if self._inner.try_consume_tokens([token_id]) != 1:
+            self._check()
+            raise IllegalToken(f"token {token_id} is not legal here")
+        self._has_begun = True
+
+    def num_legal(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens could be accepted one after the other."""
+        if self._has_ended:
+            return 0
+        text_len = next(
+            (index for index, each in enumerate(token_ids) if not self._is_text(each)),
+            len(token_ids),
+        )
+        end = token_ids[text_len : text_len + 1]
+        tried = [*token_ids[:text_len], *(each for each in end if each in self._end_ids)]
+        if not tried:
+            return 0
+        if tried[0] in self._end_ids:
+            return int(self.is_complete)
+        count = self._inner.validate_tokens(tried)
+        self._check()
+        return count
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that every legal text goes on with."""
+        forced = self._inner.compute_ff_bytes()
+        self._check()
+        return forced
+
+    def shortest(self, max_len: int) -> tuple[int, ...] | None:
+        """Tokens that complete the text from here, at most `max_len`; None: none found."""
+        return None
+
+    def fork(self) -> "GrammarMatcher":
+        """Another matcher at the same place; it shares this one's lexer and its lock."""
+        other = GrammarMatcher(self._language, self._original, self._inner.deep_copy())
+        other._has_begun = self._has_begun
+        other._has_ended = self._has_ended
+        return other
+
+    @property
+    def is_complete(self) -> bool:
+        """What was accepted so far is in the language."""
+        complete = self._inner.is_accepting()
+        self._check()
+        return complete
+
+    @property
+    def is_over(self) -> bool:
+        """It is, and nothing but the end may follow."""
+        if not self._has_begun:
+            return self._language.is_over_at_once
+        return self.is_complete and self._inner.is_stopped()
+
+    def _is_text(self, token_id: int) -> bool:
+        return 0 <= token_id < len(self._tokens) and self._tokens[token_id] != b""
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            raise EngineFailed(f"the matcher broke: {_first_line(self._inner.get_error())}")
+
+
+def _fill(inner: LLMatcher, row: Bitmask) -> None:
+    inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+
+def _only_ends(row: Bitmask, vocabulary: Vocabulary) -> bool:
+    rest = row.copy()
+    for end_id in vocabulary.end_ids:
+        rest.view(np.uint32)[end_id // 32] &= ~np.uint32(1 << (end_id % 32))
+    return not rest.any()
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0][:200]
