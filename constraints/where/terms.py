@@ -4,9 +4,10 @@
                | IsInt | IsFloat | StopsAt | StopsBefore | Constant
 
 There is one subject, the output, so no term names it. Every term keeps no position: errors about
-positions are the parser's. `text()` of every term reads back as the same term.
+positions are the parser's. `writing.text` of every term reads back as the same term.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -38,12 +39,18 @@ class And:
 
     parts: tuple["Expression", ...]
 
+    def __post_init__(self) -> None:
+        _require_two(self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Or:
     """At least one of two or more parts."""
 
     parts: tuple["Expression", ...]
+
+    def __post_init__(self) -> None:
+        _require_two(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,8 @@ class StopsBefore:
     """No phrase stands in the output; generating one ends it, and the phrase is dropped.
 
     Only at the top level or as a part of And: it says how an output ends, which is no truth value.
+    The language of an expression is that of the outputs without the dropped phrase; whoever ends
+    outputs (`Language.dropped_phrases`) also allows a phrase where the text before it is complete.
     """
 
     phrases: tuple[str, ...]
@@ -147,3 +156,24 @@ Expression = (
     | StopsBefore
     | Constant
 )
+
+
+def all_of(parts: Iterable[Expression]) -> Expression:
+    """All of any number of parts: none is true, one is itself."""
+    several = tuple(parts)
+    if len(several) == 1:
+        return several[0]
+    return And(several) if several else Constant(True)
+
+
+def any_of(parts: Iterable[Expression]) -> Expression:
+    """At least one of any number of parts: none is false, one is itself."""
+    several = tuple(parts)
+    if len(several) == 1:
+        return several[0]
+    return Or(several) if several else Constant(False)
+
+
+def _require_two(parts: tuple[Expression, ...]) -> None:
+    if len(parts) < 2:
+        raise ValueError("a conjunction or disjunction has two or more parts")

@@ -1,0 +1,38 @@
+"""Errors that show where: position, line, caret, and what would have been right."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from constraints.errors import Malformed
+
+# Of a long line, so much is shown around the place.
+_SHOWN_LEN = 72
+
+
+def complaint(text: str, start: int, end: int, what: str, hint: str | None = None) -> Malformed:
+    """The error about text[start:end]; `what` is wrong with it, `hint` says what would be right."""
+    line_start = text.rfind("\n", 0, start) + 1
+    line_end = text.find("\n", start)
+    line_end = len(text) if line_end < 0 else line_end
+    shown, column = _window(text[line_start:line_end], start - line_start)
+    num_carets = max(1, min(end - start, len(shown) - column))
+    line = text.count("\n", 0, start) + 1
+    place = f"line {line}, column {start - line_start + 1}" if line > 1 else f"position {start}"
+    message = f"{place}: {what}\n  {shown}\n  {' ' * column}{'^' * num_carets}"
+    return Malformed(f"{message}\n{hint}" if hint else message, start)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant."""
+    matches = get_close_matches(name[:64].lower(), list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def _window(line: str, column: int) -> tuple[str, int]:
+    """What to show of `line`, with control characters as dots, and the column in it."""
+    begin = max(0, column - _SHOWN_LEN // 2) if len(line) > _SHOWN_LEN else 0
+    end = begin + _SHOWN_LEN
+    visible = "".join(char if char.isprintable() else "·" for char in line[begin:end])
+    prefix = "…" if begin else ""
+    suffix = "…" if end < len(line) else ""
+    return prefix + visible + suffix, column - begin + len(prefix)
