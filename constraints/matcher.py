@@ -70,5 +70,9 @@ class Language(Protocol):
     def dropped_phrases(self) -> tuple[str, ...]:
         """Phrases that end an output and are cut off it (`stops_before`)."""
 
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """JSON Pointers of the parts of a lenient schema that masks do not hold."""
+
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""

@@ -1,0 +1,122 @@
+"""What may come next, in words for people: read off a mask."""
+
+import string
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.matcher import Bitmask, Matcher
+from constraints.vocabulary import Vocabulary
+
+THE_END = "the end"
+_OTHERS = "characters beyond ASCII"
+# So few beginnings are told with what must follow them; so many runs of characters are told.
+_FEW, _MAX_RUNS = 12, 12
+_MAX_LITERAL_LEN = 40
+# Beyond this the tokens are not looked through for their characters.
+_MAX_READ_TOKENS = 4096
+_TEXT = frozenset(map(ord, string.printable)) - frozenset(b"\x0b\x0c\r")
+_NAMES = {string.digits: "a digit", string.ascii_lowercase: "a to z"}
+
+
+class Expectation:
+    """Reads masks of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._first_bytes = np.array(
+            [token[0] if token else 0 for token in vocabulary.tokens], dtype=np.uint8
+        )
+        self._byte_ids = byte_ids(vocabulary)
+
+    def legal(self, matcher: Matcher) -> npt.NDArray[np.int64]:
+        """The ids of the tokens that may follow."""
+        row: Bitmask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        matcher.fill_mask(row)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        return np.flatnonzero(bits[: len(self._vocabulary.tokens)])
+
+    def words(self, matcher: Matcher, legal: npt.NDArray[np.int64]) -> tuple[str, ...]:
+        """What may follow, each as it would be written, or as a class of characters."""
+        ends = (THE_END,) if matcher.is_complete else ()
+        if not ends and (forced := matcher.forced_bytes()):
+            return (_quoted(forced),)
+        ids = legal[~np.isin(legal, self._vocabulary.end_ids)]
+        first_bytes = np.unique(self._first_bytes[ids]).tolist()
+        ascii_firsts = [byte for byte in first_bytes if byte < 0x80]
+        others = self._others(ids, len(first_bytes) > len(ascii_firsts))
+        if len(ascii_firsts) <= _FEW:
+            return (*(self._literal(matcher, byte) for byte in ascii_firsts), *others, *ends)
+        return (*_classes(ascii_firsts, others), *ends)
+
+    def _literal(self, matcher: Matcher, byte: int) -> str:
+        """A character and what must follow it."""
+        token_id = self._byte_ids.get(byte)
+        if token_id is None:
+            return repr(chr(byte))
+        ahead = matcher.fork()
+        ahead.advance(token_id)
+        forced = b"" if ahead.is_complete else ahead.forced_bytes()
+        return _quoted(bytes([byte]) + forced)
+
+    def _others(self, ids: npt.NDArray[np.int64], has_others: bool) -> tuple[str, ...]:
+        """The legal characters beyond ASCII, each if they are few."""
+        if not has_others:
+            return ()
+        ids = ids[self._first_bytes[ids] >= 0x80]
+        firsts = set()
+        for token_id in ids[:_MAX_READ_TOKENS].tolist():
+            text = self._vocabulary.tokens[token_id].decode(errors="ignore")
+            firsts |= set(text[:1])
+        if 0 < len(firsts) <= _FEW and len(ids) < _MAX_READ_TOKENS:
+            return tuple(map(repr, sorted(firsts)))
+        return (_OTHERS,)
+
+
+def byte_ids(vocabulary: Vocabulary) -> dict[int, int]:
+    """The token of each byte that has one of its own."""
+    return {
+        token[0]: token_id
+        for token_id, token in reversed(list(enumerate(vocabulary.tokens)))
+        if len(token) == 1
+    }
+
+
+def _classes(firsts: Sequence[int], others: tuple[str, ...]) -> tuple[str, ...]:
+    missing = _TEXT.difference(firsts)
+    if others == (_OTHERS,) and len(missing) <= _FEW:
+        return (_any_but(sorted(missing)),)
+    runs = _runs(firsts)
+    if len(runs) > _MAX_RUNS:
+        return (f"one of {len(firsts)} ASCII characters", *others)
+    return (*runs, *others)
+
+
+def _any_but(missing: Sequence[int]) -> str:
+    if not missing:
+        return "any character"
+    return "any character but " + ", ".join(repr(chr(byte)) for byte in missing)
+
+
+def _runs(firsts: Sequence[int]) -> list[str]:
+    """Neighbours of four and more as one."""
+    runs: list[list[int]] = []
+    for byte in firsts:
+        if runs and runs[-1][-1] == byte - 1:
+            runs[-1].append(byte)
+        else:
+            runs.append([byte])
+    words = []
+    for run in runs:
+        text = "".join(map(chr, run))
+        if len(run) < 4:
+            words += [repr(character) for character in text]
+        else:
+            words.append(_NAMES.get(text, f"{text[0]!r} to {text[-1]!r}"))
+    return words
+
+
+def _quoted(text: bytes) -> str:
+    shown = text.decode(errors="ignore")
+    return repr(shown if len(shown) <= _MAX_LITERAL_LEN else shown[:_MAX_LITERAL_LEN] + "...")

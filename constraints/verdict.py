@@ -1,0 +1,48 @@
+"""What was found of a constraint, and of texts under it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What is known of a constraint that can be kept.
+
+    min_len:         tokens of the shortest text found
+    dropped_phrases: see `Language`
+    not_enforced:    JSON Pointers of what a lenient schema leaves out
+    compile_s:       seconds that compiling took
+    """
+
+    min_len: int
+    dropped_phrases: tuple[str, ...]
+    not_enforced: tuple[str, ...]
+    compile_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One text under a constraint.
+
+    position:  characters of the text that can stand; None where it is accepted
+    expected:  what may follow them, in words; "the end" where the text may end there
+    num_legal: tokens that may follow them, end tokens among them
+    failure:   why the text could not be judged to its end, None nearly always
+    """
+
+    accepted: bool
+    position: int | None
+    expected: tuple[str, ...]
+    num_legal: int
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Texts under a constraint, in their order.
+
+    shortest: a shortest text that satisfies it, with `min_len` tokens; None: none was found
+    """
+
+    shortest: str | None
+    min_len: int | None
+    judgements: tuple[Judgement, ...]

@@ -1,0 +1,1 @@
+"""Constraints compiled in processes that can be killed."""

@@ -1,0 +1,74 @@
+"""The zygote's command line: loads a vocabulary and forks workers when told to.
+
+python -m constraints.worker --control-fd N --tokenizer FILE --vocab-size N --end-ids 1,2
+                             --max-len N --cpu-s SECONDS --memory-bytes N
+"""
+
+import argparse
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from constraints.compiler import Compiler
+from constraints.errors import ConstraintError
+from constraints.spec import ConstraintSpec, Kind, StopRule
+from constraints.vocabulary import Vocabulary
+from constraints.worker.jobs import Bug, Check
+from constraints.worker.work import Work
+from constraints.worker.zygote import Zygote
+
+# A worker serves few texts twice: what was found of them is remembered by its owner.
+_MAX_CACHED = 8
+# What engines build when they are first used is then there in every worker.
+_FIRST = (
+    ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}'),
+    ConstraintSpec(Kind.REGEX, "[a-z]+"),
+    ConstraintSpec(Kind.LARK, 'start: "a" | "b"'),
+    ConstraintSpec(Kind.CHOICE, '["a", "b"]'),
+    ConstraintSpec(Kind.WHERE, 'len(words(X)) < 3 and not "a" in X'),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until the owner is gone."""
+    told = _parser().parse_args(argv)
+    with socket.socket(fileno=told.control_fd) as control:
+        try:
+            vocabulary = Vocabulary.load(told.tokenizer, told.vocab_size, told.end_ids)
+        except ConstraintError as error:
+            control.sendall(_failed(str(error)))
+            return 1
+        compiler = Compiler(vocabulary, max_cached=_MAX_CACHED)
+        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes)
+        for spec in _FIRST:
+            answer = work.answer(Check(spec, StopRule(), told.max_len))
+            if isinstance(answer, Bug):
+                sys.stderr.write(answer.trace)
+        Zygote(control, work.serve, told.memory_bytes).run()
+    return 0
+
+
+def _failed(reason: str) -> bytes:
+    return json.dumps({"failed": reason}).encode() + b"\n"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m constraints.worker")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--vocab-size", type=int, help="absent: as many as the tokenizer has")
+    parser.add_argument("--end-ids", type=_ids, default=())
+    parser.add_argument("--max-len", type=int, required=True)
+    parser.add_argument("--cpu-s", type=float, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    return parser
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",") if word)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""What a worker is asked and what it answers, and both as bytes.
+
+    frame:  length of the rest, 4 bytes, big-endian | JSON, UTF-8
+
+JSON and not pickle: a worker has read hostile texts, and whoever reads its answer must not obey it.
+It imports no engine, so that who asks need not load one.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    DoesNotFit,
+    EngineFailed,
+    IllegalToken,
+    Malformed,
+    NotEnforced,
+    TooComplex,
+)
+from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.verdict import Judged, Judgement, Passed
+
+HEADER = struct.Struct(">I")
+# A constraint's text is bounded by who takes it; this only keeps a broken frame from being awaited.
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Compile, and find the shortest text. `max_len`: the most tokens that any output can have."""
+
+    spec: ConstraintSpec
+    stops: StopRule
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Compile, and tell of each text whether it satisfies the constraint."""
+
+    spec: ConstraintSpec
+    texts: tuple[str, ...]
+    max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """The worker broke, not the constraint; `trace` is for a log."""
+
+    trace: str
+
+
+Job = Check | Judge
+Answer = Passed | Judged | ConstraintError | Bug
+
+
+def frame(value: Mapping[str, Any]) -> bytes:
+    """A message with its length before it."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """A job in JSON's words."""
+    spec = {
+        "kind": job.spec.kind.value,
+        "text": job.spec.text,
+        "whitespace": job.spec.whitespace.value,
+        "lenient": job.spec.lenient,
+    }
+    told: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
+    if isinstance(job, Check):
+        return told | {"stops": list(job.stops.strings), "kept": job.stops.kept}
+    return told | {"texts": list(job.texts)}
+
+
+def job_from_json(told: Mapping[str, Any]) -> Job:
+    """The job that `job_to_json` told of."""
+    spec = ConstraintSpec(
+        Kind(told["spec"]["kind"]),
+        told["spec"]["text"],
+        Whitespace(told["spec"]["whitespace"]),
+        told["spec"]["lenient"],
+    )
+    if "texts" in told:
+        return Judge(spec, tuple(told["texts"]), told["max_len"])
+    return Check(spec, StopRule(tuple(told["stops"]), told["kept"]), told["max_len"])
+
+
+def answer_to_json(answer: Answer) -> dict[str, Any]:
+    """An answer in JSON's words."""
+    match answer:
+        case Passed():
+            return {
+                "min_len": answer.min_len,
+                "dropped": list(answer.dropped_phrases),
+                "not_enforced": list(answer.not_enforced),
+                "compile_s": answer.compile_s,
+            }
+        case Judged():
+            return {
+                "shortest": answer.shortest,
+                "min_len": answer.min_len,
+                "judgements": [astuple(each) for each in answer.judgements],
+            }
+        case Bug():
+            return {"bug": answer.trace}
+        case _:
+            return {"error": error_to_json(answer)}
+
+
+def answer_from_json(told: Mapping[str, Any]) -> Answer:
+    """The answer that `answer_to_json` told of."""
+    if "error" in told:
+        return error_from_json(told["error"])
+    if "bug" in told:
+        return Bug(told["bug"])
+    if "judgements" in told:
+        judgements = tuple(
+            Judgement(accepted, position, tuple(expected), num_legal, failure)
+            for accepted, position, expected, num_legal, failure in told["judgements"]
+        )
+        return Judged(told["shortest"], told["min_len"], judgements)
+    return Passed(
+        told["min_len"], tuple(told["dropped"]), tuple(told["not_enforced"]), told["compile_s"]
+    )
+
+
+_PLAIN = (TooComplex, EngineFailed, IllegalToken)
+
+
+def error_to_json(error: ConstraintError) -> dict[str, Any]:
+    """A constraint's error in JSON's words."""
+    told: dict[str, Any] = {"name": type(error).__name__, "message": str(error)}
+    match error:
+        case Malformed():
+            told["position"] = error.position
+        case NotEnforced():
+            told["pointer"] = error.pointer
+        case Contradiction():
+            told["parts"] = list(error.parts)
+        case DoesNotFit():
+            told |= {"needed_len": error.needed_len, "max_len": error.max_len}
+    return told
+
+
+def error_from_json(told: Mapping[str, Any]) -> ConstraintError:
+    """The error that `error_to_json` told of; always a new one, which can be raised."""
+    message: str = told["message"]
+    match told["name"]:
+        case "Malformed":
+            return Malformed(message, told["position"])
+        case "NotEnforced":
+            return NotEnforced(message, told["pointer"])
+        case "Contradiction":
+            return Contradiction(message, tuple(told["parts"]))
+        case "DoesNotFit":
+            return DoesNotFit(told["needed_len"], told["max_len"])
+    for plain in _PLAIN:
+        if told["name"] == plain.__name__:
+            return plain(message)
+    return ConstraintError(message)

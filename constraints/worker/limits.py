@@ -1,0 +1,65 @@
+"""What a process that compiles hostile texts may take of the machine, enforced by the kernel.
+
+Nothing here relies on the process's own code getting a turn: an engine that is in a loop, or that
+recurses without end, is ended all the same.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# The weight of 19 against 0 is 15 to 1024: next to nothing while somebody else wants the core.
+LOWEST_NICENESS = 19
+
+
+def take_no_more_than(memory_bytes: int) -> None:
+    """Lets the address space grow by so much from here, and writes no core files.
+
+    What cannot be allocated then is a MemoryError in Python and an abort elsewhere.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    used_bytes = address_space_bytes()
+    if used_bytes is not None:
+        limit = used_bytes + memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def address_space_bytes() -> int | None:
+    """Of this process. None where the system does not tell."""
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return None
+    return num_pages * resource.getpagesize()
+
+
+def arm(cpu_s: float) -> None:
+    """End this process by SIGPROF once it has computed for so many seconds; 0 disarms.
+
+    Seconds of computing and not of waiting, so that a busy machine makes no grammar complex.
+    """
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends. To be called right after a fork."""
+    if sys.platform != "linux":
+        return  # its channels close instead, which is seen between two jobs
+    parent_pid = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent_pid == 1:
+        os._exit(1)
+
+
+def give_way(pid: int) -> None:
+    """Let everything else go before this process, which cannot be undone without privileges."""
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, LOWEST_NICENESS)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))

@@ -1,0 +1,216 @@
+"""Owner of the workers, for asyncio: who gets one, for how long, and what becomes of the slow.
+
+    job -> quick slot -> answered within a slice                            nearly every job
+                      -> still at it: gives way to everything else, goes on in a slow slot
+                                                     (stopped for as long as none is free)
+    ended by the kernel, for what it computed or took of memory: TooComplex
+    ended here, because it waited too long: PoolBusy
+
+So a hostile text holds up those behind it for a slice, and takes next to nothing of the machine
+after that. Slices come out of an allowance; when hostile texts have used it up, jobs give way from
+their first moment. It knows no vocabulary and no engine.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from constraints.errors import ConstraintError, TooComplex
+from constraints.verdict import Judged, Passed
+from constraints.worker.allowance import Allowance
+from constraints.worker.jobs import Bug, Job, answer_from_json, frame, job_to_json
+from constraints.worker.keeper import Keeper
+from constraints.worker.nursery import Exit, WorkerEnded, WorkerProcess
+
+_logger = logging.getLogger("constraints")
+
+# Beginnings of jobs may compete with everybody for so much of a core, and for a while at once.
+_ALLOWED_PART, _ALLOWED_S = 0.05, 0.25
+_LAST_WORDS_S = 1.0
+
+
+class PoolBusy(Exception):
+    """The job was not done, for want of time or room; at another time it may be."""
+
+
+class WorkerBug(Exception):
+    """A worker broke on this job; the text is its trace."""
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """How much a pool may take.
+
+    cpu_s:        seconds that one job may compute
+    memory_bytes: what one worker may grow by
+    wait_s:       seconds from asking to the answer, waiting included
+    max_waiting:  jobs that may wait for their slice
+    slice_s:      seconds of a job's beginning, in which it is as good as everybody else
+    num_quick:    jobs that are in their slice at once
+    num_slow:     jobs that go on after it at once
+    max_paused:   jobs that are stopped after it until they may
+    """
+
+    cpu_s: float = 2.0
+    memory_bytes: int = 512 << 20
+    wait_s: float = 2.7
+    max_waiting: int = 256
+    slice_s: float = 0.02
+    num_quick: int = field(default_factory=lambda: max(1, min(4, _num_cpus() // 2)))
+    num_slow: int = field(default_factory=lambda: max(1, _num_cpus() // 4))
+    max_paused: int = 4
+
+
+class WorkerPool:
+    """Does jobs in processes that can be ended. Made inside the event loop that uses it."""
+
+    def __init__(self, arguments: tuple[str, ...], rules: PoolRules) -> None:
+        """`arguments` say which vocabulary; see `constraints.worker.__main__`."""
+        self._rules = rules
+        limits = ("--cpu-s", str(rules.cpu_s), "--memory-bytes", str(rules.memory_bytes))
+        self._keeper = Keeper((*arguments, *limits), max_low=rules.num_slow)
+        self._allowance = Allowance(_ALLOWED_PART, _ALLOWED_S)
+        self._quick = asyncio.Semaphore(rules.num_quick)
+        self._slow = asyncio.Semaphore(rules.num_slow)
+        self._num_waiting = 0
+        self._num_paused = 0
+        self.num_ended = 0
+
+    async def wait_ready(self) -> None:
+        """Returns when jobs can be done. Raises NurseryFailed when they never will be."""
+        await self._keeper.nursery()
+
+    async def close(self) -> None:
+        """Ends all processes; jobs under way fail."""
+        await self._keeper.close()
+
+    async def do(self, job: Job) -> Passed | Judged:
+        """The answer. Raises what the constraint is refused for, or why there is no answer.
+
+        ConstraintError | PoolBusy, NurseryFailed, WorkerBug
+        """
+        if self._num_waiting >= self._rules.max_waiting:
+            raise PoolBusy("too many constraints wait to be compiled")
+        answer = answer_from_json(await self._ask(frame(job_to_json(job))))
+        if isinstance(answer, Bug):
+            raise WorkerBug(answer.trace)
+        if isinstance(answer, ConstraintError):
+            raise answer
+        return answer
+
+    async def _ask(self, message: bytes) -> Any:
+        worker: WorkerProcess | None = None
+        told = None
+        try:
+            async with asyncio.timeout(self._rules.wait_s):
+                async with self._in_slice():
+                    worker = await self._take()
+                    told = await self._begin(worker, message)
+                if told is None:
+                    told = await self._go_on(worker)
+            return told
+        except TimeoutError:
+            raise await self._overdue(worker) from None
+        except WorkerEnded as error:
+            raise self._explain(error.how) from None
+        finally:
+            if worker is not None:
+                self._give_back(worker, told)
+
+    @asynccontextmanager
+    async def _in_slice(self) -> AsyncIterator[None]:
+        self._num_waiting += 1
+        try:
+            await self._quick.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._quick.release()
+
+    async def _take(self) -> WorkerProcess:
+        may_compete = self._allowance.is_left(self._now_s())
+        worker = await self._keeper.take(low=not may_compete)
+        if not may_compete and not worker.gives_way:
+            worker.give_way()
+        return worker
+
+    async def _begin(self, worker: WorkerProcess, message: bytes) -> Any:
+        """The answer, if it comes within a slice; otherwise None, and the worker is at it."""
+        begun_s = self._now_s()
+        told = await worker.ask(message, self._rules.slice_s)
+        if not worker.gives_way:
+            self._allowance.spend(self._now_s(), self._now_s() - begun_s)
+        return told
+
+    async def _go_on(self, worker: WorkerProcess) -> Any:
+        if not worker.gives_way:
+            worker.give_way()
+        if self._slow.locked():
+            await self._wait_paused(worker)
+        else:
+            await self._slow.acquire()
+        try:
+            return await worker.answer()
+        finally:
+            self._slow.release()
+
+    async def _wait_paused(self, worker: WorkerProcess) -> None:
+        if self._num_paused >= self._rules.max_paused:
+            raise PoolBusy("too many constraints that are slow to compile")
+        self._num_paused += 1
+        worker.pause()
+        try:
+            await self._slow.acquire()
+        finally:
+            self._num_paused -= 1
+        worker.resume()
+
+    def _give_back(self, worker: WorkerProcess, told: Any) -> None:
+        if told is None:
+            self.num_ended += 1
+            worker.kill()
+        elif told["leaves"]:
+            worker.let_go()
+        else:
+            worker.used_s = told["used_s"]
+            self._keeper.put_back(worker)
+
+    async def _overdue(self, worker: WorkerProcess | None) -> Exception:
+        """What to say of a job whose time is over: whether it had its share of computing."""
+        if worker is not None:
+            worker.kill()
+            await asyncio.wait({worker.ended}, timeout=_LAST_WORDS_S)
+            if worker.ended.done():
+                computed_s = worker.ended.result().cpu_s - worker.used_s
+                if 2 * computed_s > self._rules.cpu_s:
+                    return self._too_long()
+        return PoolBusy("there was no time to compile the constraint")
+
+    def _explain(self, how: Exit) -> Exception:
+        if how.status == -signal.SIGPROF:
+            return self._too_long()
+        if how.status is None:
+            return PoolBusy("the compiling processes begin anew")
+        _logger.warning("a worker that compiled a constraint ended with status %d", how.status)
+        mib = self._rules.memory_bytes >> 20
+        return TooComplex(
+            f"compiling the constraint takes more than the {mib} MiB allowed, or is nested too"
+            " deeply"
+        )
+
+    def _too_long(self) -> TooComplex:
+        return TooComplex(f"compiling the constraint takes more than {self._rules.cpu_s:g} s")
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,121 @@
+"""What a worker does: one job after the other, each with a limit on its computing."""
+
+import json
+import socket
+import time
+import traceback
+from typing import Protocol
+
+from constraints.check import judge
+from constraints.errors import ConstraintError, DoesNotFit, TooComplex
+from constraints.guide import Guide
+from constraints.matcher import Language
+from constraints.spec import Budget, ConstraintSpec, StopRule
+from constraints.verdict import Passed
+from constraints.vocabulary import Vocabulary
+from constraints.worker import limits
+from constraints.worker.jobs import (
+    HEADER,
+    Answer,
+    Bug,
+    Check,
+    Job,
+    answer_to_json,
+    frame,
+    job_from_json,
+)
+
+# What memory a worker keeps of past jobs takes from the next one's, so it leaves in time.
+_OLD_PART = 4
+
+
+class Compiles(Protocol):
+    """What a worker wants of `constraints.compiler.Compiler`."""
+
+    def compile(self, spec: ConstraintSpec) -> Language:
+        """The language of `spec`. Raises ConstraintError."""
+
+
+class Work:
+    """Answers jobs for one vocabulary.
+
+    cpu_s:        seconds of computing that a job may take
+    memory_bytes: what the process may grow by; the kernel holds it to that, see `limits`
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, compiler: Compiles, cpu_s: float, memory_bytes: int
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._compiler = compiler
+        self._cpu_s = cpu_s
+        self._memory_bytes = memory_bytes
+
+    def serve(self, channel: socket.socket) -> None:
+        """Answers what comes until the channel closes, or until this process has grown old.
+
+        Beside each answer: whether it `leaves` now, and `used_s`, what it has computed in all.
+        """
+        start_bytes = limits.address_space_bytes() or 0
+        is_old = False
+        while not is_old and (job := _receive(channel)) is not None:
+            limits.arm(self._cpu_s)
+            answer = self.answer(job)
+            limits.arm(0.0)
+            grown_bytes = (limits.address_space_bytes() or 0) - start_bytes
+            is_old = _OLD_PART * grown_bytes > self._memory_bytes
+            told = answer_to_json(answer) | {"leaves": is_old, "used_s": time.process_time()}
+            channel.sendall(frame(told))
+
+    def answer(self, job: Job) -> Answer:
+        """The answer to a job; whatever goes wrong is one."""
+        try:
+            return self._answer(job)
+        except ConstraintError as error:
+            return error
+        except MemoryError:
+            mib = self._memory_bytes >> 20
+            return TooComplex(f"compiling the constraint takes more than the {mib} MiB allowed")
+        except RecursionError:
+            return TooComplex("the constraint is nested too deeply")
+        except BaseException as error:  # noqa: BLE001 (engines panic with what is no Exception)
+            return Bug("".join(traceback.format_exception(error)))
+
+    def _answer(self, job: Job) -> Answer:
+        started_s = time.perf_counter()
+        language = self._compiler.compile(job.spec)
+        compile_s = time.perf_counter() - started_s
+        if not isinstance(job, Check):
+            return judge(language, self._vocabulary, job.spec, job.texts, job.max_len)
+        min_len = self._shortest_len(language, job.stops)
+        if min_len > job.max_len:
+            raise DoesNotFit(min_len, job.max_len)
+        return Passed(min_len, language.dropped_phrases, language.not_enforced, compile_s)
+
+    def _shortest_len(self, language: Language, stops: StopRule) -> int:
+        """Tokens of the shortest output. Raises Contradiction with the stop strings, TooComplex."""
+        try:
+            Guide(language, self._vocabulary, Budget(max_len=0), stops)
+        except DoesNotFit as error:
+            return error.needed_len
+        return 0
+
+
+def _receive(channel: socket.socket) -> Job | None:
+    header = _read(channel, HEADER.size)
+    if header is None:
+        return None
+    body = _read(channel, HEADER.unpack(header)[0])
+    return None if body is None else job_from_json(json.loads(body))
+
+
+def _read(channel: socket.socket, num_bytes: int) -> bytes | None:
+    """So many bytes; None where the channel closes before."""
+    parts = []
+    while num_bytes:
+        part = channel.recv(min(num_bytes, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        num_bytes -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,144 @@
+"""The process that has loaded the vocabulary, and forks the workers that serve.
+
+    owner --control socket--> zygote --fork--> worker --job socket--> owner
+
+A killed worker is thus replaced in milliseconds, where loading a vocabulary of 128 000 tokens
+takes a second. The zygote has one thread, reads no constraint, and ends with its owner; workers
+end with the zygote. It knows workers by the number that the owner gave them, so that no signal
+ever goes to a process that has another's id by now.
+
+    owner says   fork N (with a socket) | lower N | pause N | resume N | kill N
+    zygote says  ready | failed REASON | exited N STATUS CPU_S
+"""
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from constraints.worker import limits
+
+_MAX_READ = 4096
+_MAX_FDS = 16
+
+Serve = Callable[[socket.socket], None]
+
+
+class Zygote:
+    """Owner of the workers' processes. `serve` is what each worker does with its socket."""
+
+    def __init__(self, control: socket.socket, serve: Serve, memory_bytes: int) -> None:
+        self._control = control
+        self._serve = serve
+        self._memory_bytes = memory_bytes
+        self._pids: dict[int, int] = {}
+        self._unread = b""
+        self._fds: list[int] = []
+
+    def run(self) -> None:
+        """Serves the owner until it is gone; then no worker is left."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        wakeup, wake = socket.socketpair()
+        wake.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno())
+        # A collection would touch, and so copy, every page that is shared with the workers.
+        gc.collect()
+        gc.freeze()
+        self.say({"ready": True})
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(wakeup, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is wakeup:
+                        wakeup.recv(_MAX_READ)
+                        self._reap()
+                    elif not self._obey((wakeup, wake)):
+                        self._end()
+                        return
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Tell the owner; it may be gone."""
+        with contextlib.suppress(OSError):
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+
+    def _obey(self, wakeups: tuple[socket.socket, socket.socket]) -> bool:
+        """Does what the owner says. False: it is gone."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, _MAX_READ, _MAX_FDS)
+        except ConnectionError:
+            return False
+        self._fds += fds
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            verb, number = line.decode().split()
+            if verb == "fork":
+                self._fork(int(number), wakeups)
+            else:
+                self._treat(verb, self._pids.get(int(number)))
+        return bool(data)
+
+    def _treat(self, verb: str, pid: int | None) -> None:
+        if pid is None:
+            return  # it ended, and the owner will read so
+        if verb == "lower":
+            limits.give_way(pid)
+            return
+        signals = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
+        os.kill(pid, signals[verb])
+
+    def _fork(self, number: int, wakeups: tuple[socket.socket, socket.socket]) -> None:
+        fd = self._fds.pop(0)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(fd)
+            self.say({"exited": number, "status": error.errno, "cpu_s": 0.0})
+            return
+        if not pid:
+            self._become_worker(fd, wakeups)
+        os.close(fd)
+        self._pids[number] = pid
+
+    def _become_worker(self, fd: int, wakeups: tuple[socket.socket, socket.socket]) -> NoReturn:
+        status = 1
+        try:
+            limits.die_with_parent()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for inherited in (self._control, *wakeups):
+                inherited.close()
+            for other in self._fds:
+                os.close(other)
+            # What engines print when they abort is nothing for the owner's log.
+            devnull = os.open(os.devnull, os.O_RDWR)
+            for standard in (0, 1, 2):
+                os.dup2(devnull, standard)
+            limits.take_no_more_than(self._memory_bytes)
+            with socket.socket(fileno=fd) as channel:
+                self._serve(channel)
+            status = 0
+        finally:
+            # Not through the interpreter's end: nothing of the zygote's is the worker's to end.
+            os._exit(status)
+
+    def _reap(self) -> None:
+        for number, pid in list(self._pids.items()):
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
+            if ended:
+                del self._pids[number]
+                cpu_s = usage.ru_utime + usage.ru_stime
+                code = os.waitstatus_to_exitcode(status)
+                self.say({"exited": number, "status": code, "cpu_s": cpu_s})
+
+    def _end(self) -> None:
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids.values():
+            os.waitpid(pid, 0)
