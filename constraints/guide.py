@@ -52,14 +52,17 @@ class Guide:
         self._witness: Witness = () if budget.cuts else self._first_witness()
 
     def _first_witness(self) -> Witness:
+        """The first completion that is found, or the first that fits."""
         max_len = self._budget.max_len
-        witness = self._matcher.shortest(max_len)
-        if witness is not None:
-            return witness
-        longer = self._matcher.shortest(ANY_LEN)
-        if longer is None:
+        witness = self._matcher.shortest(ANY_LEN)
+        if witness is None:
             raise TooComplex("no text that satisfies the constraint was found within the limits")
-        raise DoesNotFit(len(longer), max_len)
+        while len(witness) > max_len:
+            shorter = self._matcher.shortest(len(witness) - 1)
+            if shorter is None:
+                raise DoesNotFit(len(witness), max_len)
+            witness = shorter
+        return witness
 
     @property
     def _remaining(self) -> int:

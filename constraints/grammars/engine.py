@@ -18,6 +18,7 @@ from llguidance import LLMatcher
 
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.limits import Limits
+from constraints.guiding.search import shortest_completion
 from constraints.matcher import Bitmask
 from constraints.vocabulary import Vocabulary
 
@@ -158,9 +159,11 @@ class GrammarMatcher:
         self._check()
         return forced
 
-    def shortest(self, max_len: int) -> tuple[int, ...] | None:
+    def shortest(
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
+    ) -> tuple[int, ...] | None:
         """Tokens that complete the text from here, at most `max_len`; None: none found."""
-        return None
+        return shortest_completion(self, self._language.vocabulary, max_len, tails)
 
     def fork(self) -> "GrammarMatcher":
         """Another matcher at the same place; it shares this one's lexer and its lock."""

@@ -55,10 +55,17 @@ def spelled(text: bytes, vocabulary: Vocabulary) -> Witness | None:
     """The bytes as tokens; None where the vocabulary cannot spell them so."""
     if not text:
         return ()
-    tokens = vocabulary.backend.tokenize_bytes(text)
-    if b"".join([vocabulary.tokens[token_id] for token_id in tokens]) != text:
+    backend = vocabulary.backend
+    tokens = backend.tokenize_bytes(text)
+    if b"".join([vocabulary.tokens[token_id] for token_id in tokens]) == text:
+        return tuple(tokens)
+    # Some tokenizers put a space before whatever they are given.
+    try:
+        tokens = backend.greedy_tokenize(text.decode())
+    except UnicodeDecodeError:
         return None
-    return tuple(tokens)
+    is_spelled = b"".join([vocabulary.tokens[token_id] for token_id in tokens]) == text
+    return tuple(tokens) if is_spelled else None
 
 
 def kept(

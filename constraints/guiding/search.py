@@ -1,0 +1,249 @@
+"""Looks for a short completion of an output, knowing of its language no more than masks tell.
+
+A best-first search over bytes: a node is a matcher and the bytes that led to it, an edge a token
+of one byte (or what stands in for a byte that has none), a tail or hint that is legal as a whole.
+
+DIVE:    the first edge everywhere, as far as it leads: structure that has to be written down
+NOVELTY: an edge costs by its place among its siblings, and a mask that was seen before costs too:
+         the way out of a loop
+LENGTH:  an edge costs its bytes: the shortest text, where few are shorter than it
+
+Bounded by nodes, and not by time, so that the same output has the same completions on every day;
+the limit of time is there for grammars whose masks take long.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from itertools import count
+from time import monotonic
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.errors import EngineFailed
+from constraints.guiding.witness import Witness, completes, spelled
+from constraints.matcher import Matcher
+from constraints.vocabulary import Vocabulary
+
+MAX_TIME_S = 0.25
+# Nodes of one depth with the same mask are probably the same; so many are looked at.
+MAX_TWINS = 3
+MAX_TAILS = 12
+
+# Kinds of bytes in the order in which they tend to lead to an end: what closes, what is short,
+# what opens. One of each kind is tried before the others of its kind.
+_KINDS = (
+    *(b'"', b"}", b"]", b")", b"0123456789", b"ntfabcdeghijklmopqrsuvwxyz"),
+    *(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b">", b"';", b".", b"-", b":", b"@", b",", b"[", b"{", b"("),
+    *(b"/", b" ", b"\n", bytes(range(33, 127)), bytes(range(128, 256)), bytes(range(128))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alphabet:
+    """The tokens that edges are made of, sorted by kind.
+
+    ids: token ids, [num_edges], at least one for each byte that a token begins with
+    """
+
+    ids: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.int64]
+    words: npt.NDArray[np.int64]
+    shifts: npt.NDArray[np.int32]
+
+    def allowed(self, row: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Those of the tokens that the bitmask allows: the first of each kind, then the others."""
+        places = np.flatnonzero((row[self.words] >> self.shifts) & 1)
+        is_first = np.ones(len(places), dtype=np.bool_)
+        kinds = self.kinds[places]
+        is_first[1:] = kinds[1:] != kinds[:-1]
+        order: npt.NDArray[np.int64] = np.concatenate([places[is_first], places[~is_first]])
+        return self.ids[order]
+
+
+@lru_cache(maxsize=16)
+def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
+    """The alphabet of a vocabulary: single bytes, and short tokens for bytes that have none."""
+    shortest: dict[int, list[int]] = {}
+    for token_id, token in enumerate(vocabulary.tokens):
+        if not token:
+            continue
+        best = shortest.setdefault(token[0], [token_id])
+        best_len = len(vocabulary.tokens[best[0]])
+        if len(token) < best_len:
+            shortest[token[0]] = [token_id]
+        elif len(token) == best_len > 1 and token_id != best[0]:
+            best.append(token_id)
+    kind_of: dict[int, int] = {}
+    for kind, members in enumerate(_KINDS):
+        for byte in members:
+            kind_of.setdefault(byte, kind)
+    order = sorted(kind_of, key=kind_of.__getitem__)  # stable: in the order of _KINDS
+    pairs = [(token_id, kind_of[byte]) for byte in order for token_id in shortest.get(byte, [])]
+    ids = np.array([token_id for token_id, _ in pairs], dtype=np.int64)
+    kinds = np.array([kind for _, kind in pairs], dtype=np.int64)
+    return Alphabet(ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
+
+
+class Strategy(Enum):
+    """What makes an edge cheap; see above."""
+
+    DIVE = "dive"
+    NOVELTY = "novelty"
+    LENGTH = "length"
+
+
+# The walks of one search, and how many nodes each may see.
+PLAN = (
+    (Strategy.DIVE, 64),
+    (Strategy.NOVELTY, 192),
+    (Strategy.DIVE, 400),
+    (Strategy.LENGTH, 256),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A place that was reached: `path` leads to it, `edges` lead on, the best first."""
+
+    matcher: Matcher
+    path: Witness
+    cost: float
+    edges: tuple[Witness, ...]
+
+
+class Search:
+    """One search from one place."""
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        vocabulary: Vocabulary,
+        tails: Sequence[Witness] = (),
+        hints: Sequence[bytes] = (),
+    ) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._alphabet = alphabet_of(vocabulary)
+        self._tails = tuple(tails)[:MAX_TAILS]
+        spellings = (spelled(hint, vocabulary) for hint in hints)
+        self._hints = tuple(tokens for tokens in spellings if tokens)
+        self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
+        self._deadline = monotonic() + MAX_TIME_S
+        self._twins: dict[tuple[int, bytes], int] = {}
+        self._looks: set[bytes] = set()
+        # Whether the last walk saw all that there is, so that what it did not find is not there.
+        self.is_exhausted = False
+
+    def completions(self, strategy: Strategy, max_nodes: int) -> Iterator[Witness]:
+        """Completions as they are found."""
+        repeats = 0.05 if strategy is Strategy.NOVELTY else 0.0
+        self.is_exhausted = False
+        self._twins.clear()
+        self._looks.clear()
+        serial = count()
+        heap: list[tuple[float, int, _Node, int]] = []
+
+        def push(node: _Node, index: int) -> None:
+            if index < len(node.edges):
+                cost = node.cost + self._cost(strategy, node.edges[index], index)
+                heapq.heappush(heap, (cost, next(serial), node, index))
+
+        yield from self._endings(self._matcher, ())
+        push(_Node(self._matcher, (), 0.0, self._edges(self._matcher, ())[0]), 0)
+        for _ in range(max_nodes):
+            if not heap or monotonic() > self._deadline:
+                self.is_exhausted = not heap and not self._has_twins
+                return
+            cost, _, parent, index = heapq.heappop(heap)
+            push(parent, index + 1)
+            try:
+                matcher, path = self._follow(parent, parent.edges[index])
+                yield from self._endings(matcher, path)
+                if not matcher.is_complete:
+                    edges, is_new = self._edges(matcher, path)
+                    push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
+            except EngineFailed:
+                continue  # too hard for the engine: no place to lead an output to
+
+    @property
+    def _has_twins(self) -> bool:
+        return any(number > MAX_TWINS for number in self._twins.values())
+
+    def _cost(self, strategy: Strategy, edge: Witness, index: int) -> float:
+        if strategy is Strategy.LENGTH:
+            length = sum([len(self._vocabulary.tokens[token_id]) for token_id in edge])
+            return length + 0.05 * index
+        if index == 0:
+            return 0.001
+        return index if strategy is Strategy.DIVE else 0.1 + 0.02 * index
+
+    def _follow(self, parent: _Node, edge: Witness) -> tuple[Matcher, Witness]:
+        """Over the edge, and on over the bytes that are forced after it."""
+        matcher, path = parent.matcher.fork(), parent.path + edge
+        for token_id in edge:
+            matcher.advance(token_id)
+        forced = spelled(matcher.forced_bytes(), self._vocabulary)
+        if forced and matcher.num_legal(forced) == len(forced):
+            for token_id in forced:
+                matcher.advance(token_id)
+            path += forced
+        return matcher, path
+
+    def _edges(self, matcher: Matcher, path: Witness) -> tuple[tuple[Witness, ...], bool]:
+        """Where the output can go on, and whether this is unlike all places before.
+
+        Nowhere, where enough places were seen that are as far and look the same.
+        """
+        matcher.fill_mask(self._row)
+        allowed = self._alphabet.allowed(self._row)
+        look = allowed.tobytes()
+        is_new = look not in self._looks
+        self._looks.add(look)
+        length = sum([len(self._vocabulary.tokens[token_id]) for token_id in path])
+        number = self._twins[length, look] = self._twins.get((length, look), 0) + 1
+        if number > MAX_TWINS:
+            return (), False
+        hints = tuple(hint for hint in self._hints if matcher.num_legal(hint) == len(hint))
+        return hints + tuple((token_id,) for token_id in allowed.tolist()), is_new
+
+    def _endings(self, matcher: Matcher, path: Witness) -> Iterator[Witness]:
+        """Completions that end here, or with one of the tails."""
+        if matcher.is_complete:
+            yield self._respelled(path)
+            return
+        for tail in self._tails:
+            if completes(matcher, self._vocabulary, tail):
+                yield self._respelled(path + tail)
+
+    def _respelled(self, path: Witness) -> Witness:
+        """The same text in fewer tokens, as far as is easily told."""
+        text = b"".join([self._vocabulary.tokens[token_id] for token_id in path])
+        better = spelled(text, self._vocabulary)
+        if better is None or len(better) > len(path):
+            return path
+        return better if completes(self._matcher, self._vocabulary, better) else path
+
+
+def shortest_completion(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    max_len: int,
+    tails: Sequence[Witness] = (),
+    hints: Sequence[bytes] = (),
+) -> Witness | None:
+    """Tokens that complete the text, at most `max_len`; None: none was found.
+
+    tails: completions that were good a few tokens ago
+    hints: pieces of text that stand in the language as wholes, such as the least value of each
+           part of a schema
+    """
+    search = Search(matcher, vocabulary, tails, hints)
+    for strategy, max_nodes in PLAN:
+        for found in search.completions(strategy, max_nodes):
+            if len(found) <= max_len:
+                return found
+    return None
