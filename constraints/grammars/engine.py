@@ -19,6 +19,7 @@ from llguidance import LLMatcher
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.limits import Limits
 from constraints.guiding.search import shortest_completion
+from constraints.guiding.search import shortest_completion
 from constraints.matcher import Bitmask
 from constraints.vocabulary import Vocabulary
 
@@ -43,6 +44,7 @@ class GrammarLanguage:
 
     not_enforced: JSON Pointers of the parts of a lenient schema that masks do not hold
     grammar:      the text that the engine was given
+    hints:        pieces of text that stand in it as wholes; the search for completions tries them
     """
 
     knows_distances = False
@@ -55,9 +57,11 @@ class GrammarLanguage:
         limits: Limits,
         explain: Callable[[str], ConstraintError],
         not_enforced: tuple[str, ...] = (),
+        hints: tuple[bytes, ...] = (),
     ) -> None:
         """`explain` makes an error of the engine's message; what it answers is raised."""
         self.vocabulary = vocabulary
+        self.hints = hints
         self.grammar = grammar
         self.not_enforced = not_enforced
         self._limits = limits

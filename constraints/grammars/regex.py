@@ -1,8 +1,35 @@
-"""Regular expressions as terminals of the engine's Lark dialect."""
+r"""Patterns in the engine's syntax: the whole text matches, and no character means two things.
 
-from llguidance import regex_to_lark
+    Python's   re.fullmatch(pattern, text)         `^` and `$` say nothing at the edges
+    a schema's re.search(pattern, text)            `^` and `$` hold on to the edges
 
+The engine knows no anchors inside of a pattern, so they are moved to its edges, or refused.
+"""
+
+from collections.abc import Callable, Iterator
+
+from constraints.errors import NotEnforced
 from constraints.grammars.engine import HEADER
+from constraints.grammars.pattern_escapes import Dialect
+from constraints.grammars.pattern_parser import parse
+from constraints.grammars.patterns import (
+    ANY,
+    EMPTY,
+    Anchor,
+    Chars,
+    Choice,
+    Concat,
+    Empty,
+    Pattern,
+    Repeat,
+    written_set,
+)
+from constraints.where.complaint import complaint
+
+_ANYTHING = Repeat(ANY, 0, None)
+# A pattern with the anchor at its edge, and the same without it; None where there is no such text.
+_Split = tuple[Pattern | None, Pattern | None]
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_ ")
 
 
 def to_grammar(pattern: str) -> str:
@@ -11,5 +38,156 @@ def to_grammar(pattern: str) -> str:
 
 
 def translate(pattern: str) -> str:
-    """The pattern in the engine's syntax, to stand between slashes. Raises Malformed."""
-    return regex_to_lark(pattern, "")
+    """Python's pattern in the engine's syntax, to stand between slashes.
+
+    A text matches the result if and only if re.fullmatch(pattern, text). Raises Malformed,
+    NotEnforced.
+    """
+    whole = [
+        part
+        for _, each in _held(_split(parse(pattern, Dialect.PYTHON), is_start=True))
+        for _, part in _held(_split(each, is_start=False))
+    ]
+    return _written_without_anchors(_choice(whole), pattern)
+
+
+def translate_search(pattern: str) -> str:
+    """A schema's pattern (ECMA 262) in the engine's syntax, for the whole text that has it.
+
+    Raises Malformed, NotEnforced.
+    """
+    whole: list[Pattern] = []
+    for is_started, each in _held(_split(parse(pattern, Dialect.ECMA), is_start=True)):
+        for is_ended, part in _held(_split(each, is_start=False)):
+            before = () if is_started else (_ANYTHING,)
+            after = () if is_ended else (_ANYTHING,)
+            whole.append(_concat((*before, part, *after)))
+    return _written_without_anchors(_choice(whole), pattern)
+
+
+def _held(split: _Split) -> list[tuple[bool, Pattern]]:
+    """The texts of a split, each with whether it is held on to the edge."""
+    return [(not index, part) for index, part in enumerate(split) if part is not None]
+
+
+def _split(pattern: Pattern, *, is_start: bool) -> _Split:
+    """The texts that the anchor at this edge holds on to it, and those that it does not."""
+    match pattern:
+        case Anchor() if pattern.is_start == is_start:
+            return EMPTY, None
+        case Choice(options):
+            splits = [_split(option, is_start=is_start) for option in options]
+            return (
+                _choice([anchored for anchored, _ in splits if anchored is not None]),
+                _choice([free for _, free in splits if free is not None]),
+            )
+        case Repeat(part, 0, 1) if _has_anchor(part):
+            anchored, free = _split(part, is_start=is_start)
+            return anchored, EMPTY if free is None else _choice([free, EMPTY])
+        case Concat(parts) if parts:
+            return _split_concat(parts, is_start=is_start)
+        case _:
+            return None, pattern
+
+
+def _split_concat(parts: tuple[Pattern, ...], *, is_start: bool) -> _Split:
+    edge, rest = (parts[0], parts[1:]) if is_start else (parts[-1], parts[:-1])
+    join: Callable[[Pattern, Pattern], Pattern] = (
+        (lambda one, other: _concat((one, other)))
+        if is_start
+        else (lambda one, other: _concat((other, one)))
+    )
+    anchored, free = _split(edge, is_start=is_start)
+    others = _concat(rest)
+    if anchored is None:
+        return None, None if free is None else join(free, others)
+    if isinstance(anchored, Empty) and free is None:
+        # `^^a`, `^(?:^a)`: the next part is at the edge as well, and held there already.
+        started, loose = _split(others, is_start=is_start)
+        return _choice([each for each in (started, loose) if each is not None]), None
+    return join(anchored, others), None if free is None else join(free, others)
+
+
+def _concat(parts: tuple[Pattern, ...]) -> Pattern:
+    flat: list[Pattern] = []
+    for part in parts:
+        if isinstance(part, Concat):
+            flat.extend(part.parts)
+        elif not isinstance(part, Empty):
+            flat.append(part)
+    return flat[0] if len(flat) == 1 else Concat(tuple(flat)) if flat else EMPTY
+
+
+def _choice(options: list[Pattern]) -> Pattern | None:
+    if not options:
+        return None
+    return options[0] if len(options) == 1 else Choice(tuple(options))
+
+
+def _has_anchor(pattern: Pattern) -> bool:
+    return next(_anchors(pattern), None) is not None
+
+
+def _anchors(pattern: Pattern) -> Iterator[Anchor]:
+    match pattern:
+        case Anchor():
+            yield pattern
+        case Concat(parts) | Choice(parts):
+            for part in parts:
+                yield from _anchors(part)
+        case Repeat(part):
+            yield from _anchors(part)
+        case _:
+            return
+
+
+def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
+    if pattern is None:
+        return written_set(Chars(()))
+    for anchor in _anchors(pattern):
+        sign = "^" if anchor.is_start else "$"
+        raise NotEnforced(
+            str(
+                complaint(
+                    text,
+                    anchor.position,
+                    anchor.position + 1,
+                    f"`{sign}` is supported at the edges of a pattern only",
+                )
+            )
+        )
+    return _written(pattern)
+
+
+def _written(pattern: Pattern) -> str:
+    match pattern:
+        case Empty():
+            return "(?:)"
+        case Chars(((first, last),), (), False, False) if first == last and chr(first) in _PLAIN:
+            return chr(first)
+        case Chars():
+            return written_set(pattern)
+        case Concat(parts):
+            return "".join(_written(part) for part in parts)
+        case Choice(options):
+            return f"(?:{'|'.join(_written(option) for option in options)})"
+        case Repeat(part, least, most):
+            inner = _written(part)
+            if not isinstance(part, Chars | Choice):
+                inner = f"(?:{inner})"
+            return inner + _bounds(least, most)
+        case Anchor():
+            raise AssertionError("anchors are gone by now")
+
+
+def _bounds(least: int, most: int | None) -> str:
+    match least, most:
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+        case 0, 1:
+            return "?"
+    if least == most:
+        return f"{{{least}}}"
+    return f"{{{least},{'' if most is None else most}}}"
