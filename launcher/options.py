@@ -300,6 +300,33 @@ PayloadLimit = Annotated[
 ValidationWorkers = Annotated[
     int, typer.Option(envvar="VALIDATION_WORKERS", min=1, rich_help_panel=LIMITS)
 ]
+ConstraintTimeout = Annotated[
+    float,
+    typer.Option(
+        envvar="CONSTRAINT_TIMEOUT",
+        min=0.01,
+        rich_help_panel=LIMITS,
+        help="Seconds of computing that compiling a grammar may take.",
+    ),
+]
+ConstraintMemory = Annotated[
+    int,
+    typer.Option(
+        envvar="CONSTRAINT_MEMORY",
+        min=16,
+        rich_help_panel=LIMITS,
+        help="MiB that compiling a grammar may take.",
+    ),
+]
+MaxConstraintsWaiting = Annotated[
+    int,
+    typer.Option(
+        envvar="MAX_CONSTRAINTS_WAITING",
+        min=1,
+        rich_help_panel=LIMITS,
+        help="Grammars that may wait to be compiled; more are answered 429.",
+    ),
+]
 MaxRequestDuration = Annotated[
     Optional[float],
     typer.Option(

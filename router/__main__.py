@@ -27,10 +27,12 @@ import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from constraints.worker.pool import PoolRules, VocabularyFile
 from router.batcher import Batcher, BatcherLimits
 from router.books.allocator import Allocator
 from router.books.scheduler import Scheduler, SchedulerLimits
 from router.config import RouterConfig, read_config
+from router.constraint_check import ConstraintCheck
 from router.errors import Displaced, ShardFailed, StartupFailed
 from router.http.app import Services, create_app
 from router.http.printed import openapi_document
@@ -57,6 +59,8 @@ _logger = logging.getLogger("router")
 # After the drain: the step under way, and answers that slow readers have not taken yet.
 _LAST_STEP_S = 5.0
 _LAST_BYTES_S = 5.0
+# What a check of a constraint may wait beside what it may compute.
+_QUEUE_S = 0.7
 
 
 def main(argv: Sequence[str]) -> int:
@@ -95,8 +99,10 @@ class _Router:
     batcher: Batcher
     http: HttpServer
     tracer: Tracer
+    checks: ConstraintCheck
 
     async def close(self) -> None:
+        await self.checks.close()
         self.tokenizer.close()
         await self.shards.close()
         await asyncio.to_thread(self.tracer.close)
@@ -112,6 +118,8 @@ async def _run(config: RouterConfig) -> int:
     gc.freeze()
     stepping = asyncio.create_task(router.batcher.run())
     try:
+        if not config.disable_grammar_support:
+            await router.checks.start()
         await router.http.start()
         _logger.info("ready at %s", router.http.address)
         await first_of(signals.first.wait(), stepping)
@@ -236,6 +244,7 @@ def _wire(
         max_input_len=limits.max_input_len,
         max_total_len=limits.max_total_len,
     )
+    checks = _constraint_check(config, tokenizer, info, limits, metrics)
     batcher = Batcher(
         scheduler,
         shards,
@@ -248,7 +257,7 @@ def _wire(
     )
     services = Services(
         infer=Infer(batcher),
-        validation=Validation(limits, tokenizer),
+        validation=Validation(limits, tokenizer, checks),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(
             tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token
@@ -266,7 +275,22 @@ def _wire(
         aliases=_aliases(config),
     )
     http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))
-    return _Router(tokenizer, shards, batcher, http, tracer)
+    return _Router(tokenizer, shards, batcher, http, tracer, checks)
+
+
+def _constraint_check(
+    config: RouterConfig, tokenizer: Tokenizer, info: ShardInfo, limits: Limits, metrics: Metrics
+) -> ConstraintCheck:
+    vocabulary = VocabularyFile(
+        tokenizer.path, info.vocab_size, info.eos_token_ids, limits.max_total_len
+    )
+    rules = PoolRules(
+        cpu_s=config.constraint_timeout,
+        wait_s=config.constraint_timeout + _QUEUE_S,
+        memory_bytes=config.constraint_memory << 20,
+        max_waiting=config.max_constraints_waiting,
+    )
+    return ConstraintCheck(vocabulary, rules, metrics)
 
 
 def _aliases(config: RouterConfig) -> dict[str, str]:

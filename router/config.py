@@ -194,6 +194,21 @@ class RouterConfig:
     disable_grammar_support: bool = knob(
         False, "refuse every grammar", group=_LIMITS, kind="switch"
     )
+    constraint_timeout: float = knob(
+        2.0,
+        "seconds of computing that compiling a constraint may take; what needs more is refused",
+        seconds,
+        group=_LIMITS,
+    )
+    constraint_memory: int = knob(
+        512, "MiB that compiling a constraint may take", whole(16), group=_LIMITS
+    )
+    max_constraints_waiting: int = knob(
+        256,
+        "constraints that may wait to be compiled; more are answered 429",
+        whole(1),
+        group=_LIMITS,
+    )
     max_request_duration: float | None = knob(
         None,
         "seconds from a request's arrival after which it ends with the text so far and the finish "

@@ -1,15 +1,53 @@
-"""Whether a constraint can be kept, asked of worker processes before a request is accepted."""
+"""Whether a constraint can be kept, asked of worker processes before a request is accepted.
 
-from dataclasses import dataclass
+What was found is remembered, refusals and texts that took too long among it, so that a text costs
+something once, whoever sends it how often. Equal texts at the same time are asked about once.
 
-from constraints.spec import StopRule
+    constraint, stops -> remembered? -> worker -> shortest text -> does it fit max_new_tokens?
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    DoesNotFit,
+    Malformed,
+    NotEnforced,
+    TooComplex,
+)
+from constraints.spec import ConstraintSpec, StopRule
+from constraints.verdict import Judged, Passed
+from constraints.worker.jobs import Check, Judge, error_from_json, error_to_json
+from constraints.worker.nursery import NurseryFailed
+from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
+from router.constraint_memory import ConstraintMemory
+from router.errors import ConstraintRefused, Overloaded, RouterError, Unserved
+from router.metrics import Metrics
 from router.request import Constraint
+
+_logger = logging.getLogger("router")
+
+_RETRY_AFTER_S = 2.0
+_MAX_REMEMBERED = 4096
+# A text for which the time was too short this often is not asked about again for a while.
+_NUM_CHANCES, _REST_S = 2, 60.0
+
+# kind, whitespace, lenient, digest of the text, stops
+_Key = tuple[object, ...]
+_Finding = Passed | ConstraintError
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedConstraint:
     """A constraint that some text satisfies within the request's tokens.
 
+    constraint:      as it was asked for, with its `dropped_phrases`
     min_len:         tokens of the shortest such text that was found
     dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
     not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
@@ -22,15 +60,32 @@ class CheckedConstraint:
 
 
 class ConstraintCheck:
-    """Checks on behalf of validation. Owner of the pool of workers."""
+    """Checks on behalf of validation. Owner of the pool of workers, and of what they found."""
+
+    def __init__(
+        self,
+        vocabulary: VocabularyFile,
+        rules: PoolRules,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._rules = rules
+        self._metrics = metrics
+        self._clock = clock
+        self._pool: WorkerPool | None = None
+        self._memory: ConstraintMemory[_Finding] = ConstraintMemory(_MAX_REMEMBERED)
+        self._chances: ConstraintMemory[int] = ConstraintMemory(_MAX_REMEMBERED)
+        self._under_way: dict[_Key, asyncio.Task[_Finding | RouterError]] = {}
 
     async def start(self) -> None:
         """Starts the pool; returns before its vocabulary is loaded, and never raises."""
-        raise NotImplementedError
+        self._pool = WorkerPool(self._vocabulary, self._rules)
 
     async def close(self) -> None:
-        """Ends the workers."""
-        raise NotImplementedError
+        """Ends the workers; checks under way fail."""
+        if self._pool is not None:
+            await self._pool.close()
 
     async def check(
         self,
@@ -42,6 +97,146 @@ class ConstraintCheck:
     ) -> CheckedConstraint:
         """What is known of the constraint. With `cuts` it need not fit into `max_new_tokens`.
 
-        Raises ConstraintRefused, and Overloaded when too many checks wait.
+        Raises ConstraintRefused, Overloaded when too many checks wait, and Unserved where this
+        model's tokens cannot be constrained.
         """
-        raise NotImplementedError
+        begun_s = self._clock()
+        try:
+            passed = await self._find(constraint.spec, stops)
+            if passed.min_len > max_new_tokens and not cuts:
+                raise DoesNotFit(passed.min_len, max_new_tokens)
+        except ConstraintError as error:
+            raise self._refused(error) from None
+        finally:
+            self._metrics.constraint_check_duration.observe(
+                self._clock() - begun_s, constraint.spec.kind.value
+            )
+        return CheckedConstraint(
+            replace(constraint, dropped_phrases=passed.dropped_phrases),
+            passed.min_len,
+            passed.dropped_phrases,
+            passed.not_enforced,
+        )
+
+    async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
+        """Each of the texts under a constraint.
+
+        Raises ConstraintRefused for the constraint, otherwise as `check`.
+        """
+        job = Judge(spec, tuple(texts), self._vocabulary.max_len)
+        key = _key(spec, StopRule())
+        known = self._memory.find(key, self._clock())
+        if isinstance(known, TooComplex):
+            raise self._refused(known)
+        try:
+            judged = await self._ask(job)
+        except ConstraintError as error:
+            self._memory.keep(key, error)
+            raise self._refused(error) from None
+        assert isinstance(judged, Judged)
+        return judged
+
+    async def _find(self, spec: ConstraintSpec, stops: StopRule) -> Passed:
+        """Raises ConstraintError and RouterError."""
+        key = _key(spec, stops)
+        finding: _Finding | RouterError | None = self._memory.find(key, self._clock())
+        self._metrics.constraint_checks.inc("worker" if finding is None else "cache")
+        if finding is None:
+            finding = await self._look(key, Check(spec, stops, self._vocabulary.max_len))
+        if isinstance(finding, Passed):
+            return finding
+        if isinstance(finding, ConstraintError):
+            # A new one for each who is told.
+            raise error_from_json(error_to_json(finding))
+        raise finding
+
+    async def _look(self, key: _Key, job: Check) -> _Finding | RouterError:
+        """What a worker finds; one looks for all who ask at the same time, whoever leaves."""
+        looking = self._under_way.get(key)
+        if looking is None:
+            looking = asyncio.create_task(self._look_once(key, job))
+            self._under_way[key] = looking
+            looking.add_done_callback(lambda _: self._under_way.pop(key))
+        return await asyncio.shield(looking)
+
+    async def _look_once(self, key: _Key, job: Check) -> _Finding | RouterError:
+        try:
+            passed = await self._ask(job)
+        except ConstraintError as error:
+            self._memory.keep(key, error)
+            return error
+        except Overloaded as error:
+            return self._overdue(key, error)
+        except RouterError as error:
+            return error
+        assert isinstance(passed, Passed)
+        self._metrics.constraint_compile_duration.observe(passed.compile_s, job.spec.kind.value)
+        self._memory.keep(key, passed)
+        return passed
+
+    def _overdue(self, key: _Key, error: Overloaded) -> _Finding | RouterError:
+        """A text that is slow enough to fill all the time that there is, again and again."""
+        if not isinstance(error.__cause__, PoolBusy) or not error.__cause__.was_begun:
+            return error
+        now_s = self._clock()
+        num_tried = (self._chances.find(key, now_s) or 0) + 1
+        self._chances.keep(key, num_tried, now_s + _REST_S)
+        if num_tried < _NUM_CHANCES:
+            return error
+        finding = TooComplex("compiling the constraint takes more time than there is")
+        self._memory.keep(key, finding, now_s + _REST_S)
+        return finding
+
+    async def _ask(self, job: Check | Judge) -> Passed | Judged:
+        """Raises ConstraintError and RouterError."""
+        if self._pool is None:
+            raise Unserved("constraints are not served: nothing compiles them")
+        try:
+            return await self._pool.do(job)
+        except PoolBusy as error:
+            self._metrics.constraint_refusals.inc("overloaded")
+            raise Overloaded(str(error), _RETRY_AFTER_S) from error
+        except NurseryFailed as error:
+            self._metrics.constraint_refusals.inc("unserved")
+            raise Unserved(f"this model's outputs cannot be constrained: {error}") from error
+        except WorkerBug as error:
+            _logger.error("a bug in compiling a %s:\n%s", job.spec.kind.value, error)
+            raise RouterError("a bug in compiling the constraint; the server's log has more") from (
+                error
+            )
+        finally:
+            self._metrics.constraint_workers_ended.set_total(
+                0 if self._pool is None else self._pool.num_ended
+            )
+
+    def _refused(self, error: ConstraintError) -> ConstraintRefused:
+        refused = _refusal(error)
+        self._metrics.constraint_refusals.inc(refused.reason)
+        return refused
+
+
+def _key(spec: ConstraintSpec, stops: StopRule) -> _Key:
+    digest = hashlib.sha256(spec.text.encode("utf-8", "surrogatepass")).digest()
+    return (spec.kind, spec.whitespace, spec.lenient, digest, stops)
+
+
+def _refusal(error: ConstraintError) -> ConstraintRefused:
+    """The library's error in the router's words."""
+    match error:
+        case Malformed():
+            return ConstraintRefused(str(error), "malformed", _given(position=error.position))
+        case NotEnforced():
+            return ConstraintRefused(str(error), "not_enforced", _given(pointer=error.pointer))
+        case Contradiction():
+            parts = list(error.parts) or None
+            return ConstraintRefused(str(error), "contradiction", _given(parts=parts))
+        case DoesNotFit():
+            numbers = _given(needed_len=error.needed_len, max_len=error.max_len)
+            return ConstraintRefused(str(error), "does_not_fit", numbers)
+        case _:
+            # Also an engine that broke while it looked for the shortest text.
+            return ConstraintRefused(str(error), "too_complex")
+
+
+def _given(**details: object) -> dict[str, object]:
+    return {name: value for name, value in details.items() if value is not None}

@@ -47,6 +47,15 @@ FAILURES = (
 )
 CUTS = ("slow_head", "slow_body", "slow_reader")
 REFUSALS = ("overloaded", "unhealthy", "draining")
+CONSTRAINT_REFUSALS = (
+    "malformed",
+    "not_enforced",
+    "contradiction",
+    "does_not_fit",
+    "too_complex",
+    "overloaded",
+    "unserved",
+)
 
 # TGI's: 35 geometric steps from 150 us to 145.6 s.
 DURATION_BUCKETS = tuple(0.00015 * 1.5**k for k in range(35))
@@ -214,6 +223,7 @@ class Metrics(Collector):
         self._declare_sequences(max_total_len)
         self._declare_steps()
         self._declare_books()
+        self._declare_constraint_checks()
         registry.register(self)
 
     def _declare_sequences(self, max_total_len: int) -> None:
@@ -313,6 +323,37 @@ class Metrics(Collector):
             "sample, apply",
             DURATION_BUCKETS,
             label="phase",
+        )
+
+    def _declare_constraint_checks(self) -> None:
+        """Written by the check of constraints, before their requests are accepted."""
+        self.constraint_check_duration = Histogram(
+            "tandem_constraint_check_seconds",
+            "Seconds from asking whether a constraint can be kept to the answer, by its kind",
+            DURATION_BUCKETS,
+            label="kind",
+        )
+        self.constraint_compile_duration = Histogram(
+            "tandem_constraint_compile_seconds",
+            "Seconds that compiling a constraint took, by its kind",
+            DURATION_BUCKETS,
+            label="kind",
+        )
+        self.constraint_checks = Counter(
+            "tandem_constraint_checks",
+            "Constraints checked, by where the answer came from",
+            label="source",
+            label_values=("worker", "cache"),
+        )
+        self.constraint_refusals = Counter(
+            "tandem_constraint_refusals",
+            "Constraints refused, by reason",
+            label="reason",
+            label_values=CONSTRAINT_REFUSALS,
+        )
+        self.constraint_workers_ended = Counter(
+            "tandem_constraint_workers_ended",
+            "Compiling processes ended for their use of time or memory",
         )
 
     def _declare_books(self) -> None:

@@ -18,6 +18,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from constraints.errors import ConstraintError, TooComplex
@@ -35,7 +36,14 @@ _LAST_WORDS_S = 1.0
 
 
 class PoolBusy(Exception):
-    """The job was not done, for want of time or room; at another time it may be."""
+    """The job was not done, for want of time or room; at another time it may be.
+
+    `was_begun`: a worker was at it when its time was over.
+    """
+
+    def __init__(self, message: str, *, was_begun: bool = False) -> None:
+        super().__init__(message)
+        self.was_begun = was_begun
 
 
 class WorkerBug(Exception):
@@ -70,14 +78,38 @@ class PoolRules:
     max_paused: int = 4
 
 
+@dataclass(frozen=True, slots=True)
+class VocabularyFile:
+    """Which tokens there are; see `constraints.vocabulary`, which reads them.
+
+    vocab_size: width of the logits; None: as many as there are tokens
+    max_len:    the most tokens that any output can have
+    """
+
+    tokenizer_path: Path
+    vocab_size: int | None
+    end_ids: tuple[int, ...]
+    max_len: int
+
+    def arguments(self) -> tuple[str, ...]:
+        """The same for `constraints.worker.__main__`."""
+        size = () if self.vocab_size is None else ("--vocab-size", str(self.vocab_size))
+        return (
+            *("--tokenizer", str(self.tokenizer_path)),
+            *size,
+            *("--end-ids", ",".join(map(str, self.end_ids))),
+            *("--max-len", str(self.max_len)),
+        )
+
+
 class WorkerPool:
     """Does jobs in processes that can be ended. Made inside the event loop that uses it."""
 
-    def __init__(self, arguments: tuple[str, ...], rules: PoolRules) -> None:
-        """`arguments` say which vocabulary; see `constraints.worker.__main__`."""
+    def __init__(self, vocabulary: VocabularyFile, rules: PoolRules) -> None:
         self._rules = rules
         limits = ("--cpu-s", str(rules.cpu_s), "--memory-bytes", str(rules.memory_bytes))
-        self._keeper = Keeper((*arguments, *limits), max_low=rules.num_slow)
+        arguments = (*vocabulary.arguments(), *limits)
+        self._keeper = Keeper(arguments, max_low=rules.num_slow)
         self._allowance = Allowance(_ALLOWED_PART, _ALLOWED_S)
         self._quick = asyncio.Semaphore(rules.num_quick)
         self._slow = asyncio.Semaphore(rules.num_slow)
@@ -195,7 +227,8 @@ class WorkerPool:
                 computed_s = worker.ended.result().cpu_s - worker.used_s
                 if 2 * computed_s > self._rules.cpu_s:
                     return self._too_long()
-        return PoolBusy("there was no time to compile the constraint")
+        message = "there was no time to compile the constraint"
+        return PoolBusy(message, was_begun=worker is not None)
 
     def _explain(self, how: Exit) -> Exception:
         if how.status == -signal.SIGPROF:

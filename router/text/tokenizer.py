@@ -59,12 +59,13 @@ def check_unicode(text: str, field: str) -> None:
 class Tokenizer:
     """The model's tokenizer. Safe to share between tasks; `close` ends its threads.
 
-    `vocab_size` is one more than the highest token id. `pieces` is the table of token texts, None
+    `path` is its tokenizer.json. `vocab_size` is one more than the highest token id. `pieces` is the table of token texts, None
     if the decoder does not take tokens one by one.
     """
 
     def __init__(self, backend: Backend, files: TokenizerFiles, num_workers: int = 2) -> None:
         tokens = _tokens_by_id(backend, files.tokenizer_path)
+        self.path: Path = files.tokenizer_path
         self._backend = backend
         self._special_ids = frozenset(
             i for i, token in backend.get_added_tokens_decoder().items() if token.special
