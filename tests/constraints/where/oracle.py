@@ -1,0 +1,352 @@
+"""Which tokens are legal, found by searching: the judge of the engine's masks.
+
+    oracle = Oracle(expression, tokens, end_ids)
+    oracle.legal(prefix)             ids that may follow the ids in `prefix`, end tokens included
+    oracle.legal(prefix, max_len=5)  of these, what can be completed within so many tokens
+    oracle.is_complete(prefix)       | oracle.shortest_len(prefix, at_most)
+
+A place in an output is the state of every atom's character machine, the bytes of a character that
+has only begun, and how many tokens there were. Characters which no atom tells apart are tried only
+once. From each place completions are searched for: by characters, and where the expression counts
+tokens or there is a budget by tokens, of what can be completed by characters at all. Written as
+simply as possible, for vocabularies of a few hundred tokens and bounds of a few dozen.
+"""
+
+import codecs
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from constraints.where.terms import (
+    And,
+    Compare,
+    Constant,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    Not,
+    Or,
+)
+from tests.constraints.where.machines import machine_of, related
+
+SURROGATES = (0xD800, 0xE000)
+# After these not every continuation byte may follow.
+SPECIAL_LEADS = (b"\xe0", b"\xed", b"\xf0", b"\xf4")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an output stands.
+
+    states:     of the machines, in their order
+    tail:       the first bytes of a character that is not complete
+    num_tokens: up to just beyond the largest bound
+    """
+
+    states: tuple[Hashable, ...]
+    tail: bytes
+    num_tokens: int
+
+
+class Oracle:
+    def __init__(
+        self, expression: Expression, tokens: Sequence[bytes], end_ids: Sequence[int]
+    ) -> None:
+        self._expression = expression
+        self._atoms = tuple(dict.fromkeys(_atoms(expression)))
+        self._machines = [machine_of(atom) for atom in self._atoms]
+        self._alphabet = Alphabet(self._atoms)
+        self._tokens = tokens
+        self._end_ids = tuple(end_ids)
+        bounds = [atom.bound for atom in _leaves(expression) if _counts_tokens(atom)]
+        self._most_tokens = max([0, *bounds]) + 1
+        self._counts_tokens = bool(bounds)
+        self._steps: dict[tuple[tuple[Hashable, ...], str], tuple[Hashable, ...]] = {}
+        self._within: dict[tuple[Place, int], bool] = {}
+        self._moves: dict[Place, tuple[Place, ...]] = {}
+        self._by_characters = Search(self._ways_by_character, self._accepts_for_some_count)
+        self._by_tokens = Search(self._ways_by_token, self._accepts)
+        # Tokens that mean the same to this expression are tried only once.
+        self._distinct = list({self._alphabet.meaning(token): token for token in tokens}.values())
+        self._continuing = [token for token in tokens if token and 0x80 <= token[0] < 0xC0]
+
+    def legal(self, prefix: Sequence[int], max_len: int | None = None) -> frozenset[int]:
+        """The tokens that may follow."""
+        place = self.place(prefix)
+        ends = self._end_ids if self._accepts(place) else ()
+        verdicts: dict[Place | None, bool] = {None: False}
+        legal = set(ends)
+        for token_id, token in enumerate(self._tokens):
+            if not token or token_id in self._end_ids:
+                continue
+            after = self._after(place, token)
+            if after not in verdicts and after is not None:
+                verdicts[after] = self._can_be_completed(after, max_len)
+            if verdicts[after]:
+                legal.add(token_id)
+        return frozenset(legal)
+
+    def is_complete(self, prefix: Sequence[int]) -> bool:
+        """What was made so far satisfies the expression."""
+        return self._accepts(self.place(prefix))
+
+    def shortest_len(self, prefix: Sequence[int], at_most: int) -> int | None:
+        """The fewest further tokens that satisfy the expression; None: more than `at_most`."""
+        place = self.place(prefix)
+        return next((n for n in range(at_most + 1) if self._completes_within(place, n)), None)
+
+    def place(self, prefix: Sequence[int]) -> Place:
+        """Where an output of these tokens stands; they must be legal UTF-8 so far."""
+        place = Place(tuple(machine.start for machine in self._machines), b"", 0)
+        for token_id in prefix:
+            after = self._after(place, self._tokens[token_id])
+            assert after is not None, "the prefix is no UTF-8"
+            place = after
+        return place
+
+    def _can_be_completed(self, after: Place, max_len: int | None) -> bool:
+        if max_len is not None:
+            return max_len >= 1 and self._completes_within(after, max_len - 1)
+        if not self._by_characters.is_live(after):
+            return False
+        return not self._counts_tokens or self._by_tokens.is_live(after)
+
+    def _after(self, place: Place, token: bytes) -> Place | None:
+        """The place after a token; None where its bytes cannot be part of a text."""
+        split = characters(place.tail + token)
+        if split is None:
+            return None
+        text, tail = split
+        states = place.states
+        for char in text:
+            states = self._step(states, self._alphabet.like(char))
+        num_tokens = min(place.num_tokens + 1, self._most_tokens)
+        return Place(states, self._alphabet.like_tail(tail), num_tokens)
+
+    def _step(self, states: tuple[Hashable, ...], char: str) -> tuple[Hashable, ...]:
+        key = (states, char)
+        if key not in self._steps:
+            self._steps[key] = tuple(
+                machine.step(state, char)
+                for machine, state in zip(self._machines, states, strict=True)
+            )
+        return self._steps[key]
+
+    def _accepts(self, place: Place) -> bool:
+        return not place.tail and self._value(self._expression, place)
+
+    def _value(self, expression: Expression, place: Place) -> bool:
+        match expression:
+            case And(parts):
+                return all(self._value(part, place) for part in parts)
+            case Or(parts):
+                return any(self._value(part, place) for part in parts)
+            case Not(part):
+                return not self._value(part, place)
+            case Constant(value):
+                return value
+            case Compare(Measure.TOKENS, relation, bound):
+                return related(place.num_tokens, relation, bound)
+        index = self._atoms.index(expression)
+        return self._machines[index].accepts(place.states[index])
+
+    def _accepts_for_some_count(self, place: Place) -> bool:
+        counts = range(self._most_tokens + 1)
+        return any(self._accepts(replace(place, num_tokens=count)) for count in counts)
+
+    def _completes_within(self, place: Place, max_len: int) -> bool:
+        """Whether at most so many tokens satisfy the expression."""
+        key = (place, max_len)
+        if key not in self._within:
+            self._within[key] = self._accepts(place) or (
+                max_len > 0
+                and any(
+                    self._completes_within(further, max_len - 1)
+                    for further in self._ways_by_token(place)
+                )
+            )
+        return self._within[key]
+
+    def _ways_by_character(self, place: Place) -> Iterator[Place]:
+        for char in self._alphabet.beginning_with(place.tail):
+            yield Place(self._step(place.states, char), b"", 0)
+
+    def _ways_by_token(self, place: Place) -> tuple[Place, ...]:
+        if place not in self._moves:
+            tokens = self._continuing if place.tail else self._distinct
+            ways = (self._after(place, token) for token in tokens if token)
+            self._moves[place] = tuple(
+                way
+                for way in dict.fromkeys(ways)
+                if way is not None and self._by_characters.is_live(way)
+            )
+        return self._moves[place]
+
+
+class Search:
+    """Whether some place that is accepted can be reached: a search in breadth that remembers."""
+
+    def __init__(
+        self, ways: Callable[[Place], Iterable[Place]], accepts: Callable[[Place], bool]
+    ) -> None:
+        self._ways = ways
+        self._accepts = accepts
+        self._live: dict[Place, bool] = {}
+
+    def is_live(self, start: Place) -> bool:
+        if start in self._live:
+            return self._live[start]
+        came_from: dict[Place, Place | None] = {start: None}
+        queue = deque([start])
+        while queue:
+            place = queue.popleft()
+            if self._live.get(place) or self._accepts(place):
+                self._mark_live(place, came_from)
+                return True
+            for further in self._ways(place) if place not in self._live else ():
+                if further not in came_from:
+                    came_from[further] = place
+                    queue.append(further)
+        self._live.update(dict.fromkeys(came_from, False))
+        return False
+
+    def _mark_live(self, place: Place, came_from: dict[Place, Place | None]) -> None:
+        back: Place | None = place
+        while back is not None:
+            self._live[back] = True
+            back = came_from[back]
+
+
+class Alphabet:
+    """One character of every kind that the atoms tell apart."""
+
+    def __init__(self, atoms: Sequence[Expression]) -> None:
+        bounds = {bound for atom in atoms for char in _named(atom) for bound in _around(char)}
+        self._named = sorted(bounds | {0, *SURROGATES})
+        self._classes = tuple(dict.fromkeys(name for atom in atoms for name in _classes(atom)))
+        starts = {start for name in self._classes for start in _changes(name)}
+        self._starts = sorted(starts.union(self._named))
+        kinds: dict[Hashable, str] = {}
+        self._likes = [kinds.setdefault(self._kind(start), chr(start)) for start in self._starts]
+        self._tails: dict[Hashable, bytes] = {}
+
+    def _kind(self, code_point: int) -> Hashable:
+        has = [re.match(name, chr(code_point)) is not None for name in self._classes]
+        return bisect_right(self._named, code_point), *has
+
+    def like(self, char: str) -> str:
+        """The character that stands for this one."""
+        return self._likes[bisect_right(self._starts, ord(char)) - 1]
+
+    def beginning_with(self, tail: bytes) -> list[str]:
+        """One character of every kind whose UTF-8 begins with these bytes."""
+        first, last = code_points(tail)
+        low = bisect_right(self._starts, first) - 1
+        high = bisect_right(self._starts, last)
+        likes = dict.fromkeys(self._likes[low:high])
+        return [like for like in likes if not SURROGATES[0] <= ord(like) < SURROGATES[1]]
+
+    def like_tail(self, tail: bytes) -> bytes:
+        """The begun character that stands for this one: of one kind, completed by any bytes."""
+        likes = self.beginning_with(tail) if tail else []
+        if len(likes) != 1 or tail in SPECIAL_LEADS:
+            return tail
+        return self._tails.setdefault((likes[0], _length(tail[0]) - len(tail)), tail)
+
+    def meaning(self, token: bytes) -> Hashable:
+        """Equal for tokens that mean the same where a character begins."""
+        split = characters(token)
+        return None if split is None else ("".join(map(self.like, split[0])), split[1])
+
+
+def characters(data: bytes) -> tuple[str, bytes] | None:
+    """The complete characters, and the bytes of one that has begun; None for what is no UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        text = decoder.decode(data)
+    except UnicodeDecodeError:
+        return None
+    return text, decoder.getstate()[0]
+
+
+def code_points(tail: bytes) -> tuple[int, int]:
+    """The first and the last code point whose UTF-8 begins with these bytes."""
+    if not tail:
+        return 0, 0x10FFFF
+    lead = tail[0]
+    length = _length(lead)
+    least, most = {2: (0x80, 0x7FF), 3: (0x800, 0xFFFF), 4: (0x10000, 0x10FFFF)}[length]
+    bits = lead & (0xFF >> (length + 1))
+    for byte in tail[1:]:
+        bits = bits << 6 | byte & 0x3F
+    open_bits = 6 * (length - len(tail))
+    return max(bits << open_bits, least), min(((bits + 1) << open_bits) - 1, most)
+
+
+def _length(lead: int) -> int:
+    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+
+
+def _leaves(expression: Expression) -> Iterator[Expression]:
+    match expression:
+        case And(parts) | Or(parts):
+            for part in parts:
+                yield from _leaves(part)
+        case Not(part):
+            yield from _leaves(part)
+        case Constant():
+            return
+        case _:
+            yield expression
+
+
+def _atoms(expression: Expression) -> Iterator[Expression]:
+    """The leaves that need a machine."""
+    return (leaf for leaf in _leaves(expression) if not _counts_tokens(leaf))
+
+
+def _counts_tokens(leaf: Expression) -> bool:
+    return isinstance(leaf, Compare) and leaf.measure is Measure.TOKENS
+
+
+def _named(atom: Expression) -> str:
+    """The characters that the atom names; ranges in patterns by their bounds."""
+    match atom:
+        case Compare(Measure.INT) | IsInt() | IsFloat():
+            return "-.0123456789"
+        case Compare(Measure.SENTENCES):
+            return "."
+        case Compare():
+            return ""
+        case Matches(pattern):
+            return pattern + "\n\t\r"
+    text = getattr(atom, "phrase", None)
+    several = getattr(atom, "values", None) or getattr(atom, "phrases", ())
+    return text if text is not None else "".join(several)
+
+
+def _classes(atom: Expression) -> tuple[str, ...]:
+    """The classes of characters that the atom tells apart."""
+    match atom:
+        case Compare(Measure.WORDS):
+            return (r"\s",)
+        case Matches():
+            return r"\s", r"\d", r"\w"
+    return ()
+
+
+def _around(char: str) -> tuple[int, int]:
+    return ord(char), ord(char) + 1
+
+
+@cache
+def _changes(name: str) -> tuple[int, ...]:
+    """The code points at which characters of a class begin or end."""
+    everything = "".join(map(chr, range(0x110000)))
+    found = re.finditer(f"{name}+", everything)
+    return tuple(bound for run in found for bound in run.span() if bound < 0x110000)
