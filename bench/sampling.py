@@ -14,12 +14,15 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from model_server.malloc import keep_freed_memory
 from model_server.request import LogprobParams, SamplingParams, StopParams
+from model_server.sampling.masks import Masks
 from model_server.sampling.sampler import Sampler
 
 DRAWN = SamplingParams(do_sample=True, temperature=0.8)
@@ -34,7 +37,7 @@ class Case:
     sampling: SamplingParams
     logprobs: LogprobParams = field(default_factory=LogprobParams)
     deviation: float = 2.5
-    masked: bool = False
+    masked: Literal["none", "half", "all"] = "none"
 
 
 CASES = (
@@ -42,7 +45,8 @@ CASES = (
     Case("greedy, raw logprobs, top 5", SamplingParams(), LogprobParams(5, raw=True)),
     Case("temperature", DRAWN),
     Case("temperature, raw logprobs", DRAWN, LogprobParams(raw=True)),
-    Case("temperature, masked", DRAWN, masked=True),
+    Case("temperature, masked", DRAWN, masked="all"),
+    Case("temperature, half of them masked", DRAWN, masked="half"),
     Case("top-k 50, top-p .95", replace(DRAWN, top_k=50, top_p=0.95)),
     Case("top-k 50, top-p .95, top 5", replace(DRAWN, top_k=50, top_p=0.95), LogprobParams(5)),
     Case("min-p .05", replace(DRAWN, min_p=0.05)),
@@ -70,11 +74,11 @@ class Bench:
         self._source: Tensor = logits.to(device, getattr(torch, args.dtype))
         self._logits = self._source.clone()
         num_words = -(-args.vocab_size // 32)
-        self._mask: Tensor | None = None
-        if case.masked:
-            self._mask = torch.full((batch_size, num_words), 0x55555555, dtype=torch.int32).to(
-                device
-            )
+        self._masks: Masks | None = None
+        if case.masked != "none":
+            num_masked = batch_size // 2 if case.masked == "half" else batch_size
+            words = torch.full((num_masked, num_words), 0x55555555, dtype=torch.int32)
+            self._masks = Masks(np.arange(num_masked), words) if num_masked else None
         self._sampler = Sampler(args.vocab_size, device, (0,), batch_size)
         self._ids = tuple(range(batch_size))
         self._device = device
@@ -90,7 +94,7 @@ class Bench:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        self._sampler.sample(self._ids, self._logits, self._mask)
+        self._sampler.sample(self._ids, self._logits, self._masks)
         return (time.perf_counter() - start) * 1e3
 
 

@@ -24,6 +24,8 @@ from model_server.errors import ConfigRefused, ShardError
 from model_server.hub import find_checkpoint
 from model_server.logs import start_logging
 from model_server.malloc import keep_freed_memory
+from model_server.masking.guides import Guides
+from model_server.masking.languages import Languages
 from model_server.model import ModelSettings, PagedModel
 from model_server.runner import Runner
 from model_server.sampling.sampler import Sampler
@@ -35,6 +37,8 @@ from model_server.wire import ModelInfo
 _log = logging.getLogger("model_server")
 
 _PARENT_POLL_S = 0.5
+# Masks are made while the forward runs; on a CPU both share the cores.
+_MAX_MASK_THREADS = 8
 
 
 def main(argv: list[str]) -> int:
@@ -99,11 +103,11 @@ async def _load_unless_stopped(
         # A load cannot be interrupted; nothing outside this process holds on to it yet.
         os._exit(0)
     stopped.cancel()
-    runner, info = await loading
-    return TextGenerationService(runner, info, settings.urls, device_thread, tracer)
+    runner, info, languages = await loading
+    return TextGenerationService(runner, info, settings.urls, device_thread, tracer, languages)
 
 
-def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo]:
+def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo, Languages | None]:
     """Everything that takes long, on the thread that will run the steps."""
     started_s = time.monotonic()
     if settings.num_threads is not None:
@@ -119,11 +123,13 @@ def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo]:
     )
     _log.info("loading %s on %s", settings.model_id, device)
     model = PagedModel.load(_model_settings(settings, folder, device), world)
-    sampler = _sampler(settings, model) if world.rank == 0 else None
+    sampler = _sampler(settings, model) if world.is_first else None
+    languages = Languages(folder, model.vocab_size, model.eos_token_ids) if world.is_first else None
     runner = Runner(
         model,
         sampler,
         world,
+        guides=None if languages is None else _guides(model, languages),
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
     )
@@ -133,7 +139,7 @@ def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo]:
         "loaded %s in %.1f s: %s, %s attention",
         *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),
     )
-    return runner, _info(settings, model)
+    return runner, _info(settings, model), languages
 
 
 def _device(name: str, rank: int) -> torch.device:
@@ -170,6 +176,16 @@ def _sampler(settings: config.ServeConfig, model: PagedModel) -> Sampler:
         max_rows=64,
         watermark_gamma=settings.watermark_gamma,
         watermark_delta=settings.watermark_delta,
+    )
+
+
+def _guides(model: PagedModel, languages: Languages) -> Guides:
+    return Guides(
+        languages,
+        model.vocab_size,
+        model.eos_token_ids,
+        num_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1),
+        is_pinned=model.device.type == "cuda",
     )
 
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from model_server import memory
-from model_server.distributed import World
+from model_server.distributed import FAILED, Drawn, World
 from model_server.errors import OutOfMemory, RanksDiverged
+from model_server.masking.guided_output import Advance
+from model_server.masking.guides import Guides, StepMasks
 from model_server.model import PagedModel
 from model_server.prompt_scores import StepScores, failed_scores, score_prompts
 from model_server.request import FinishReason, Generation, SampledToken
@@ -23,19 +25,22 @@ from model_server.step import StepInputs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """What a step brought, before it is applied. All but the token ids and times is rank 0's alone.
+    """What a step brought, before it is applied. All but `drawn` and times is rank 0's alone.
 
-    token_ids: one entry per chunk with logits; None: it failed. Means nothing where the chunk
-               scored its prompt and sampled no token.
-    rows:      one row per chunk that sampled
-    errors:    why a request failed, by request
+    drawn:    one entry per chunk with logits. Means nothing, unless it failed, where the chunk
+              scored its prompt and sampled no token.
+    rows:     one row per chunk that sampled
+    advances: what constraints said to it, by request
+    errors:   why a request failed, by request
 
     On CUDA the forward's kernels run on while it returns, and are waited for by sampling: the sum
     of the two times holds.
     """
 
-    token_ids: tuple[int | None, ...] = ()
+    drawn: tuple[Drawn, ...] = ()
     rows: SampledRows | None = None
+    masks: StepMasks | None = None
+    advances: Mapping[int, Advance] = field(default_factory=dict)
     scores: StepScores = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     forward_ns: int = 0
@@ -49,37 +54,48 @@ class Computed:
         scores: Sequence[PromptScore],
     ) -> Generation:
         """The answer for one sequence on rank 0; `row` None: it was not sampled."""
-        error = self.errors.get(sequence.request_id)
+        request_id = sequence.request_id
+        error = self.errors.get(request_id)
         if error is not None:
-            return Generation(sequence.request_id, (), finish_reason, error)
+            is_satisfied = False if sequence.is_constrained else None
+            return Generation(
+                request_id, (), finish_reason, error, constraint_satisfied=is_satisfied
+            )
         tokens: tuple[SampledToken, ...] = ()
         if self.rows is not None and row is not None:
             rows = self.rows
             tokens = (SampledToken(rows.token_ids[row], rows.logprobs[row], rows.top_tokens[row]),)
-        if not scores:
-            return Generation(sequence.request_id, tokens, finish_reason)
+        advance = self.advances.get(request_id, _NO_ADVANCE)
+        if not scores and advance is _NO_ADVANCE:
+            return Generation(request_id, tokens, finish_reason)
         has_rivals = sequence.logprobs.num_top_tokens > 0
         return Generation(
-            sequence.request_id,
-            tokens,
+            request_id,
+            tokens + tuple(SampledToken(token_id, 0.0) for token_id in advance.forced),
             finish_reason,
             prompt_logprobs=tuple(score.logprob for score in scores),
             prompt_top_tokens=tuple(score.top_tokens for score in scores) if has_rivals else (),
+            num_forced=len(advance.forced),
+            constraint_satisfied=advance.is_satisfied,
         )
 
 
+_NO_ADVANCE = Advance()
 NOTHING = Computed()
 
 # Of a chunk that scored its prompt well and sampled nothing; nobody reads it.
-_NO_TOKEN = 0
+_NO_TOKEN = Drawn((0,))
 
 
 class Computation:
-    """Computes steps. `sampler` is there on rank 0 alone."""
+    """Computes steps. `sampler` and `guides` are there on rank 0 alone."""
 
-    def __init__(self, model: PagedModel, sampler: Sampler | None, world: World) -> None:
+    def __init__(
+        self, model: PagedModel, sampler: Sampler | None, guides: Guides | None, world: World
+    ) -> None:
         self._model = model
         self._sampler = sampler
+        self._guides = guides
         self._world = world
 
     def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
@@ -108,22 +124,29 @@ class Computation:
         started_ns = time.perf_counter_ns()
         answering = [chunk for chunk in chunks if chunk.num_logits]
         rows: SampledRows | None = None
+        masks: StepMasks | None = None
+        advances: Mapping[int, Advance] = {}
         scores: StepScores = {}
         try:
             logits = self._model.forward(inputs)
             forward_end_ns = time.perf_counter_ns()
             if self._sampler is not None:
                 scores = score_prompts(logits, chunks)
-                rows = self._sample(self._sampler, logits, chunks)
+                sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
+                masks = self._guides.join(sampling) if self._guides is not None else None
+                rows = self._sample(self._sampler, logits, chunks, sampling, masks)
+                if rows is not None and masks is not None and self._guides is not None:
+                    advances = self._advance(self._sampler, self._guides, sampling, rows, masks)
         except Exception as error:
             if self._world.is_first and answering:
                 self._abandon(len(answering), error)
             raise
-        errors = _errors(answering, rows, scores)
-        token_ids = self._agree(answering, rows, errors)
+        errors = _errors(answering, rows, masks, scores)
+        drawn = self._agree(answering, rows, advances, errors)
         end_ns = time.perf_counter_ns()
         return Computed(
-            token_ids, rows, scores, errors, forward_end_ns - started_ns, end_ns - forward_end_ns
+            *(drawn, rows, masks, advances, scores, errors),
+            *(forward_end_ns - started_ns, end_ns - forward_end_ns),
         )
 
     def _abandon(self, num_rows: int, cause: Exception) -> None:
@@ -133,9 +156,13 @@ class Computation:
             raise RanksDiverged(f"{error}, after {type(cause).__name__}: {cause}") from cause
 
     def _sample(
-        self, sampler: Sampler, logits: Tensor, chunks: Sequence[PlannedChunk]
+        self,
+        sampler: Sampler,
+        logits: Tensor,
+        chunks: Sequence[PlannedChunk],
+        sampling: Sequence[int],
+        masks: StepMasks | None,
     ) -> SampledRows | None:
-        sampling = [chunk for chunk in chunks if chunk.samples]
         if not sampling:
             return None
         if len(sampling) != len(logits):
@@ -143,33 +170,64 @@ class Computation:
             ends = torch.tensor([chunk.num_logits for chunk in chunks]).cumsum(0) - 1
             is_sampling = torch.tensor([chunk.samples for chunk in chunks])
             logits = logits[ends[is_sampling].to(logits.device)]
-        return sampler.sample([chunk.sequence.request_id for chunk in sampling], logits)
+        return sampler.sample(sampling, logits, masks)
+
+    def _advance(
+        self,
+        sampler: Sampler,
+        guides: Guides,
+        sampling: Sequence[int],
+        rows: SampledRows,
+        masks: StepMasks,
+    ) -> Mapping[int, Advance]:
+        """Tell the guides what their outputs drew, and the sampler what they force."""
+        drawn = {
+            sampling[place]: rows.token_ids[place]
+            for place in masks.places.tolist()
+            if place not in rows.errors
+        }
+        advances = guides.advance(masks, drawn)
+        for request_id, advance in advances.items():
+            if advance.forced:
+                sampler.extend(request_id, advance.forced)
+        return advances
 
     def _agree(
         self,
         answering: Sequence[PlannedChunk],
         rows: SampledRows | None,
+        advances: Mapping[int, Advance],
         errors: Mapping[int, str],
-    ) -> tuple[int | None, ...]:
-        """The same token of each chunk with logits on every rank; None for one that failed."""
+    ) -> tuple[Drawn, ...]:
+        """The same for each chunk with logits on every rank."""
         if not answering:
             return ()
-        chosen: list[int | None] | None = None
+        chosen: list[Drawn] | None = None
         if self._sampler is not None:
-            drawn = iter(() if rows is None else rows.token_ids)
-            chosen = [next(drawn) if chunk.samples else _NO_TOKEN for chunk in answering]
-            if errors:
+            token_ids = iter(() if rows is None else rows.token_ids)
+            chosen = [Drawn((next(token_ids),)) if c.samples else _NO_TOKEN for c in answering]
+            if errors or advances:
                 for place, chunk in enumerate(answering):
-                    if chunk.sequence.request_id in errors:
-                        chosen[place] = None
-        return self._world.broadcast_tokens(chosen, len(answering))
+                    request_id = chunk.sequence.request_id
+                    if request_id in errors:
+                        chosen[place] = FAILED
+                    elif request_id in advances:
+                        advance = advances[request_id]
+                        tokens = chosen[place].token_ids + advance.forced
+                        chosen[place] = Drawn(tokens, advance.is_over)
+        return self._world.broadcast_drawn(chosen, len(answering))
 
 
 def _errors(
-    answering: Sequence[PlannedChunk], rows: SampledRows | None, scores: StepScores
+    answering: Sequence[PlannedChunk],
+    rows: SampledRows | None,
+    masks: StepMasks | None,
+    scores: StepScores,
 ) -> dict[int, str]:
     errors = failed_scores(scores)
     if rows is not None and rows.errors:
         request_ids = [chunk.sequence.request_id for chunk in answering if chunk.samples]
         errors |= {request_ids[row]: reason for row, reason in rows.errors.items()}
+    if masks is not None:
+        errors |= masks.errors()
     return errors

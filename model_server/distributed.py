@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,7 +23,21 @@ ABANDON_TIMEOUT_S = 2.0
 
 # On the wire between ranks only: a row without a token, and a step that rank 0 gave up.
 _FAILED_ROW = -1
-_SAMPLED, _ABANDONED = 0, 1
+_ABANDONED = -1
+
+
+class Drawn(NamedTuple):
+    """What a step brought to a row. A tuple, because dozens are born in every step.
+
+    token_ids: none: the row failed. All but the first were not drawn: they are forced
+    is_over:   nothing may follow, whatever the tokens are
+    """
+
+    token_ids: tuple[int, ...]
+    is_over: bool = False
+
+
+FAILED = Drawn(())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,28 +99,35 @@ class World:
         """Whether this rank samples and answers."""
         return self.rank == 0
 
-    def broadcast_tokens(
-        self, token_ids: Sequence[int | None] | None, num_rows: int
-    ) -> tuple[int | None, ...]:
-        """Rank 0's choice for each of `num_rows` rows; None is a row that failed.
+    def broadcast_drawn(self, drawn: Sequence[Drawn] | None, num_rows: int) -> tuple[Drawn, ...]:
+        """What rank 0 drew for each of `num_rows` rows.
 
-        Rank 0 hands in the choice, the others None. Rank 0 calls `abandon` instead when it has
-        none, which raises RanksDiverged here on the other ranks.
+        Rank 0 hands it in, the others None. Rank 0 calls `abandon` instead when it has nothing,
+        which raises RanksDiverged here on the other ranks.
+
+            first:  | num_more | a token for each row ............... |
+            second: | row, is_over, num_forced, forced ... | row, ... |   only when num_more > 0
         """
         if self.group is None:
-            return tuple(token_ids or ())
-        rows = torch.empty(num_rows + 1, dtype=torch.int64)
-        if token_ids is not None:
-            flat = [_FAILED_ROW if token_id is None else token_id for token_id in token_ids]
-            rows = torch.tensor([_SAMPLED, *flat], dtype=torch.int64)
-        self._broadcast(rows)
-        status, *chosen = rows.tolist()
-        if status == _ABANDONED:
+            return tuple(drawn or ())
+        first = torch.empty(num_rows + 1, dtype=torch.int64)
+        more: list[int] = []
+        if drawn is not None:
+            more = list(chain.from_iterable(_more(row, one) for row, one in enumerate(drawn)))
+            tokens = [one.token_ids[0] if one.token_ids else _FAILED_ROW for one in drawn]
+            first = torch.tensor([len(more), *tokens], dtype=torch.int64)
+        self._broadcast(first)
+        num_more, *tokens = first.tolist()
+        if num_more == _ABANDONED:
             raise RanksDiverged(f"rank 0 abandoned the step that rank {self.rank} is in")
-        return tuple(None if token_id == _FAILED_ROW else token_id for token_id in chosen)
+        if num_more == 0:
+            return tuple(FAILED if token == _FAILED_ROW else Drawn((token,)) for token in tokens)
+        second = torch.tensor(more, dtype=torch.int64) if more else first.new_empty(num_more)
+        self._broadcast(second)
+        return _joined(tokens, second.tolist())
 
     def abandon(self, num_rows: int) -> None:
-        """Rank 0: release the others from `broadcast_tokens` of a step that failed here.
+        """Rank 0: release the others from `broadcast_drawn` of a step that failed here.
 
         Those that are not there within ABANDON_TIMEOUT_S hang in the forward pass that this rank
         left; only the end of its process releases them. Raises RanksDiverged.
@@ -145,3 +168,22 @@ class World:
             dist.broadcast(rows, src=0, group=self.group)
         except RuntimeError as error:
             raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
+
+
+def _more(row: int, drawn: Drawn) -> tuple[int, ...]:
+    """What a row has besides its first token."""
+    if not drawn.is_over and len(drawn.token_ids) <= 1:
+        return ()
+    forced = drawn.token_ids[1:]
+    return (row, drawn.is_over, len(forced), *forced)
+
+
+def _joined(tokens: Sequence[int], more: Sequence[int]) -> tuple[Drawn, ...]:
+    drawn = [FAILED if token == _FAILED_ROW else Drawn((token,)) for token in tokens]
+    start = 0
+    while start < len(more):
+        row, is_over, num_forced = more[start : start + 3]
+        forced = more[start + 3 : start + 3 + num_forced]
+        drawn[row] = Drawn((tokens[row], *forced), bool(is_over))
+        start += 3 + num_forced
+    return tuple(drawn)

@@ -7,6 +7,7 @@ ShardError
  |    +-- ArchitectureUnfit  the load-time gate found attention that cannot be paged
  +-- InvalidStep         a call breaks the contract: lengths, blocks, ids
  |    +-- UnknownBatch       no batch of that id
+ |    +-- ConstraintRefused  a constraint cannot be compiled for this model
  |    +-- StaleEpoch         the call is from before a restart, or from another router
  +-- OutOfMemory         the pool or the largest step does not fit
  +-- RanksDiverged       tensor-parallel ranks disagree, or one is gone
@@ -39,6 +40,10 @@ class InvalidStep(ShardError):
 
 class UnknownBatch(InvalidStep):
     """No batch of that id is held here."""
+
+
+class ConstraintRefused(InvalidStep):
+    """A constraint cannot be compiled, or not for this model; the message is for its author."""
 
 
 class StaleEpoch(InvalidStep):

@@ -12,11 +12,13 @@ text.
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from model_server import memory
 from model_server.computation import NOTHING, Computation, Computed
-from model_server.distributed import World
+from model_server.distributed import Drawn, World
 from model_server.errors import InvalidStep
+from model_server.masking.guides import Guides
 from model_server.model import PagedModel
 from model_server.prompt_scores import take_scores
 from model_server.request import (
@@ -38,8 +40,8 @@ _log = logging.getLogger(__name__)
 class Runner:
     """Runs steps, one at a time and from one thread. `sampler` is there on rank 0 alone.
 
-    `num_blocks` fixes the pool's size; otherwise warm-up finds it, on CUDA within `memory_fraction`
-    of the device.
+    So are `guides`; without them constraints are refused. `num_blocks` fixes the pool's size;
+    otherwise warm-up finds it, on CUDA within `memory_fraction` of the device.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Runner:
         sampler: Sampler | None,
         world: World,
         *,
+        guides: Guides | None = None,
         num_blocks: int | None = None,
         memory_fraction: float = 0.9,
     ) -> None:
@@ -55,8 +58,9 @@ class Runner:
             raise ValueError(f"rank {world.rank} and its sampler contradict each other")
         self._model = model
         self._sampler = sampler
+        self._guides = guides
         self._world = world
-        self._computation = Computation(model, sampler, world)
+        self._computation = Computation(model, sampler, guides, world)
         self._num_blocks = num_blocks
         self._memory_fraction = memory_fraction
         self._batches = Batches()
@@ -173,7 +177,10 @@ class Runner:
         if self._max_total_len is None:
             raise InvalidStep("there is no KV pool yet: Warmup comes first")
         vocab_size = self._model.vocab_size
+        takes_constraints = self._guides is not None or not self._world.is_first
         for one in new:
+            if one.constraint is not None and not takes_constraints:
+                raise InvalidStep(f"request {one.request_id}: constraints are not served here")
             total_len = one.prompt_len + one.stop.max_new_tokens
             if total_len > self._max_total_len:
                 raise InvalidStep(
@@ -205,6 +212,7 @@ class Runner:
         computed = NOTHING if inputs is None else self._computation.run(inputs, active)
         generations = self._apply(batch_id, active, computed)
         request_ids = self._batches.request_ids(batch_id)
+        masks = computed.masks
         return StepOutput(
             generations=generations,
             batch_id=batch_id if request_ids else None,
@@ -212,6 +220,9 @@ class Runner:
             forward_ns=computed.forward_ns,
             sample_ns=computed.sample_ns,
             total_ns=time.perf_counter_ns() - started_ns,
+            mask_ns=0 if masks is None else masks.mask_ns,
+            num_masked_rows=0 if masks is None else len(masks.outputs),
+            mask_wait_ns=0 if masks is None else masks.wait_ns,
         )
 
     def _inputs(self, sequences: Sequence[SequenceStep]) -> StepInputs:
@@ -233,7 +244,8 @@ class Runner:
                 self._sampler.add(
                     one.request_id,
                     one.sampling,
-                    one.stop,
+                    # With a constraint the least length is the guide's affair: it may have to end.
+                    one.stop if one.constraint is None else replace(one.stop, min_new_tokens=0),
                     one.logprobs,
                     one.token_ids,
                     one.prompt_len,
@@ -243,6 +255,9 @@ class Runner:
             for request_id in entered:
                 self._sampler.remove(request_id)
             raise
+        if self._guides is not None:
+            for one in new:
+                self._guides.open(one)
 
     def _apply(
         self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed
@@ -253,7 +268,7 @@ class Runner:
             _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=told)
         generations: list[Generation] = []
         ended: list[int] = []
-        token_ids = iter(computed.token_ids)
+        drawn = iter(computed.drawn)
         row = 0
         for chunk in chunks:
             sequence, samples = chunk.sequence, chunk.samples
@@ -261,7 +276,7 @@ class Runner:
             sequence.computed_len += chunk.chunk_len
             finish_reason = None
             if chunk.num_logits:
-                finish_reason = self._finish_reason(sequence, samples, next(token_ids))
+                finish_reason = self._finish_reason(sequence, samples, next(drawn))
                 if finish_reason is not None:
                     ended.append(sequence.request_id)
             if self._sampler is not None and (samples or scores or finish_reason is not None):
@@ -274,16 +289,16 @@ class Runner:
         return tuple(generations)
 
     def _finish_reason(
-        self, sequence: SequenceState, samples: bool, token_id: int | None
+        self, sequence: SequenceState, samples: bool, drawn: Drawn
     ) -> FinishReason | None:
-        """Append the token, if there is one; why the sequence ends, or None when it goes on."""
-        if token_id is None:
+        """Append the tokens, if there are any; why the sequence ends, or None when it goes on."""
+        if not drawn.token_ids:
             return FinishReason.ERROR
         if not samples:
             return None
-        sequence.token_ids.append(token_id)
+        sequence.token_ids += drawn.token_ids
         sequence.is_decoding = True
-        return sequence.finish_reason(self._model.eos_token_ids)
+        return sequence.finish_reason(self._model.eos_token_ids, is_over=drawn.is_over)
 
     def _forget(self, batch_id: int, request_ids: Sequence[int]) -> None:
         if not request_ids:
@@ -291,4 +306,7 @@ class Runner:
         if self._sampler is not None:
             for request_id in request_ids:
                 self._sampler.remove(request_id)
+        if self._guides is not None:
+            for request_id in request_ids:
+                self._guides.close(request_id)
         self._batches.remove(batch_id, request_ids)

@@ -3,8 +3,9 @@
     token_ids:  | computed_len: keys and values are in the pool | not computed yet |
     block_ids:  | cover at least the tokens that the next step computes            |
 
-A sequence decodes once it has sampled here; from then on one token, its last, is uncomputed. These
-are books: no tensor, no model, and the runner is their only mutator.
+A sequence decodes once it has sampled here; from then on the tokens of its last generation are
+uncomputed: one, or more where a constraint forced some. These are books: no tensor, no model, and
+the runner is their only mutator.
 """
 
 from array import array
@@ -46,6 +47,7 @@ class SequenceState:
     block_ids: "array[int]"
     stop: StopParams
     logprobs: LogprobParams
+    is_constrained: bool = False
     is_decoding: bool = False
     next_score: PromptScore | None = field(default=None, repr=False)
 
@@ -60,6 +62,7 @@ class SequenceState:
             block_ids=array("i", new.block_ids),
             stop=new.stop,
             logprobs=new.logprobs,
+            is_constrained=new.constraint is not None,
         )
 
     @property
@@ -71,13 +74,20 @@ class SequenceState:
         """Whether the next step has prompt tokens to score."""
         return self.logprobs.prompt and self.computed_len < self.prompt_len - 1
 
-    def finish_reason(self, eos_token_ids: Collection[int]) -> FinishReason | None:
-        """Why the sequence ends with its last token, or None when it goes on."""
+    def finish_reason(
+        self, eos_token_ids: Collection[int], *, is_over: bool = False
+    ) -> FinishReason | None:
+        """Why the sequence ends with its last token, or None when it goes on.
+
+        is_over: its constraint lets nothing follow
+        """
         last = self.token_ids[-1]
         if last in eos_token_ids and not self.stop.ignore_eos:
             return FinishReason.EOS
         if last in self.stop.stop_token_ids:
             return FinishReason.STOP_TOKEN
+        if is_over:
+            return FinishReason.CONSTRAINT_COMPLETE
         if len(self.token_ids) - self.prompt_len >= self.stop.max_new_tokens:
             return FinishReason.LENGTH
         return None

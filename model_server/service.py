@@ -13,7 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 import grpc.aio
 
 from model_server import wire
-from model_server.errors import StaleEpoch
+from model_server.errors import ConstraintRefused, StaleEpoch
+from model_server.masking.languages import Languages
 from model_server.request import StepOutput
 from model_server.runner import Runner
 from model_server.tracing import NO_TRACES, StepCall, StepTracer
@@ -25,7 +26,10 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
-    """Owner of the epoch; everything else is the runner's. `device_thread` has one worker."""
+    """Owner of the epoch; everything else is the runner's. `device_thread` has one worker.
+
+    `languages` are there on rank 0 alone.
+    """
 
     def __init__(
         self,
@@ -34,12 +38,14 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         urls: tuple[str, ...],
         device_thread: Executor,
         tracer: StepTracer = NO_TRACES,
+        languages: Languages | None = None,
     ) -> None:
         self._runner = runner
         self._info = info
         self._urls = urls
         self._device_thread = device_thread
         self._tracer = tracer
+        self._languages = languages
         self._epoch = 0
 
     async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
@@ -92,6 +98,15 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         kept_ids = await self._on_device(lambda: self._runner.filter(batch_id, request_ids))
         self._tracer.filtered(batch_id, kept_ids)
         return wire.filtered_to_pb(batch_id, kept_ids, request.epoch)
+
+    async def PrepareConstraint(
+        self, request: pb.PrepareConstraintRequest, context: Context
+    ) -> pb.PrepareConstraintResponse:
+        spec = wire.spec_from_pb(request.constraint)
+        if self._languages is None:
+            raise ConstraintRefused("this rank compiles no constraints; rank 0 does")
+        prepared = await asyncio.wrap_future(self._languages.prepare(spec))
+        return wire.prepared_to_pb(prepared.compile_ns, was_cached=prepared.was_cached)
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context

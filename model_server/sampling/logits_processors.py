@@ -18,13 +18,19 @@ BITS_PER_WORD = 32
 _MINUS_INF_BITS = -0x0080_0000
 
 
-def apply_bitmask(scores: Tensor, bitmask: Tensor) -> None:
+def apply_bitmask(scores: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
     """Leaves the tokens whose bit is set.
 
-    bitmask: [num_rows, num_words] int32; token t is bit t % 32 of word t // 32. Bits beyond the
-    vocabulary are ignored; the words must fit into the width of the scores.
+    bitmask: [n, num_words] int32; token t is bit t % 32 of word t // 32. Bits beyond the vocabulary
+             are ignored; the words must fit into the width of the scores.
+    rows:    [n], the rows that have a mask, each once; None: all of them
     """
-    scores[:, : bitmask.shape[-1] * BITS_PER_WORD] += spread_bits(~bitmask, _MINUS_INF_BITS)
+    masked = scores[:, : bitmask.shape[-1] * BITS_PER_WORD]
+    minus_inf = spread_bits(~bitmask, _MINUS_INF_BITS)
+    if rows is None:
+        masked += minus_inf
+    else:
+        masked.index_add_(0, rows, minus_inf)
 
 
 def spread_bits(words: Tensor, value_bits: int) -> Tensor:

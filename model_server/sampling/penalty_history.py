@@ -69,6 +69,17 @@ class PenaltyHistory:
         self._tokens[at_slot, at_position] = tokens
         self._counts[at_slot, tokens] += 1.0
 
+    def extend(self, slot: int, position: int, token_ids: Sequence[int]) -> None:
+        """Output tokens of one slot, from this index of the sequence on."""
+        end = position + len(token_ids)
+        self._reserve_len(end)
+        tokens = np.asarray(token_ids, dtype=np.int64)
+        known, counts = np.unique(tokens, return_counts=True)
+        device = self._tokens.device
+        self._tokens[slot, position:end] = torch.from_numpy(tokens).to(device)
+        used = torch.from_numpy(known).to(device)
+        self._counts[slot, used] += torch.from_numpy(counts).to(device)
+
     def tokens(self, slots: Tensor, used_len: int) -> Tensor:
         """[num_slots, used_len]; used_len: of the longest of these sequences."""
         return self._tokens[slots, :used_len]

@@ -2,7 +2,7 @@
 
 A decode step's rows are mostly those of the step before, so a plan outlives its step. It depends on
 parameters alone and knows no scores; it goes stale when the rows change, when a row reaches its
-least length, and when masks come or go.
+least length, and when other rows of the step have a mask.
 
     rows of the step:   0 1 2 3 4 5
     groups:             greedy: 0 3    plain: 1    filtered, 64 candidates: 2 4 5
@@ -135,15 +135,17 @@ class Planner:
         self._device = device
         self._width = width
 
-    def plan(self, rows: Rows, *, masked: bool, complete: bool = False) -> Plan:
+    def plan(self, rows: Rows, *, masked: Rows | None = None, complete: bool = False) -> Plan:
         """The work for these rows of the table.
 
-        masked: a bitmask changes the scores. complete: candidates are the whole vocabulary.
+        masked: rows of the step that have a mask. complete: candidates are the whole vocabulary.
         """
         table = self._rows.table[rows]
         may_not_end = self._rows.may_not_end(rows)
         biased = table["has_bias"] | may_not_end
-        edited = biased | table["is_watermarked"] | table["is_penalised"] | masked
+        edited = biased | table["is_watermarked"] | table["is_penalised"]
+        if masked is not None:
+            edited[masked] = True
         changed = edited | self._is_warped(table)
         raw = table["raw"] & changed
         groups = tuple(self._groups(table, ~raw, complete))

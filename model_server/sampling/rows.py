@@ -16,6 +16,9 @@ from model_server.request import LogprobParams, SamplingParams, StopParams
 from model_server.sampling.filters import nucleus_share
 from model_server.sampling.philox import uniforms
 
+# A token that is drawn again is drawn as if at another position, out of reach of any sequence.
+_REDRAW_SHIFT = np.uint64(48)
+
 # Draws are computed for so many positions of a row at once: Philox costs the same for 1 and for 64.
 _WINDOW_LEN = 64
 
@@ -108,6 +111,10 @@ class SamplingRows:
         self.version += 1
         return row
 
+    def row_of(self, request_id: int) -> int:
+        """Raises InvalidStep for an unknown id."""
+        return int(self.rows_of((request_id,))[0])
+
     def rows_of(self, request_ids: Sequence[int]) -> Rows:
         """Raises InvalidStep for an unknown id."""
         try:
@@ -133,6 +140,12 @@ class SamplingRows:
         if len(stale) > 0:
             self._refill(stale)
         return self._draws[rows, place]
+
+    def redraws(self, rows: Rows, num_refused: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The draw of each row's next token after so many of them were refused, at least one."""
+        positions = self.table["position"][rows].astype(np.uint64)
+        positions |= num_refused.astype(np.uint64) << _REDRAW_SHIFT
+        return uniforms(self.table["seed"][rows], positions)
 
     def _refill(self, rows: Rows) -> None:
         windows = self.table["position"][rows] // _WINDOW_LEN

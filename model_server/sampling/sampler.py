@@ -8,25 +8,37 @@
 It knows requests by id, parameters and logits, neither model nor batch nor text. Nothing that a
 row gets depends on the rows beside it: the draw is a function of (seed, position), sums are exact
 or run in a fixed order, and a search that was too narrow for a row is repeated for that row alone.
-A step's results leave the device in one transfer (two when a search was too narrow).
+So is a draw whose token was refused: the token's bit is cleared and another number is drawn, which
+leaves the distribution of the tokens that are not refused. A step's results leave the device in one
+transfer (and one more for each time that rows are repeated).
+
+A mask comes before all else: bias and penalties change the order of the legal tokens, and filters
+choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.request import LogprobParams, SamplingParams, StopParams, TopToken
 from model_server.sampling.choosing import choose
-from model_server.sampling.logits_processors import add_bias, apply_bitmask, penalise
+from model_server.sampling.logits_processors import (
+    BITS_PER_WORD,
+    add_bias,
+    apply_bitmask,
+    penalise,
+)
 from model_server.sampling.logprobs import padded_width, score_tokens
+from model_server.sampling.masks import DeviceMasks, Masks
 from model_server.sampling.outcome import Outcome, gather_outcome
 from model_server.sampling.penalty_history import PenaltyHistory
 from model_server.sampling.plan import Penalties, Plan, Planner
-from model_server.sampling.rows import SamplingRows
+from model_server.sampling.rows import Rows, SamplingRows
 from model_server.sampling.watermark import Watermark
 
 
@@ -106,32 +118,83 @@ class Sampler:
         if self._rows.table["is_penalised"][row]:
             self._history.close(int(self._rows.table["slot"][row]))
 
+    def extend(self, request_id: int, token_ids: Sequence[int]) -> None:
+        """Appends tokens that nobody drew to a request's history. Raises InvalidStep."""
+        row = self._rows.row_of(request_id)
+        entry = self._rows.table[row]
+        if entry["is_penalised"]:
+            self._history.extend(int(entry["slot"]), int(entry["position"]), token_ids)
+        self._rows.table["previous_token"][row] = token_ids[-1]
+        self._rows.table["position"][row] += len(token_ids)
+
     def sample(
-        self, request_ids: Sequence[int], logits: Tensor, bitmask: Tensor | None = None
+        self, request_ids: Sequence[int], logits: Tensor, masks: Masks | None = None
     ) -> SampledRows:
         """Draws one token for each request and appends it to the request's history.
 
-        logits:  [num_rows, vocab_size] of any float dtype, row i for request_ids[i]; not changed
-        bitmask: [num_rows, ceil(vocab_size / 32)] int32, see `apply_bitmask`
+        logits: [num_rows, vocab_size] of any float dtype, row i for request_ids[i]; not changed
+        masks:  of those rows that have one; what they drew is appended once it is accepted
 
         Raises InvalidStep for an unknown id and for shapes that contradict each other.
         """
-        self._check_shapes(len(request_ids), logits, bitmask)
+        self._check_shapes(len(request_ids), logits, masks)
         if len(request_ids) == 0:
             return SampledRows((), (), (), {})
-        plan = self._plan_for(request_ids, masked=bitmask is not None)
-        outcome = self._run(plan, logits, bitmask)
+        num_rows = len(request_ids)
+        if masks is None:
+            plan = self._plan_for(request_ids, None)
+            outcome = self._draw(plan, logits, None, self._uniforms(plan))
+        else:
+            plan = self._plan_for(request_ids, masks.places)
+            on_device = DeviceMasks.of(masks.places, masks.words, num_rows, self._device)
+            outcome = self._draw(plan, logits, on_device, self._uniforms(plan))
+            self._redraw_refused(plan, outcome, logits, masks)
+        self._append(plan, outcome)
+        return self._answer(outcome, logits, () if masks is None else masks.places.tolist())
+
+    def _redraw_refused(self, plan: Plan, outcome: Outcome, logits: Tensor, masks: Masks) -> None:
+        """Let the masked rows' tokens be judged, and draw those anew that are refused."""
+        places = masks.places
+        num_refused = np.zeros(len(places), dtype=np.int64)
+        indices: Sequence[int] = range(len(places))
+        while True:
+            refused = [
+                index
+                for index in indices
+                if not outcome.failed[places[index]]
+                and not masks.accepts(index, int(outcome.tokens[places[index]]))
+            ]
+            if not refused:
+                return
+            num_refused[refused] += 1
+            rows = places[refused]
+            everything = np.arange(len(rows))
+            again = self._planner.plan(plan.rows[rows], masked=everything)
+            words = masks.words[torch.tensor(refused)]
+            on_device = DeviceMasks.of(everything, words, len(rows), self._device)
+            draws = self._to_device(self._rows.redraws(again.rows, num_refused[refused]))
+            outcome.overwrite(
+                rows, self._draw(again, logits[self._to_device(rows)], on_device, draws)
+            )
+            indices = refused
+
+    def _draw(
+        self, plan: Plan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
+    ) -> Outcome:
+        """What the rows draw with these numbers, [num_rows] float64; nothing is appended."""
+        outcome = self._run(plan, logits, masks, draws)
         short = np.flatnonzero(outcome.short)
         if len(short) > 0:
-            again = self._planner.plan(plan.rows[short], masked=bitmask is not None, complete=True)
-            rows = torch.from_numpy(short).to(self._device)
-            mask = None if bitmask is None else bitmask[rows]
-            outcome.overwrite(short, self._run(again, logits[rows], mask))
-        self._append(plan, outcome)
-        return self._answer(outcome, logits, bitmask)
+            among = None if masks is None else masks.among(short)
+            masked = None if among is None else among.places
+            again = self._planner.plan(plan.rows[short], masked=masked, complete=True)
+            rows = self._to_device(short)
+            outcome.overwrite(short, self._run(again, logits[rows], among, draws[rows]))
+        return outcome
 
-    def _plan_for(self, request_ids: Sequence[int], *, masked: bool) -> Plan:
-        key = (self._rows.version, masked, tuple(request_ids))
+    def _plan_for(self, request_ids: Sequence[int], masked: Rows | None) -> Plan:
+        which = None if masked is None else masked.tobytes()
+        key = (self._rows.version, which, tuple(request_ids))
         if self._plan is not None and key == self._plan_key and self._holds(self._plan):
             return self._plan
         rows = self._rows.rows_of(request_ids)
@@ -144,21 +207,20 @@ class Sampler:
             return True
         return bool((self._rows.may_not_end(plan.rows) == plan.may_not_end).all())
 
-    def _run(self, plan: Plan, logits: Tensor, bitmask: Tensor | None) -> Outcome:
-        scores = self._scores(plan, logits, bitmask)
-        uniforms = self._uniforms(plan)
-        choices = [choose(group, scores, uniforms) for group in plan.groups]
+    def _run(self, plan: Plan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor) -> Outcome:
+        scores = self._scores(plan, logits, masks)
+        choices = [choose(group, scores, draws) for group in plan.groups]
         return gather_outcome(plan, choices, logits)
 
     def _uniforms(self, plan: Plan) -> Tensor:
         """The draws of the step's rows, [num_rows] float64."""
         if not plan.is_drawn:
             return torch.zeros(len(plan.rows), dtype=torch.float64, device=self._device)
-        return torch.from_numpy(self._rows.uniforms(plan.rows)).to(self._device)
+        return self._to_device(self._rows.uniforms(plan.rows))
 
-    def _scores(self, plan: Plan, logits: Tensor, bitmask: Tensor | None) -> Tensor:
+    def _scores(self, plan: Plan, logits: Tensor, masks: DeviceMasks | None) -> Tensor:
         """The logits after everything that comes before the filters, [num_rows, width] float32."""
-        edits = (plan.watermarked, plan.bias, plan.penalties, bitmask)
+        edits = (plan.watermarked, plan.bias, plan.penalties, masks)
         is_edited = any(edit is not None for edit in edits)
         fits = logits.dtype == torch.float32 and logits.shape[-1] == self._width
         if fits and not is_edited and logits.is_contiguous():
@@ -171,8 +233,8 @@ class Sampler:
         if plan.watermarked is not None:
             previous = self._rows.table["previous_token"][plan.watermarked.rows_on_host]
             self._watermark.apply(scores, plan.watermarked.rows, previous)
-        if bitmask is not None:
-            apply_bitmask(scores, bitmask)
+        if masks is not None:
+            apply_bitmask(scores, masks.words, masks.rows)
         if plan.bias is not None:
             add_bias(scores, plan.bias.rows, plan.bias.token_ids, plan.bias.values)
         if plan.penalties is not None:
@@ -207,7 +269,7 @@ class Sampler:
             self._rows.table["previous_token"][plan.rows[places]] = outcome.tokens[places]
         self._rows.table["position"][plan.rows[drawn]] += 1
 
-    def _answer(self, outcome: Outcome, logits: Tensor, bitmask: Tensor | None) -> SampledRows:
+    def _answer(self, outcome: Outcome, logits: Tensor, masked: Collection[int]) -> SampledRows:
         failed = np.flatnonzero(outcome.failed).tolist()
         for row in failed:
             outcome.tokens[row] = 0
@@ -218,24 +280,29 @@ class Sampler:
             token_ids=tuple(outcome.tokens.tolist()),
             logprobs=tuple(outcome.logprobs.tolist()),
             top_tokens=tuple(outcome.tops.get(row, ()) for row in range(num_rows)),
-            errors={row: _reason(logits[row], bitmask is not None) for row in failed},
+            errors={row: _reason(logits[row], is_masked=row in masked) for row in failed},
         )
 
-    def _check_shapes(self, num_rows: int, logits: Tensor, bitmask: Tensor | None) -> None:
+    def _check_shapes(self, num_rows: int, logits: Tensor, masks: Masks | None) -> None:
         expected = (num_rows, self._vocab_size)
         if logits.shape != expected:
             raise InvalidStep(f"logits have the shape {tuple(logits.shape)}, not {expected}")
-        words = (num_rows, -(-self._vocab_size // 32))
-        if bitmask is not None and (bitmask.shape != words or bitmask.dtype != torch.int32):
-            shape = tuple(bitmask.shape)
-            raise InvalidStep(f"the bitmask is {shape} {bitmask.dtype}, not {words} torch.int32")
+        if masks is None:
+            return
+        words = (len(masks.places), -(-self._vocab_size // BITS_PER_WORD))
+        if masks.words.shape != words or masks.words.dtype != torch.int32:
+            shape, dtype = tuple(masks.words.shape), masks.words.dtype
+            raise InvalidStep(f"the masks are {shape} {dtype}, not {words} torch.int32")
+
+    def _to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
 
     def _new_scratch(self, num_rows: int) -> Tensor:
         """Room for scores; what lies beyond the vocabulary is -inf and stays so."""
         return torch.full((num_rows, self._width), -torch.inf, device=self._device)
 
 
-def _reason(logits: Tensor, is_masked: bool) -> str:
+def _reason(logits: Tensor, *, is_masked: bool) -> str:
     """Why no token could be drawn from a row. Only asked when it has happened."""
     if logits.isnan().any():
         return "the model's logits hold NaN"
@@ -244,5 +311,5 @@ def _reason(logits: Tensor, is_masked: bool) -> str:
     if logits.isneginf().all():
         return "the model's logits are all -inf"
     if is_masked:
-        return "no token may be chosen: the mask, bias and least length leave none"
+        return "no token may be chosen: the mask, bias and penalties leave none"
     return "no token may be chosen: bias, penalties and least length leave no finite score"

@@ -15,7 +15,7 @@ import pytest
 import torch
 import transformers
 
-from model_server.distributed import World
+from model_server.distributed import FAILED, Drawn, World
 from model_server.errors import ModelRefused, RanksDiverged
 from model_server.step import StepInputs
 from tests.model_server import tiny_models
@@ -31,6 +31,10 @@ PROMPTS = tuple(
     [(index * 31 + position * 17 + 7) % 150 + 3 for position in range(length)]
     for index, length in enumerate((5, 41, 1))
 )
+
+# One token, none, forced tokens behind the first, and an end that the tokens do not tell of.
+ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True))
+PLAIN_ROWS = (Drawn((5,)), FAILED)
 
 Work = Callable[[World], Any]
 
@@ -147,12 +151,13 @@ def _refusal(folder: Path, world: World) -> str:
 
 def _tokens(world: World) -> Any:
     if world.is_first:
-        world.broadcast_tokens((5, None, 7), 3)
+        world.broadcast_drawn(ROWS, 4)
+        world.broadcast_drawn(PLAIN_ROWS, 2)
         world.abandon(2)
         return world.smallest(30)
-    received = world.broadcast_tokens(None, 3)
+    received = world.broadcast_drawn(None, 4), world.broadcast_drawn(None, 2)
     with pytest.raises(RanksDiverged, match="rank 0 abandoned the step"):
-        world.broadcast_tokens(None, 2)
+        world.broadcast_drawn(None, 2)
     return received, world.smallest(20)
 
 
@@ -223,14 +228,14 @@ def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(
 
 
 def test_rank_0_decides_for_all(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    assert [answer["tokens"] for answer in answers] == [20, ((5, None, 7), 20)]
+    assert [answer["tokens"] for answer in answers] == [20, ((ROWS, PLAIN_ROWS), 20)]
 
 
 def _survive(world: World) -> str:
     if not world.is_first:
         return "left"
     try:
-        world.broadcast_tokens((1,), 1)
+        world.broadcast_drawn((Drawn((1,)),), 1)
         world.smallest(1)
     except RanksDiverged as error:
         return str(error)
@@ -299,5 +304,5 @@ def test_a_step_that_fails_on_one_rank_ends_soon_on_all(
 
 def test_one_rank_needs_no_group() -> None:
     world = World()
-    assert world.broadcast_tokens((3, None), 2) == (3, None)
+    assert world.broadcast_drawn(ROWS, 4) == ROWS
     assert world.smallest(4) == 4

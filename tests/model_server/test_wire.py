@@ -72,7 +72,7 @@ def test_no_constraint_is_none(nothing: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("kind", [k for k in pb.ConstraintKind.values() if k])
-def test_every_kind_of_the_wire_is_known(kind: pb.ConstraintKind) -> None:
+def test_every_kind_of_the_wire_is_known(kind: pb.ConstraintKind.ValueType) -> None:
     name = wire.spec_from_pb(pb.Constraint(kind=kind)).kind.name
     assert pb.ConstraintKind.Name(kind) == f"CONSTRAINT_KIND_{name}"
 

@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from model_server.request import LogprobParams, SamplingParams, StopParams
+from model_server.sampling.masks import Masks
 from model_server.sampling.philox import uniforms
 from model_server.sampling.sampler import SampledRows, Sampler
 
@@ -67,8 +68,10 @@ def sample_once(
     prompt: Sequence[int] = PROMPT,
     bitmask: Tensor | None = None,
 ) -> SampledRows:
+    """`bitmask` masks every row."""
     sampler = sampler_of(requests, logits.shape[-1], logprobs=logprobs, prompt=prompt)
-    return sampler.sample(range(len(requests)), logits, bitmask)
+    masks = None if bitmask is None else Masks(np.arange(len(requests)), bitmask)
+    return sampler.sample(range(len(requests)), logits, masks)
 
 
 def warped_logprobs(

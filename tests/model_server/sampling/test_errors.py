@@ -3,11 +3,13 @@
 import math
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 
 from model_server.errors import InvalidStep
 from model_server.request import LogprobParams, SamplingParams
+from model_server.sampling.masks import Masks
 from tests.model_server.sampling.cases import (
     DRAWN,
     GREEDY,
@@ -141,5 +143,6 @@ def test_shapes_that_contradict_each_other_are_refused() -> None:
     sampler = sampler_of([GREEDY], 100)
     with pytest.raises(InvalidStep, match=r"\(1, 99\), not \(1, 100\)"):
         sampler.sample([0], torch.zeros(1, 99))
+    masks = Masks(np.array([0]), torch.zeros(1, 3, dtype=torch.int32))
     with pytest.raises(InvalidStep, match=r"\(1, 3\) torch.int32, not \(1, 4\)"):
-        sampler.sample([0], torch.zeros(1, 100), torch.zeros(1, 3, dtype=torch.int32))
+        sampler.sample([0], torch.zeros(1, 100), masks)

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.request import LogprobParams, StopParams
+from model_server.sampling.masks import Masks
 from model_server.sampling.sampler import SampledRows, Sampler
 from tests.model_server.sampling.cases import (
     CPU,
@@ -248,7 +250,8 @@ def test_a_gpu_draws_the_tokens_of_a_cpu() -> None:
     cuda = torch.device("cuda")
     requests = [replace(VARIETY[i % len(VARIETY)], seed=i) for i in range(66)]
     logits = random_logits(66, 32_000)
-    masks = torch.full((66, 1000), 0x7FFFFFFF, dtype=torch.int32)
+    some = np.arange(0, 66, 2)
+    masks = Masks(some, torch.full((33, 1000), 0x7FFFFFFF, dtype=torch.int32))
     samplers = []
     for device in (CPU, cuda):
         sampler = Sampler(32_000, device, (0,), 4)
@@ -258,8 +261,6 @@ def test_a_gpu_draws_the_tokens_of_a_cpu() -> None:
         samplers.append(sampler)
     for mask in (None, masks):
         on_cpu = samplers[0].sample(range(66), logits, mask)
-        on_cuda = samplers[1].sample(
-            range(66), logits.to(cuda), None if mask is None else mask.to(cuda)
-        )
+        on_cuda = samplers[1].sample(range(66), logits.to(cuda), mask)
         assert on_cuda.token_ids == on_cpu.token_ids
         assert on_cuda.logprobs == pytest.approx(on_cpu.logprobs, abs=1e-4)

@@ -1,0 +1,116 @@
+"""Threads that make masks, and a bound on how long one of them is waited for.
+
+    device's thread:  submit ... forward ............ wait -> sample -> submit ...
+    hands:                   | job | job | job ... |
+
+A job that takes too long cannot be stopped. Its hand is left to it and replaced, so that the jobs
+of others go on, and whoever waits for it is told. A crew that was never given a job has no threads.
+It knows neither guides nor masks.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+# How often the hands are looked after while a job is waited for.
+_LOOK_S = 0.02
+
+
+class Job:
+    """Something to be done once. `error` is what it raised; to be read when it is done."""
+
+    __slots__ = ("_done", "_limit_ns", "_started_ns", "_work", "error")
+
+    def __init__(self, work: Callable[[], None], limit_s: float) -> None:
+        self._work = work
+        self._limit_ns = int(limit_s * 1e9)
+        self._started_ns: int | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Called by a hand, once."""
+        self._started_ns = time.perf_counter_ns()
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - also what an engine's panic raises: it is told
+            self.error = error
+        finally:
+            self._done.release()
+
+    def is_done(self, timeout_s: float) -> bool:
+        """Whether it is done within so many seconds; asked by one thread."""
+        if not self._done.acquire(timeout=timeout_s):
+            return False
+        self._done.release()
+        return True
+
+    def is_late(self) -> bool:
+        """Whether it has been running for longer than it may. Waiting for a hand does not count."""
+        started_ns = self._started_ns
+        return started_ns is not None and time.perf_counter_ns() - started_ns > self._limit_ns
+
+
+class _Hand(threading.Thread):
+    """Does jobs until it is dismissed."""
+
+    def __init__(self, jobs: "SimpleQueue[Job | None]") -> None:
+        super().__init__(name="masks", daemon=True)
+        self._jobs = jobs
+        self.job: Job | None = None
+        self.is_dismissed = False
+
+    def run(self) -> None:
+        while not self.is_dismissed:
+            self.job = self._jobs.get()
+            if self.job is None:
+                return
+            self.job.run()
+            self.job = None
+
+
+class Crew:
+    """`num_hands` threads for jobs; one thread submits and waits."""
+
+    def __init__(self, num_hands: int) -> None:
+        self._num_hands = num_hands
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._hands: list[_Hand] = []
+
+    def submit(self, job: Job) -> None:
+        """Have a job done soon."""
+        while len(self._hands) < self._num_hands:
+            self._hire()
+        self._jobs.put(job)
+
+    def finishes(self, job: Job) -> bool:
+        """Wait for a job; False: it is late, still under way, and must not be waited for again."""
+        if job.is_done(0.0):
+            return True
+        while not job.is_done(_LOOK_S):
+            self._replace_late_hands()
+            if job.is_late():
+                return False
+        return True
+
+    def close(self) -> None:
+        """Let the hands go, each after the job that it has."""
+        for hand in self._hands:
+            hand.is_dismissed = True
+            self._jobs.put(None)
+        self._hands.clear()
+
+    def _replace_late_hands(self) -> None:
+        for hand in list(self._hands):
+            job = hand.job
+            if job is not None and job.is_late():
+                hand.is_dismissed = True
+                self._hands.remove(hand)
+                self._hire()
+
+    def _hire(self) -> None:
+        hand = _Hand(self._jobs)
+        self._hands.append(hand)
+        hand.start()

@@ -1,0 +1,161 @@
+"""One output under a constraint: its guide, the mask of its next token, and why it failed.
+
+    fill -> words -> a token is drawn -> accepts? -> advance -> forced tokens -> fill ...
+                          ^--- no: words change ---'
+
+It belongs to one thread at a time: to a hand of the crew while its mask is being made, otherwise to
+the device's. Whatever an engine raises, panics included, ends this output alone.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.errors import ConstraintError
+from constraints.guide import Guide
+
+_log = logging.getLogger(__name__)
+
+Words = npt.NDArray[np.int32]
+T = TypeVar("T")
+
+# Tokens that may be refused before the completion that is known to fit is followed.
+_MAX_REFUSED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What an accepted token brought.
+
+    forced:       tokens that the constraint leaves no choice about; they are accepted as well
+    is_over:      nothing but the end may follow
+    is_satisfied: whether the text satisfies the constraint; None while it goes on
+    """
+
+    forced: tuple[int, ...] = ()
+    is_over: bool = False
+    is_satisfied: bool | None = None
+
+
+class GuidedOutput:
+    """Owner of a guide. Once it has failed, `error` says why and nothing else may be asked.
+
+    open_guide:  compiles what is to be compiled, and replays the output so far
+    num_words:   of a mask
+    end_ids:     tokens that end the text; `ignored_ids` among them only if nothing else is left
+    left_len:    tokens that may still be generated
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        open_guide: Callable[[], Guide],
+        *,
+        num_words: int,
+        end_ids: Iterable[int],
+        ignored_ids: Iterable[int],
+        left_len: int,
+    ) -> None:
+        self.request_id = request_id
+        self.words: Words = np.zeros(num_words, dtype=np.int32)
+        self.fill_ns = 0
+        self.error: str | None = None
+        self._open_guide = open_guide
+        self._guide: Guide | None = None
+        self._end_ids = frozenset(end_ids)
+        self._ignored_ids = tuple(ignored_ids)
+        self._left_len = left_len
+        self._num_refused = 0
+
+    def open(self) -> None:
+        """On a hand: make the guide and its first mask. Raises whatever goes wrong."""
+        self._guide = self._open_guide()
+        self.fill()
+
+    def fill(self) -> None:
+        """On a hand: make the mask of the next token. Raises whatever goes wrong."""
+        began_ns = time.perf_counter_ns()
+        words = self.words
+        self._present_guide.fill(words)
+        if self._ignored_ids:
+            before = words.copy()
+            _clear(words, self._ignored_ids)
+            if not words.any():
+                words[:] = before
+        self.fill_ns = time.perf_counter_ns() - began_ns
+
+    def accepts(self, token_id: int, words: Words) -> bool:
+        """Whether a drawn token may be appended; if not, it is cleared in `words`.
+
+        After a few refusals the completion that is known to fit is all that `words` leave, and none
+        at all if that is refused as well or the guide fails.
+        """
+        is_fitting = self._ask(lambda guide: guide.check(token_id))
+        if is_fitting:
+            return True
+        self._num_refused += 1
+        if self.error is None and self._num_refused < _MAX_REFUSED:
+            _clear(words, (token_id,))
+            return False
+        words[:] = 0
+        if self.error is None and self._num_refused > _MAX_REFUSED:
+            self.error = "the completion of the constraint that was known to fit was refused"
+        elif self.error is None:
+            witness = self._ask(lambda guide: guide.witness_token())
+            if self.error is None:
+                _set(words, self._end_ids if witness is None else (witness,))
+        return False
+
+    def advance(self, token_id: int) -> Advance | None:
+        """Accept a token that was drawn and checked; None: the guide failed."""
+        self._num_refused = 0
+        return self._ask(lambda guide: self._advance(guide, token_id))
+
+    def fail(self, error: BaseException) -> None:
+        """End this output by what its guide raised."""
+        if isinstance(error, ConstraintError):
+            self.error = str(error)
+            return
+        _log.error("request %d: a guide broke", self.request_id, exc_info=error)
+        self.error = f"the engine of its constraint broke: {type(error).__name__}: {error}"
+
+    def _advance(self, guide: Guide, token_id: int) -> Advance:
+        guide.advance(token_id)
+        self._left_len -= 1
+        forced: tuple[int, ...] = ()
+        if token_id not in self._end_ids and self._left_len > 0 and not guide.is_over:
+            forced = guide.take_forced()
+            self._left_len -= len(forced)
+        is_over = guide.is_over
+        ends = is_over or self._left_len <= 0 or token_id in self._end_ids
+        return Advance(forced, is_over, guide.is_satisfied if ends else None)
+
+    def _ask(self, question: Callable[[Guide], T]) -> T | None:
+        try:
+            return question(self._present_guide)
+        except BaseException as error:  # noqa: BLE001 - an engine's panic too: it is told
+            self.fail(error)
+            return None
+
+    @property
+    def _present_guide(self) -> Guide:
+        if self._guide is None:
+            raise AssertionError("the guide is asked before it was opened")
+        return self._guide
+
+
+def _clear(words: Words, token_ids: Iterable[int]) -> None:
+    bits = words.view(np.uint32)
+    for token_id in token_ids:
+        bits[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+
+
+def _set(words: Words, token_ids: Iterable[int]) -> None:
+    bits = words.view(np.uint32)
+    for token_id in token_ids:
+        bits[token_id >> 5] |= np.uint32(1 << (token_id & 31))

@@ -1,0 +1,189 @@
+"""The guides of a shard's constrained outputs; rank 0's alone.
+
+    Prefill:  open      a hand compiles what is not cached, replays, and makes the first mask
+    step:     join      masks that were made beside the forward -> sampler
+              advance   drawn tokens accepted, forced ones taken, hands make the next masks
+
+The mask of a token needs the token before it and nothing of the forward, so its making begins as
+soon as that token is known and has the time of the router's round trip as well. Rows without a
+constraint are not in here.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from constraints.guide import Guide
+from constraints.spec import Budget
+from model_server.masking.crew import Crew, Job
+from model_server.masking.guided_output import Advance, GuidedOutput, Words
+from model_server.masking.languages import Languages
+from model_server.request import Constraint, NewSequence
+from model_server.sampling.logits_processors import BITS_PER_WORD
+from model_server.sampling.masks import Masks
+from model_server.sampling.rows import Rows
+
+# How long a step waits for one output's mask, and for the first one with what comes before it.
+# Engines bound their own steps far below; beyond it, the output is given up for the others' sake.
+FILL_LIMIT_S = 0.5
+OPEN_LIMIT_S = 3.0
+
+
+class StepMasks(Masks):
+    """The masks of a step, judged by the guides.
+
+    mask_ns: time of the hands that made them; sampling waited `wait_ns` of it
+    """
+
+    def __init__(
+        self,
+        places: Rows,
+        words: torch.Tensor,
+        outputs: Sequence[GuidedOutput],
+        wait_ns: int,
+    ) -> None:
+        super().__init__(places, words)
+        self._rows: Words = words.numpy()
+        self.outputs = outputs
+        self.mask_ns = sum(output.fill_ns for output in outputs)
+        self.wait_ns = wait_ns
+
+    def accepts(self, index: int, token_id: int) -> bool:
+        """As the output's guide says."""
+        return self.outputs[index].accepts(token_id, self._rows[index])
+
+    def errors(self) -> dict[int, str]:
+        """Why outputs failed, by request."""
+        return {
+            output.request_id: output.error for output in self.outputs if output.error is not None
+        }
+
+
+class Guides:
+    """Owner of the guides by request, and of the threads that fill; its runner alone calls it.
+
+    vocab_size:    width of the model's logits
+    eos_token_ids: tokens that end a sequence of this model
+    is_pinned:     masks go to a device that reads the host's memory
+    """
+
+    def __init__(
+        self,
+        languages: Languages,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        num_threads: int,
+        is_pinned: bool = False,
+        fill_limit_s: float = FILL_LIMIT_S,
+        open_limit_s: float = OPEN_LIMIT_S,
+    ) -> None:
+        self._languages = languages
+        self._num_words = -(-vocab_size // BITS_PER_WORD)
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._is_pinned = is_pinned
+        self._fill_limit_s = fill_limit_s
+        self._open_limit_s = open_limit_s
+        self._crew = Crew(num_threads)
+        self._outputs: dict[int, GuidedOutput] = {}
+        self._jobs: dict[int, Job] = {}
+        # One is enough: a step's results are waited for before the next step's masks are gathered.
+        self._staged = self._stage(8)
+
+    def open(self, new: NewSequence) -> None:
+        """Take a request in, if it has a constraint. What goes wrong is told by its first mask."""
+        if new.constraint is None:
+            return
+        constraint, request_id, stop = new.constraint, new.request_id, new.stop
+        stop_ids = frozenset(stop.stop_token_ids)
+        written_len = len(new.token_ids) - new.prompt_len
+        output = GuidedOutput(
+            request_id,
+            lambda: self._guide(new, constraint),
+            num_words=self._num_words,
+            end_ids=self._eos_token_ids | stop_ids,
+            ignored_ids=self._eos_token_ids - stop_ids if stop.ignore_eos else (),
+            left_len=stop.max_new_tokens - written_len,
+        )
+        self._outputs[request_id] = output
+        self._submit(output, Job(output.open, self._open_limit_s))
+
+    def close(self, request_id: int) -> None:
+        """Forget a request, if it is known. What a hand still does for it is lost."""
+        self._outputs.pop(request_id, None)
+        self._jobs.pop(request_id, None)
+
+    def join(self, request_ids: Sequence[int]) -> StepMasks | None:
+        """The masks of those that are about to be sampled; None: none of them has a constraint.
+
+        A row whose mask failed, or is late, has no token left in it.
+        """
+        if not self._outputs:
+            return None
+        places = [place for place, i in enumerate(request_ids) if i in self._outputs]
+        if not places:
+            return None
+        began_ns = time.perf_counter_ns()
+        outputs = [self._outputs[request_ids[place]] for place in places]
+        if len(outputs) > len(self._staged):
+            self._staged = self._stage(2 * len(outputs))
+        words = self._staged[: len(outputs)]
+        rows: Words = words.numpy()
+        for row, output in zip(rows, outputs, strict=True):
+            self._await(output)
+            row[:] = output.words if output.error is None else 0
+        waited_ns = time.perf_counter_ns() - began_ns
+        return StepMasks(np.array(places), words, outputs, waited_ns)
+
+    def advance(self, masks: StepMasks, drawn: Mapping[int, int]) -> dict[int, Advance]:
+        """Accept what was drawn, by request; what that brought, for those that did not fail.
+
+        Outputs that go on have their next masks made from now on.
+        """
+        advances: dict[int, Advance] = {}
+        for output in masks.outputs:
+            if output.error is not None or output.request_id not in drawn:
+                continue
+            advance = output.advance(drawn[output.request_id])
+            if advance is None:
+                continue
+            advances[output.request_id] = advance
+            if advance.is_satisfied is None:
+                self._submit(output, Job(output.fill, self._fill_limit_s))
+        return advances
+
+    def _guide(self, new: NewSequence, constraint: Constraint) -> Guide:
+        """On a hand. Raises ConstraintError."""
+        stop, logprobs = new.stop, new.logprobs
+        guide = Guide(
+            self._languages.compile(constraint.spec),
+            self._languages.vocabulary(),
+            Budget(stop.max_new_tokens, stop.min_new_tokens, constraint.cuts),
+            constraint.stops,
+            stop.stop_token_ids,
+            # What nobody drew has neither logits of its own nor alternatives.
+            takes_forced=not logprobs.raw and not logprobs.num_top_tokens,
+        )
+        guide.replay(new.token_ids[new.prompt_len :])
+        return guide
+
+    def _submit(self, output: GuidedOutput, job: Job) -> None:
+        self._jobs[output.request_id] = job
+        self._crew.submit(job)
+
+    def _await(self, output: GuidedOutput) -> None:
+        """Have the device's thread own this output."""
+        job = self._jobs.pop(output.request_id, None)
+        if job is None or output.error is not None:
+            return
+        if not self._crew.finishes(job):
+            output.error = "its constraint takes too long to follow"
+        elif job.error is not None:
+            output.fail(job.error)
+
+    def _stage(self, num_rows: int) -> torch.Tensor:
+        return torch.zeros(
+            (num_rows, self._num_words), dtype=torch.int32, pin_memory=self._is_pinned
+        )

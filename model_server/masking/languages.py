@@ -1,0 +1,93 @@
+"""The languages of constraints, compiled for the tokens of this shard's model.
+
+Reading a vocabulary takes a second or two, so it happens beside the start of the shard and is
+waited for by the first who asks. A model whose tokens cannot be told as bytes serves everything
+but constraints; whoever asks for one is told why.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from constraints.compiler import Compiler
+from constraints.errors import ConstraintError
+from constraints.matcher import Language
+from constraints.spec import ConstraintSpec
+from constraints.vocabulary import Vocabulary
+from model_server.errors import ConstraintRefused
+
+_log = logging.getLogger(__name__)
+
+# Constraints that are compiled ahead at the same time. A slow one must not hold up the others.
+_NUM_COMPILING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A constraint is in the cache."""
+
+    compile_ns: int
+    was_cached: bool
+
+
+class Languages:
+    """Owner of the vocabulary and of the compiler's cache; shared by threads."""
+
+    def __init__(self, folder: Path, vocab_size: int, end_ids: Sequence[int]) -> None:
+        """Begins to read the folder's tokenizer.json.
+
+        vocab_size: width of the model's logits
+        end_ids:    tokens that end a sequence of this model
+        """
+        self._loading: Future[Compiler] = Future()
+        self._preparing = ThreadPoolExecutor(_NUM_COMPILING, "compile")
+        load = threading.Thread(
+            target=self._load, args=(folder, vocab_size, tuple(end_ids)), daemon=True
+        )
+        load.start()
+
+    def vocabulary(self) -> Vocabulary:
+        """Raises ConstraintError when the model has none that can be masked."""
+        return self._loading.result().vocabulary
+
+    def compile(self, spec: ConstraintSpec) -> Language:
+        """The language of a constraint, from the cache if it is there. Raises ConstraintError."""
+        return self._loading.result().compile(spec)
+
+    def prepare(self, spec: ConstraintSpec) -> "Future[Prepared]":
+        """Have a constraint compiled ahead of its request. In vain: ends with ConstraintRefused."""
+        return self._preparing.submit(self._prepare, spec)
+
+    def _prepare(self, spec: ConstraintSpec) -> Prepared:
+        try:
+            compiler = self._loading.result()
+            began_ns = time.perf_counter_ns()
+            was_cached = compiler.is_cached(spec)
+            compiler.compile(spec)
+        except ConstraintError as error:
+            raise ConstraintRefused(str(error)) from error
+        # An engine that breaks over a text is no reason for the shard to end, panics included.
+        except BaseException as error:
+            _log.exception("compiling a constraint of kind %s broke", spec.kind.value)
+            raise ConstraintRefused(f"{type(error).__name__}: {error}") from error
+        return Prepared(time.perf_counter_ns() - began_ns, was_cached)
+
+    def _load(self, folder: Path, vocab_size: int, end_ids: tuple[int, ...]) -> None:
+        try:
+            began_s = time.monotonic()
+            vocabulary = Vocabulary.load(folder / "tokenizer.json", vocab_size, end_ids)
+            _log.info(
+                "read a vocabulary of %d tokens in %.1f s",
+                *(len(vocabulary.tokens), time.monotonic() - began_s),
+            )
+            self._loading.set_result(Compiler(vocabulary))
+        except ConstraintError as error:
+            _log.warning("constraints cannot be served: %s", error)
+            self._loading.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - whoever asks for a constraint is told
+            _log.error("constraints cannot be served", exc_info=error)
+            self._loading.set_exception(ConstraintError(f"{type(error).__name__}: {error}"))
