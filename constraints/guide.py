@@ -140,6 +140,11 @@ class Guide:
         for token_id in token_ids:
             self.advance(token_id)
 
+    @property
+    def needed_len(self) -> int:
+        """Tokens of the completion that is known to fit."""
+        return len(self._witness)
+
     def witness_token(self) -> int | None:
         """The next token of the completion that is known to fit; None: the text may end here."""
         return self._witness[0] if self._witness else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Passed:
     """What is known of a constraint that can be kept.
 
-    min_len:         tokens of the shortest text found
+    min_len:         tokens of a text that satisfies it: the first that was found short enough
     dropped_phrases: see `Language`
     not_enforced:    JSON Pointers of what a lenient schema leaves out
     compile_s:       seconds that compiling took

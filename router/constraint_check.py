@@ -3,7 +3,8 @@
 What was found is remembered, refusals and texts that took too long among it, so that a text costs
 something once, whoever sends it how often. Equal texts at the same time are asked about once.
 
-    constraint, stops -> remembered? -> worker -> shortest text -> does it fit max_new_tokens?
+    constraint, stops -> remembered? -> worker -> a text -> does it fit max_new_tokens?
+                                                              no: is there one that does?
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _MAX_REMEMBERED = 4096
 # A text for which the time was too short this often is not asked about again for a while.
 _NUM_CHANCES, _REST_S = 2, 60.0
 
-# kind, whitespace, lenient, digest of the text, stops
+# kind, whitespace, lenient, digest of the text, stops, length
 _Key = tuple[object, ...]
 _Finding = Passed | ConstraintError
 
@@ -48,7 +49,7 @@ class CheckedConstraint:
     """A constraint that some text satisfies within the request's tokens.
 
     constraint:      as it was asked for, with its `dropped_phrases`
-    min_len:         tokens of the shortest such text that was found
+    min_len:         tokens of the shortest such text that was looked for and found
     dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
     not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
     """
@@ -102,9 +103,10 @@ class ConstraintCheck:
         """
         begun_s = self._clock()
         try:
-            passed = await self._find(constraint.spec, stops)
+            passed = await self._find(constraint.spec, stops, self._vocabulary.max_len)
             if passed.min_len > max_new_tokens and not cuts:
-                raise DoesNotFit(passed.min_len, max_new_tokens)
+                # The text that was found is too long: look for a shorter one, which takes longer.
+                passed = await self._find(constraint.spec, stops, max_new_tokens)
         except ConstraintError as error:
             raise self._refused(error) from None
         finally:
@@ -124,7 +126,7 @@ class ConstraintCheck:
         Raises ConstraintRefused for the constraint, otherwise as `check`.
         """
         job = Judge(spec, tuple(texts), self._vocabulary.max_len)
-        key = _key(spec, StopRule())
+        key = _key(spec, StopRule(), job.max_len)
         known = self._memory.find(key, self._clock())
         if isinstance(known, TooComplex):
             raise self._refused(known)
@@ -136,13 +138,13 @@ class ConstraintCheck:
         assert isinstance(judged, Judged)
         return judged
 
-    async def _find(self, spec: ConstraintSpec, stops: StopRule) -> Passed:
+    async def _find(self, spec: ConstraintSpec, stops: StopRule, max_len: int) -> Passed:
         """Raises ConstraintError and RouterError."""
-        key = _key(spec, stops)
+        key = _key(spec, stops, max_len)
         finding: _Finding | RouterError | None = self._memory.find(key, self._clock())
         self._metrics.constraint_checks.inc("worker" if finding is None else "cache")
         if finding is None:
-            finding = await self._look(key, Check(spec, stops, self._vocabulary.max_len))
+            finding = await self._look(key, Check(spec, stops, max_len))
         if isinstance(finding, Passed):
             return finding
         if isinstance(finding, ConstraintError):
@@ -215,9 +217,9 @@ class ConstraintCheck:
         return refused
 
 
-def _key(spec: ConstraintSpec, stops: StopRule) -> _Key:
+def _key(spec: ConstraintSpec, stops: StopRule, max_len: int) -> _Key:
     digest = hashlib.sha256(spec.text.encode("utf-8", "surrogatepass")).digest()
-    return (spec.kind, spec.whitespace, spec.lenient, digest, stops)
+    return (spec.kind, spec.whitespace, spec.lenient, digest, stops, max_len)
 
 
 def _refusal(error: ConstraintError) -> ConstraintRefused:

@@ -32,7 +32,7 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Compile, and find the shortest text. `max_len`: the most tokens that any output can have."""
+    """Compile, and find a text of at most `max_len` tokens."""
 
     spec: ConstraintSpec
     stops: StopRule

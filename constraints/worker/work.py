@@ -7,10 +7,10 @@ import traceback
 from typing import Protocol
 
 from constraints.check import judge
-from constraints.errors import ConstraintError, DoesNotFit, TooComplex
+from constraints.errors import ConstraintError, TooComplex
 from constraints.guide import Guide
 from constraints.matcher import Language
-from constraints.spec import Budget, ConstraintSpec, StopRule
+from constraints.spec import Budget, ConstraintSpec
 from constraints.verdict import Passed
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
@@ -87,18 +87,9 @@ class Work:
         compile_s = time.perf_counter() - started_s
         if not isinstance(job, Check):
             return judge(language, self._vocabulary, job.spec, job.texts, job.max_len)
-        min_len = self._shortest_len(language, job.stops)
-        if min_len > job.max_len:
-            raise DoesNotFit(min_len, job.max_len)
-        return Passed(min_len, language.dropped_phrases, language.not_enforced, compile_s)
-
-    def _shortest_len(self, language: Language, stops: StopRule) -> int:
-        """Tokens of the shortest output. Raises Contradiction with the stop strings, TooComplex."""
-        try:
-            Guide(language, self._vocabulary, Budget(max_len=0), stops)
-        except DoesNotFit as error:
-            return error.needed_len
-        return 0
+        # Raises Contradiction with the stop strings, DoesNotFit, TooComplex.
+        guide = Guide(language, self._vocabulary, Budget(job.max_len), job.stops)
+        return Passed(guide.needed_len, language.dropped_phrases, language.not_enforced, compile_s)
 
 
 def _receive(channel: socket.socket) -> Job | None:
