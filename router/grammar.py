@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import orjson
 
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from router.errors import InvalidRequest
 from router.request import Constraint
 
@@ -29,20 +29,39 @@ GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class RawGrammar:
-    """A grammar as it came: `kind` is known, `value` is any JSON."""
+    """A grammar as it came: `kind` is known, `value` is any JSON.
+
+    The other fields are those of `ConstraintSpec` and `Constraint`, None where nothing was said.
+    """
 
     kind: Kind
     value: object
+    whitespace: Whitespace | None = None
+    lenient: bool | None = None
+    cuts: bool | None = None
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""
+        is_json = self.kind is Kind.JSON_SCHEMA
+        for word, value in (("whitespace", self.whitespace), ("lenient", self.lenient)):
+            if value and not is_json:
+                raise _invalid(name, f"`{word}` is said of JSON, and this is `{self.kind.value}`")
+        spec = ConstraintSpec(
+            self.kind,
+            self._text(name),
+            whitespace=self.whitespace or Whitespace.FLEXIBLE,
+            lenient=bool(self.lenient),
+        )
+        return Constraint(spec, cuts=bool(self.cuts))
+
+    def _text(self, name: str) -> str:
         if self.kind is Kind.JSON_SCHEMA:
-            return Constraint(ConstraintSpec(self.kind, self._schema(name)))
+            return self._schema(name)
         if self.kind is Kind.CHOICE:
-            return Constraint(ConstraintSpec(self.kind, self._choices(name)))
+            return self._choices(name)
         if not isinstance(self.value, str) or not self.value:
             raise _invalid(name, f"the value of `{self.kind.value}` must be a string, not empty")
-        return Constraint(ConstraintSpec(self.kind, self.value))
+        return self.value
 
     def _schema(self, name: str) -> str:
         """Any schema will do, with `properties` (which TGI insists on) or without."""

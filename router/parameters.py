@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from router.errors import InvalidRequest, Unserved
+from router.errors import InvalidRequest
 from router.grammar import RawGrammar
-from router.request import LogprobParams, SamplingParams, StopParams
+from router.request import Constraint, LogprobParams, SamplingParams, StopParams
 from router.text.tokenizer import check_unicode
 
 _MAX_SEED = (1 << 64) - 1
@@ -55,7 +55,8 @@ class RawParams:
 
     `names` spells our words as the client's API does ("max_new_tokens" -> "max_tokens",
     "inputs" -> "prompt"), for messages. `max_top_n_tokens` is what its API promises, whatever
-    the server's own limit.
+    the server's own limit. `grammar_parts` are what `grammar` was made of, by the fields that hold
+    them: each must be a grammar that can be kept by itself.
     """
 
     best_of: int | None = None
@@ -83,6 +84,7 @@ class RawParams:
     keep_stop_string: bool = True
     skip_special_tokens: bool = True
     grammar: RawGrammar | None = None
+    grammar_parts: tuple[tuple[str, RawGrammar], ...] = ()
     watermark: bool = False
     max_time: float | None = None
     deadline_s: float | None = None
@@ -175,17 +177,14 @@ def check_deadline(raw: RawParams) -> None:
         raise raw.refuse("deadline_s", "finite", raw.deadline_s)
 
 
-def check_grammar(raw: RawParams, limits: Limits) -> None:
-    """Raise InvalidRequest for a broken grammar, and Unserved for any other."""
+def constraint_of(raw: RawParams, limits: Limits) -> Constraint | None:
+    """What the grammar says, as far as text alone tells. Raises InvalidRequest."""
     if raw.grammar is None:
-        return
+        return None
     name = raw.name("grammar")
     if not limits.takes_grammars:
         raise InvalidRequest("grammar is not supported", name)
-    raw.grammar.constraint(name)
-    raise Unserved(
-        f"`{name}` is not served yet: outputs cannot be constrained so far; leave it out", name
-    )
+    return raw.grammar.constraint(name)
 
 
 def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]) -> SamplingParams:

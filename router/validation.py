@@ -7,22 +7,34 @@ HTTP; names are spelt as the caller says.
 
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from router.errors import InvalidRequest
+from constraints.spec import StopRule
+from router.constraint_check import CheckedConstraint
+from router.errors import ConstraintRefused, InvalidRequest, Unserved
 from router.parameters import (
     Limits,
     RawParams,
     check_deadline,
-    check_grammar,
     check_parameters,
+    constraint_of,
     logprob_params,
     sampling_params,
     stop_params,
 )
-from router.request import GenerateRequest
+from router.request import Constraint, GenerateRequest, StopParams
 from router.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
+
+
+class Checks(Protocol):
+    """Says whether a constraint can be kept."""
+
+    async def check(
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
+    ) -> CheckedConstraint:
+        """See `ConstraintCheck`. Raises ConstraintRefused, Overloaded."""
 
 
 def _draw_seed() -> int:
@@ -30,13 +42,22 @@ def _draw_seed() -> int:
 
 
 class Validation:
-    """The one maker of GenerateRequests. `draw_seed` gives a u64 to who samples without one."""
+    """The one maker of GenerateRequests. `draw_seed` gives a u64 to who samples without one.
+
+    Without `checks` no grammar is taken.
+    """
 
     def __init__(
-        self, limits: Limits, tokenizer: Tokenizer, draw_seed: Callable[[], int] = _draw_seed
+        self,
+        limits: Limits,
+        tokenizer: Tokenizer,
+        checks: Checks | None = None,
+        *,
+        draw_seed: Callable[[], int] = _draw_seed,
     ) -> None:
         self.limits = limits
         self._tokenizer = tokenizer
+        self._checks = checks
         self._draw_seed = draw_seed
 
     async def validate(
@@ -46,7 +67,7 @@ class Validation:
         self._check(raw, is_empty=not text)
         check_unicode(text, raw.name("inputs"))
         token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
-        return self._request(token_ids, text, raw, trace_id)
+        return await self._request(token_ids, text, raw, trace_id)
 
     async def validate_ids(
         self, token_ids: Sequence[int], raw: RawParams, *, trace_id: str = ""
@@ -57,7 +78,7 @@ class Validation:
         text = await self._tokenizer.decode_async(
             token_ids, skip_special_tokens=raw.skip_special_tokens
         )
-        return self._request(token_ids, text, raw, trace_id)
+        return await self._request(token_ids, text, raw, trace_id)
 
     def _check(self, raw: RawParams, *, is_empty: bool) -> None:
         """Everything that can be said before the prompt is tokenized, which is what costs."""
@@ -76,7 +97,7 @@ class Validation:
                 rule = f"made of token ids between 0 and {last_id}, the model's vocabulary"
                 raise raw.refuse("inputs", rule, token_id)
 
-    def _request(
+    async def _request(
         self, token_ids: Sequence[int], text: str, raw: RawParams, trace_id: str
     ) -> GenerateRequest:
         if not token_ids:
@@ -86,17 +107,32 @@ class Validation:
         # The end of a prompt is what the answer follows from.
         prompt_ids = tuple(token_ids if raw.truncate is None else token_ids[-raw.truncate :])
         max_new_tokens = self._room(len(prompt_ids), raw)
-        check_grammar(raw, self.limits)
+        stop = stop_params(raw, max_new_tokens)
         return GenerateRequest(
             prompt_ids=prompt_ids,
             prompt_text=text,
             sampling=sampling_params(raw, self.limits, self._draw_seed),
-            stop=stop_params(raw, max_new_tokens),
+            stop=stop,
             logprobs=logprob_params(raw),
+            constraint=await self._constraint(raw, stop),
             skip_special_tokens=raw.skip_special_tokens,
             deadline_s=raw.deadline_s,
             trace_id=trace_id,
         )
+
+    async def _constraint(self, raw: RawParams, stop: StopParams) -> Constraint | None:
+        """The constraint, if it can be kept within the request's tokens. Raises InvalidRequest."""
+        name = raw.name("grammar")
+        if raw.grammar is not None and self._checks is None:
+            raise InvalidRequest("grammar is not supported", name)
+        constraint = constraint_of(raw, self.limits)
+        if constraint is None or self._checks is None:
+            return None
+        max_len = stop.max_new_tokens
+        for field, part in raw.grammar_parts:
+            await _checked(self._checks, part.constraint(field), StopRule(), max_len, field)
+        stops = StopRule(stop.stop_strings, kept=stop.keep_stop_string)
+        return await _checked(self._checks, constraint, stops, max_len, name)
 
     def _room(self, prompt_len: int, raw: RawParams) -> int:
         """max_new_tokens: as given, or all that the prompt leaves. Raises InvalidRequest."""
@@ -119,3 +155,18 @@ class Validation:
             rule = f"at most `{new}`, which is {max_new_tokens}"
             raise raw.refuse("min_new_tokens", rule, raw.min_new_tokens)
         return max_new_tokens
+
+
+async def _checked(
+    checks: Checks, constraint: Constraint, stops: StopRule, max_new_tokens: int, field: str
+) -> Constraint:
+    """The constraint as it was found in order. Raises InvalidRequest, which names `field`."""
+    try:
+        checked = await checks.check(constraint, stops, max_new_tokens, cuts=constraint.cuts)
+    except ConstraintRefused as error:
+        raise ConstraintRefused(
+            f"`{field}`: {error}", error.reason, error.details, field
+        ) from error
+    except Unserved as error:
+        raise Unserved(f"`{field}`: {error}", field) from error
+    return checked.constraint

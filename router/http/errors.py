@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from router.errors import (
     Cancelled,
+    ConstraintRefused,
     Draining,
     GenerationFailed,
     InvalidRequest,
@@ -102,6 +103,9 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
     TemplateFailed: _Kind(
         "template_error", "Template error: {}", 422, 400, "invalid_request_error"
     ),
+    ConstraintRefused: _Kind(
+        "constraint_error", "Constraint error: {}", 422, 422, "invalid_request_error"
+    ),
     InvalidRequest: _Kind(
         "validation", "Input validation error: {}", 422, 400, "invalid_request_error"
     ),
@@ -161,14 +165,14 @@ class Problem:
             return cls(
                 error.status, error.error_type, _edge_body(error, dialect), dict(error.headers)
             )
-        kind = next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
+        kind = _kind_of(error)
         retry_after_s = _retry_after_s(error)
         headers = {} if retry_after_s is None else _retry_headers(retry_after_s)
         if dialect is Dialect.TGI:
-            body = _tgi_body(kind.text.format(error), kind.error_type)
+            body = _tgi_body(kind.text.format(error), kind.error_type, **_told_of(error))
             return cls(kind.tgi_status, kind.error_type, body, headers, retry_after_s)
         field = error.field if isinstance(error, InvalidRequest) else None
-        body = _openai_body(str(error), kind.openai_type, field, kind.code)
+        body = _openai_body(str(error), kind.openai_type, field, kind.code, **_told_of(error))
         return cls(kind.openai_status, kind.error_type, body, headers, retry_after_s)
 
     def response(self) -> Response:
@@ -185,6 +189,21 @@ class Problem:
             }
             body = orjson.dumps({**orjson.loads(body), **told})
         return b"data: " + body + b"\n\n"
+
+
+def _kind_of(error: RouterError) -> _Kind:
+    if isinstance(error, ConstraintRefused):
+        if error.reason == "malformed":
+            return _KINDS[InvalidRequest]
+        return replace(_KINDS[ConstraintRefused], code=error.reason)
+    return next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
+
+
+def _told_of(error: RouterError) -> dict[str, object]:
+    """Of a constraint why it is refused, with numbers and places, for programs to read."""
+    if not isinstance(error, ConstraintRefused):
+        return {}
+    return {"constraint": {"reason": error.reason, **error.details}}
 
 
 def _retry_after_s(error: RouterError) -> float | None:
@@ -208,14 +227,15 @@ def _edge_body(error: HttpError, dialect: Dialect) -> bytes:
     return _openai_body(str(error), openai_type, error.field, error.error_type)
 
 
-def _tgi_body(message: str, error_type: str) -> bytes:
-    return orjson.dumps({"error": message, "error_type": error_type})
+def _tgi_body(message: str, error_type: str, **more: object) -> bytes:
+    return orjson.dumps({"error": message, "error_type": error_type, **more})
 
 
-def _openai_body(message: str, error_type: str, param: str | None, code: str | None) -> bytes:
-    return orjson.dumps(
-        {"error": {"message": message, "type": error_type, "param": param, "code": code}}
-    )
+def _openai_body(
+    message: str, error_type: str, param: str | None, code: str | None, **more: object
+) -> bytes:
+    fault = {"message": message, "type": error_type, "param": param, "code": code, **more}
+    return orjson.dumps({"error": fault})
 
 
 # Where Anthropic's word for a status is another than for its neighbours.

@@ -1,16 +1,20 @@
 """The field that holds a grammar: TGI's union of `type` and `value`, with our types beside its own.
 
-It knows the shapes alone; whether the value is a grammar, `router/grammar.py` says.
+Beside them may stand how it is to be read, which other APIs have under the same names. It knows
+the shapes alone; whether the value is a grammar, `router/grammar.py` says.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from constraints.spec import Whitespace
 from router.grammar import GRAMMAR_TYPES, RawGrammar
 
 _WRAPPED = "json_schema"
+_SPACES = tuple(whitespace.value for whitespace in Whitespace)
 _WORDS = ", ".join(f"`{word}`" for word in GRAMMAR_TYPES)
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "json": ((dict, str), "an object or a string"),
@@ -21,6 +25,33 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "lark": ((str,), "a string"),
     "where": ((str,), "a string"),
 }
+
+
+# What is to be done where the tokens would run out: end the text in time, or let it be cut.
+CUTS: Mapping[str, bool] = MappingProxyType({"finish": False, "cut": True})
+
+
+def read_options(value: Mapping[str, Any]) -> dict[str, Any]:
+    """`whitespace`, `lenient` and `on_budget`, as RawGrammar has them. Raises ValueError."""
+    whitespace, lenient, on_budget = (
+        value.get(name) for name in ("whitespace", "lenient", "on_budget")
+    )
+    found: dict[str, Any] = {}
+    if whitespace is not None:
+        found["whitespace"] = Whitespace(_one_of("whitespace", whitespace, _SPACES))
+    if lenient is not None:
+        if not isinstance(lenient, bool):
+            raise ValueError("must have true or false for `lenient`")
+        found["lenient"] = lenient
+    if on_budget is not None:
+        found["cuts"] = CUTS[_one_of("on_budget", on_budget, tuple(CUTS))]
+    return found
+
+
+def _one_of(name: str, value: Any, words: tuple[str, ...]) -> str:
+    if isinstance(value, str) and value in words:
+        return value
+    raise ValueError(f"must have one of {', '.join(f'`{word}`' for word in words)} for `{name}`")
 
 
 def _grammar(value: Any) -> RawGrammar:
@@ -40,13 +71,22 @@ def _grammar(value: Any) -> RawGrammar:
         inner = inner.get("schema")
         if not isinstance(inner, dict):
             raise ValueError(f"of type `{_WRAPPED}` must have a `value` with a `schema`, an object")
-    return RawGrammar(GRAMMAR_TYPES[word], inner)
+    return RawGrammar(GRAMMAR_TYPES[word], inner, **read_options(value))
+
+
+OPTIONS_SCHEMA: Mapping[str, Any] = MappingProxyType(
+    {
+        "whitespace": {"enum": [*_SPACES, None]},
+        "lenient": {"type": ["boolean", "null"]},
+        "on_budget": {"enum": [*CUTS, None]},
+    }
+)
 
 
 def _variant(words: list[str], value: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"type": {"enum": words}, "value": value},
+        "properties": {"type": {"enum": words}, "value": value, **OPTIONS_SCHEMA},
         "required": ["type", "value"],
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from router.errors import TemplateFailed
+from router.text.call_syntax import CallSyntax
 from router.text.template_environment import PRIVATE_PREFIX, CompiledTemplate, TemplateLimit
 from router.text.template_traits import Traits, adapt, find_traits
 
@@ -70,6 +71,14 @@ class ChatTemplate:
     def reads(self, variable: str, *, name: str | None = None, with_tools: bool = False) -> bool:
         """Whether the template that `render` would take reads a variable. Raises TemplateFailed."""
         return variable in self._compiled(name or self._choose(with_tools)).variables
+
+    def call_syntax(self, name: str | None = None) -> CallSyntax:
+        """How the template that `render` would take for tools writes calls. Raises TemplateFailed.
+
+        As slow as rendering when it is asked first.
+        """
+        name = name or self._choose(with_tools=True)
+        return self._traits_of(name, self._compiled(name)).calls
 
     def render(
         self,

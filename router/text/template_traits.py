@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from router.text.call_syntax import HERMES, CallSyntax, find_syntax
 from router.text.template_environment import TemplateLimit
 
 Message = Mapping[str, Any]
@@ -47,7 +48,7 @@ class Traits:
     `takes_parts`: content must be a list of parts. `shows_calls`: it shows an assistant's calls,
     else they have to be told in the content. `takes_text_arguments`: the arguments of a call must
     be JSON text, else an object. `content_of_calls`: what a message of calls alone has for a
-    content.
+    content. `calls`: how it writes them.
     """
 
     words: frozenset[str] = frozenset()
@@ -55,6 +56,7 @@ class Traits:
     shows_calls: bool = False
     takes_text_arguments: bool = False
     content_of_calls: ContentOfCalls = ContentOfCalls.EMPTY
+    calls: CallSyntax = HERMES
 
 
 def find_traits(render: Render, words: frozenset[str]) -> Traits:
@@ -77,7 +79,7 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
             fewest = texts[-1].count("None")
             for traits, text in zip(ways, texts, strict=True):
                 if _is_whole(text) and text.count("None") <= fewest:
-                    return traits
+                    return replace(traits, calls=_syntax(render, traits, text))
     except TemplateLimit:
         pass
     return plain
@@ -171,6 +173,16 @@ def _chat_with_call(render: Render, traits: Traits) -> str:
         {"role": "tool", "content": _TEXT, "tool_call_id": _CALL_ID, "name": _NAME},
     ]
     return _rendered(render, [adapt(message, traits) for message in messages], [_TOOL])
+
+
+def _syntax(render: Render, traits: Traits, text: str) -> CallSyntax:
+    spoken: list[Message] = [
+        {"role": "user", "content": _TEXT},
+        {"role": "assistant", "content": _TEXT},
+    ]
+    plain = _rendered(render, [adapt(message, traits) for message in spoken], [_TOOL])
+    ((key, _),) = _ARGUMENTS.items()
+    return find_syntax(text, plain, _NAME, key)
 
 
 def _is_whole(text: str) -> bool:

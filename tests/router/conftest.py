@@ -6,6 +6,7 @@ import pytest
 
 from router.text.tokenizer import Tokenizer
 from router.validation import Validation
+from tests.checks import FakeChecks
 from tests.router.text import small_tokenizers
 from tests.router.validating import LIMITS, SEED
 
@@ -20,4 +21,4 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
 
 @pytest.fixture(scope="module")
 def validation(tokenizer: Tokenizer) -> Validation:
-    return Validation(LIMITS, tokenizer, draw_seed=lambda: SEED)
+    return Validation(LIMITS, tokenizer, FakeChecks(), draw_seed=lambda: SEED)

@@ -39,10 +39,13 @@ def message(
 
 
 def ending(end: Finished | None) -> dict[str, Any]:
-    """Why it stopped; None while it has not."""
+    """Why it stopped, None while it has not; under a constraint, whether the text satisfies it."""
+    satisfied = None if end is None else end.constraint_satisfied
+    told = {} if satisfied is None else {"constraint_satisfied": satisfied}
     return {
         "stop_reason": None if end is None else STOP_REASONS[end.reason],
         "stop_sequence": None if end is None else end.stop_string,
+        **told,
     }
 
 

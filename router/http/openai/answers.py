@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 FinishReason = Literal["stop", "length", "deadline"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "deadline"]
 
 
 class Answer(BaseModel):
@@ -74,22 +75,63 @@ class PromptLogprob(Answer):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class Constrained(Answer):
+    """Of an answer under a constraint, whether it satisfies it; `constraint_violation` says what
+    is wrong with a text that was checked at its end."""
+
+    constraint_satisfied: bool | None = None
+    constraint_violation: str | None = None
+
+
+class CalledFunction(Answer):
+    """A tool's name and what it is called with, an object as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(Answer):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Answer):
-    """The model's turn."""
+    """The model's turn; without text its content is null where it calls."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ChatToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(Constrained):
     """One answer to a chat."""
 
     index: int
     message: ChatMessage
     logprobs: ChatChoiceLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     token_ids: list[int] | None = None
+
+
+class CalledFunctionDelta(Answer):
+    """A call's name, which comes whole, or a piece of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ChatToolCallDelta(Answer):
+    """What a chunk adds to a call; id, type and name come with the first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta
 
 
 class ChatDelta(Answer):
@@ -98,15 +140,17 @@ class ChatDelta(Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
+    tool_calls: list[ChatToolCallDelta] | None = None
+    function_call: CalledFunctionDelta | None = None
 
 
-class ChatChunkChoice(Answer):
+class ChatChunkChoice(Constrained):
     """What a chunk adds to an answer."""
 
     index: int
     delta: ChatDelta
     logprobs: ChatChoiceLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     token_ids: list[int] | None = None
 
 
@@ -148,7 +192,7 @@ class CompletionLogprobs(Answer):
     top_logprobs: list[dict[str, float] | None] | None
 
 
-class CompletionChunkChoice(Answer):
+class CompletionChunkChoice(Constrained):
     """What a chunk adds to a text."""
 
     index: int

@@ -1,29 +1,43 @@
 """/v1/chat/completions: messages in, a message or its deltas out."""
 
 import asyncio
+from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from constraints.spec import Kind
 from router.errors import InvalidRequest, Unserved
-from router.events import Finished, PromptScored, TokenGenerated
+from router.grammar import RawGrammar
 from router.http.exchange import Exchange
 from router.http.openai.answers import CHAT_EVENTS, ChatCompletion
+from router.http.openai.calling import Calling, CallingFrames
+from router.http.openai.chat_frames import ChatChoiceFrames
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
-from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
+from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage, told_of_constraint
 from router.http.openai.schema import ChatBody
+from router.http.openai.tool_grammar import tool_grammar
+from router.http.openai.tools import Offered
 from router.http.openapi import NO_MODEL, describe
 from router.infer import Completion
 from router.request import GenerateRequest
 from router.text.chat_template import ChatTemplate
+from router.validation import RawParams
 
 # Settings that a template may read, and the values that ask for nothing where it does not.
 _SETTINGS = {"reasoning_effort": "none", "verbosity": "medium"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A chat in order. `calling`: how its answers call; None: they are text."""
+
+    request: GenerateRequest
+    calling: Calling | None
 
 
 class ChatRoutes:
@@ -49,8 +63,8 @@ class ChatRoutes:
         """Answer a chat, whole or as server-sent events."""
         exchange = self._front.intake.begin(request)
         body = await self._front.read(request, ChatBody)
-        checked = await self.check(exchange, body)
-        draws = self._front.draws([checked], body.num_draws)
+        checked = await self._check(exchange, body)
+        draws = self._front.draws([checked.request], body.num_draws)
         usage = Usage(body.num_draws)
         if body.stream:
             frames = self._frames(exchange, body, checked, usage)
@@ -60,20 +74,42 @@ class ChatRoutes:
             usage.add(index, completion.finished)
         logprobs = self._logprobs(body)
         choices = [
-            _choice(index, completion, body, logprobs)
+            _choice(index, completion, body, logprobs, checked.calling)
             for index, completion in enumerate(completions)
         ]
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion")
-        more = _told_of_prompt(body, checked, completions[0])
+        more = _told_of_prompt(body, checked.request, completions[0])
         return self._front.reply(exchange, envelope, choices, usage, **more)
 
     async def check(self, exchange: Exchange, body: ChatBody) -> GenerateRequest:
-        """The request for one answer. Raises InvalidRequest."""
-        raw = body.to_raw(self._front.limits)
+        """The request for one answer, which is text. Raises InvalidRequest."""
+        return (await self._check(exchange, body)).request
+
+    async def _check(self, exchange: Exchange, body: ChatBody) -> _Checked:
+        raw, offered, calling = body.to_raw(self._front.limits), body.offered, None
         prompt = await self.render(body)
-        return await self._front.intake.check(
+        if offered is not None:
+            raw, calling = await asyncio.to_thread(self._offer, body, raw, offered)
+        request = await self._front.intake.check(
             exchange, prompt, raw, add_special_tokens=bool(body.add_special_tokens)
         )
+        return _Checked(request, calling)
+
+    def _offer(self, body: ChatBody, raw: RawParams, offered: Offered) -> tuple[RawParams, Calling]:
+        """The parameters with the grammar of what may be called, and how calls are told."""
+        syntax, offer = self._template.call_syntax(body.chat_template), offered.offer
+        grammar = RawGrammar(Kind.LARK, tool_grammar(offer, syntax))
+        parts = {
+            tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True)
+            for tool in offer.tools
+        }
+        raw = replace(
+            raw,
+            grammar=grammar,
+            grammar_parts=tuple(parts.items()),
+            names={**raw.names, "grammar": offered.field},
+        )
+        return raw, Calling(syntax, offer.may_speak, is_old=offered.field == "functions")
 
     async def render(self, body: ChatBody) -> str:
         """The prompt. Raises TemplateFailed, and Unserved for what the template does not read."""
@@ -120,20 +156,21 @@ class ChatRoutes:
         return None if num_top is None else ChatLogprobs(self._front.names(body), num_top)
 
     def _frames(
-        self, exchange: Exchange, body: ChatBody, checked: GenerateRequest, usage: Usage
+        self, exchange: Exchange, body: ChatBody, checked: _Checked, usage: Usage
     ) -> OpenAiFrames:
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion.chunk")
         logprobs = self._logprobs(body)
-        prompt_ids = checked.prompt_ids if body.return_token_ids else None
+        prompt_ids = checked.request.prompt_ids
+        told: dict[str, Any] = {
+            "echoed": body.echoed,
+            "prompt_ids": prompt_ids if body.return_token_ids else None,
+            "has_usage": body.includes_usage,
+        }
+        calling = checked.calling
         choices = [
-            ChatChoiceFrames(
-                envelope,
-                index,
-                logprobs,
-                echoed=body.echoed,
-                prompt_ids=prompt_ids,
-                has_usage=body.includes_usage,
-            )
+            ChatChoiceFrames(envelope, index, logprobs, **told)
+            if calling is None
+            else CallingFrames(envelope, index, calling, logprobs, **told)
             for index in range(body.num_draws)
         ]
         return OpenAiFrames(
@@ -142,81 +179,30 @@ class ChatRoutes:
             choices,
             usage,
             includes_usage=body.includes_usage,
-            running=RunningUsage(len(checked.prompt_ids)) if body.counts_on else None,
+            running=RunningUsage(len(prompt_ids)) if body.counts_on else None,
         )
 
 
-class ChatChoiceFrames:
-    """The chunks of one choice: the role, deltas of text, the finish reason.
-
-    With `prompt_ids` they go out with the role, and each token's id with the token. `echoed` is
-    text that goes before the answer's.
-    """
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        index: int,
-        logprobs: ChatLogprobs | None,
-        *,
-        echoed: str,
-        prompt_ids: tuple[int, ...] | None,
-        has_usage: bool,
-    ) -> None:
-        head = envelope.chunk_head() + b'{"index":%d,"delta":' % index
-        end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
-        tail = b"]" + end
-        plain = b',"logprobs":null,"finish_reason":null}'
-        told = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
-        self._open = head + b'{"content":'
-        self._plain = b"}" + plain + tail
-        self._null_reason = b',"finish_reason":null'
-        self._end = head + b'{},"logprobs":null,"finish_reason":'
-        self._tail = b"}" + tail
-        self._logprobs = logprobs
-        self._tells_ids = prompt_ids is not None
-        # Sent with the first token, so that a client's first chunk means a first token.
-        role = b'{"role":"assistant","content":"","refusal":null}'
-        self._role = head + role + plain + b"]" + told + end + self._text(echoed)
-
-    def scored(self, event: PromptScored) -> bytes:
-        """Nothing: streamed chats do not tell of their prompt."""
-        return b""
-
-    def token(self, event: TokenGenerated) -> bytes:
-        """The text that may be shown now; nothing while it is held back."""
-        if self._logprobs is None and not self._tells_ids:
-            return self._begin() + self._text(event.text)
-        logprobs = b"null"
-        if self._logprobs is not None:
-            logprobs = orjson.dumps(self._logprobs.of([event]))
-        ids = b',"token_ids":[%d]' % event.token.token_id if self._tells_ids else b""
-        text = orjson.dumps(event.text)
-        chunk = self._open + text + b'},"logprobs":' + logprobs + self._null_reason + ids
-        return self._begin() + chunk + self._tail
-
-    def finished(self, event: Finished) -> bytes:
-        """What was held back, then an empty delta with the reason."""
-        reason = orjson.dumps(FINISH_REASONS[event.reason])
-        return self._begin() + self._text(event.tail) + self._end + reason + self._tail
-
-    def _begin(self) -> bytes:
-        role, self._role = self._role, b""
-        return role
-
-    def _text(self, text: str) -> bytes:
-        return self._open + orjson.dumps(text) + self._plain if text else b""
-
-
 def _choice(
-    index: int, completion: Completion, body: ChatBody, logprobs: ChatLogprobs | None
+    index: int,
+    completion: Completion,
+    body: ChatBody,
+    logprobs: ChatLogprobs | None,
+    calling: Calling | None,
 ) -> dict[str, Any]:
-    content = body.echoed + completion.finished.text
+    end = completion.finished
+    reason = FINISH_REASONS[end.reason]
+    if calling is None:
+        message = {"role": "assistant", "content": body.echoed + end.text, "refusal": None}
+    else:
+        message, num_calls = calling.message(end.text, body.echoed)
+        reason = calling.reason(end.reason, num_calls)
     choice = {
         "index": index,
-        "message": {"role": "assistant", "content": content, "refusal": None},
+        "message": message,
         "logprobs": None if logprobs is None else logprobs.of(completion.tokens),
-        "finish_reason": FINISH_REASONS[completion.finished.reason],
+        "finish_reason": reason,
+        **told_of_constraint(end),
     }
     if body.return_token_ids:
         choice["token_ids"] = [event.token.token_id for event in completion.tokens]

@@ -15,7 +15,13 @@ from router.http.openai.answers import COMPLETION_EVENTS, TextCompletion
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
-from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
+from router.http.openai.reply import (
+    FINISH_REASONS,
+    Envelope,
+    RunningUsage,
+    Usage,
+    told_of_constraint,
+)
 from router.http.openai.schema import CompletionBody
 from router.http.openapi import NO_MODEL, describe
 from router.infer import Completion
@@ -191,10 +197,10 @@ class CompletionChoiceFrames:
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty text with the reason."""
-        reason = orjson.dumps(_reason(event, only_scores=self._only_scores))
+        reason = _reason(event, only_scores=self._only_scores)
+        told = orjson.dumps({"finish_reason": reason, **told_of_constraint(event)})[1:-1]
         text = self._text("" if self._only_scores else event.tail)
-        end = self._head + b'"","logprobs":null,"finish_reason":' + reason + self._tail
-        return text + end
+        return text + self._head + b'"","logprobs":null,' + told + self._tail
 
     def _text(self, text: str) -> bytes:
         if self._echo:
@@ -231,6 +237,7 @@ def _choice(
         "text": echo + ("" if body.only_scores else completion.finished.text),
         "logprobs": logprobs,
         "finish_reason": _reason(completion.finished, only_scores=body.only_scores),
+        **told_of_constraint(completion.finished),
     }
 
 

@@ -1,29 +1,69 @@
 """The ways to ask for an answer of a certain form, and the grammar that each comes to.
 
 OpenAI's `response_format`, the hub's and TGI's forms of it, vLLM's `structured_outputs` and its
-older `guided_*`. What a grammar must be, and whether any is served, `router/grammar.py` and
-`router/parameters.py` say.
+older `guided_*`. What a grammar must be, `router/grammar.py` says.
 """
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from constraints.spec import Kind
+from constraints.spec import Kind, Whitespace
 from router.errors import InvalidRequest, Unserved
 from router.grammar import RawGrammar
 from router.http.body import Schema
+from router.http.grammar_field import CUTS
 
 _ANY_OBJECT = {"type": "object"}
-_TYPES = "`text`, `json_object` or `json_schema` (or TGI's `json` and `regex`)"
+_VALUED = {
+    "json": Kind.JSON_SCHEMA,
+    "regex": Kind.REGEX,
+    "choice": Kind.CHOICE,
+    "lark": Kind.LARK,
+    "where": Kind.WHERE,
+}
+_TYPES = "`text`, `json_object`, `json_schema` or `grammar` (or `json`, `regex`, `choice`, `lark` "
+_TYPES += "and `where`, with a `value`)"
 _KINDS = {
     "json": Kind.JSON_SCHEMA,
     "regex": Kind.REGEX,
     "choice": Kind.CHOICE,
     "grammar": Kind.LARK,
 }
+_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+# Of patterns for whitespace those that clients send, with a way to write JSON that keeps them.
+_SPACINGS: Mapping[str, Whitespace] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("", " ?", "[ ]?", "[\\n ]?", " *", "[ ]*", "[\\n ]*", "[\\n\\t ]*", "[ \\n\\t]*"),
+            Whitespace.COMPACT,
+        ),
+        **dict.fromkeys(("\\s*", "[ \\t\\n\\r]*", "[ \\n\\r\\t]*"), Whitespace.FLEXIBLE),
+    }
+)
 
 NamedGrammar = tuple[str, RawGrammar]
+
+
+class Options(Schema):
+    """How a form is to be read; the same as beside TGI's `grammar`."""
+
+    whitespace: Literal["flexible", "compact", "spaced"] | None = None
+    lenient: bool | None = None
+    on_budget: Literal["finish", "cut"] | None = None
+
+    def apply(self, grammar: RawGrammar) -> RawGrammar:
+        """The grammar, read so."""
+        return replace(
+            grammar,
+            whitespace=None if self.whitespace is None else Whitespace(self.whitespace),
+            lenient=self.lenient,
+            cuts=None if self.on_budget is None else CUTS[self.on_budget],
+        )
 
 
 class JsonSchemaFormat(Schema):
@@ -35,28 +75,34 @@ class JsonSchemaFormat(Schema):
     strict: bool | None = None
 
 
-class ResponseFormat(Schema):
-    """`response_format`: OpenAI's, the hub's (`json_object` with a `value`) and TGI's."""
+class ResponseFormat(Options):
+    """`response_format`: OpenAI's, the hub's (`json_object` with a `value`), TGI's and ours."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
+    grammar_: str | None = Field(default=None, alias="grammar")
     value: Any = None
 
     def grammar(self) -> RawGrammar | None:
         """What the answer must be; None: any text. Raises InvalidRequest, Unserved."""
-        if self.type == "text":
-            return None
+        return None if self.type == "text" else self.apply(self._bare())
+
+    def _bare(self) -> RawGrammar:
         if self.type == "json_object":
             schema = _ANY_OBJECT if self.value is None else self.value
             return RawGrammar(Kind.JSON_SCHEMA, schema)
         if self.type == "json_schema":
             return RawGrammar(Kind.JSON_SCHEMA, self._json_schema())
-        if self.type in ("json", "regex"):
+        if self.type in _VALUED:
             if self.value is None:
                 raise _missing("value")
-            return RawGrammar(_KINDS[self.type], self.value)
+            return RawGrammar(_VALUED[self.type], self.value)
+        if self.type == "grammar":
+            if self.grammar_ is None:
+                raise _missing("grammar")
+            return _lark(self.grammar_, "response_format.grammar")
         field = "response_format.type"
-        if self.type in ("structural_tag", "grammar"):
+        if self.type == "structural_tag":
             raise Unserved(f"`{field}` `{self.type}` is not served; it must be {_TYPES}", field)
         raise InvalidRequest(f"`{field}` must be {_TYPES}. Given: `{self.type[:60]}`", field)
 
@@ -70,8 +116,8 @@ class ResponseFormat(Schema):
         raise _missing("json_schema")
 
 
-class StructuredOutputs(Schema):
-    """vLLM's `structured_outputs`: one of these."""
+class StructuredOutputs(Options):
+    """vLLM's `structured_outputs`: one of these; `where` is ours."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -79,25 +125,36 @@ class StructuredOutputs(Schema):
     regex: str | None = None
     choice: list[str] | None = Field(default=None, fail_fast=True)
     grammar: str | None = None
+    where: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
     def grammars(self) -> list[NamedGrammar]:
         """Those that are asked for, with the fields that do. Raises Unserved."""
         place = "structured_outputs"
-        if self.structural_tag is not None:
-            raise Unserved(f"`{place}.structural_tag` is not served", f"{place}.structural_tag")
+        for name in ("structural_tag", "disable_additional_properties"):
+            if getattr(self, name):
+                raise Unserved(f"`{place}.{name}` is not served", f"{place}.{name}")
         found = [
-            (f"{place}.{name}", RawGrammar(kind, value))
-            for name, kind in _KINDS.items()
+            _named(f"{place}.{name}", kind, value)
+            for name, kind in {**_KINDS, "where": Kind.WHERE}.items()
             if (value := getattr(self, "json_" if name == "json" else name)) is not None
         ]
         if self.json_object:
             found.append((f"{place}.json_object", RawGrammar(Kind.JSON_SCHEMA, _ANY_OBJECT)))
         if not found:
-            rule = "one of `json`, `regex`, `choice`, `grammar` and `json_object`"
+            rule = "one of `json`, `regex`, `choice`, `grammar`, `where` and `json_object`"
             raise InvalidRequest(f"`{place}` must have {rule}", place)
-        return found
+        return [(name, self._spaced(self.apply(grammar))) for name, grammar in found]
+
+    def _spaced(self, grammar: RawGrammar) -> RawGrammar:
+        """vLLM's two ways to speak of whitespace, which mean nothing but in JSON."""
+        if self.disable_any_whitespace and grammar.kind is Kind.JSON_SCHEMA:
+            grammar = replace(grammar, whitespace=Whitespace.COMPACT)
+        return _patterned(grammar, self.whitespace_pattern, "structured_outputs.whitespace_pattern")
 
 
 class Formats(Schema):
@@ -124,14 +181,50 @@ class Formats(Schema):
         if self.structured_outputs is not None:
             found += self.structured_outputs.grammars()
         found += [
-            (f"guided_{name}", RawGrammar(kind, value))
+            _named(f"guided_{name}", kind, value)
             for name, kind in _KINDS.items()
             if (value := getattr(self, f"guided_{name}")) is not None
         ]
         if len(found) > 1:
             first, second = found[0][0], found[1][0]
             raise InvalidRequest(f"`{first}` and `{second}` cannot both shape an answer", second)
-        return found[0] if found else None
+        if not found:
+            return None
+        (name, grammar), pattern = found[0], "guided_whitespace_pattern"
+        return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
+
+
+def _named(field: str, kind: Kind, value: Any) -> NamedGrammar:
+    return field, _lark(value, field) if kind is Kind.LARK else RawGrammar(kind, value)
+
+
+def _lark(text: str, field: str) -> RawGrammar:
+    """A grammar in Lark. Raises Unserved for llama.cpp's notation.
+
+    That one has no lexer, so that a translation by rules into Lark, whose terminals take as much
+    as they can, would allow less than was written.
+    """
+    if _GBNF.search(text):
+        raise Unserved(
+            f"`{field}` is written in GBNF (`::=`), which is not served: write it in Lark, "
+            "beginning with a rule `start: ...`",
+            field,
+        )
+    return RawGrammar(Kind.LARK, text)
+
+
+def _patterned(grammar: RawGrammar, pattern: str | None, field: str) -> RawGrammar:
+    if pattern is None or grammar.kind is not Kind.JSON_SCHEMA:
+        return grammar
+    spacing = _SPACINGS.get(pattern)
+    if spacing is None:
+        shown = ", ".join(f"`{known}`" for known in _SPACINGS if known)
+        raise Unserved(
+            f"`{field}` is not served with this pattern; leave it out, or say one of {shown}, or "
+            "`` for none",
+            field,
+        )
+    return replace(grammar, whitespace=spacing)
 
 
 def _missing(name: str) -> InvalidRequest:

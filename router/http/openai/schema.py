@@ -9,7 +9,14 @@ from router.errors import InvalidRequest, Unserved
 from router.http.fields import Prompts
 from router.http.openai.common import OpenAiBody
 from router.http.openai.messages import Message
-from router.http.openai.tools import Choice, Function, Tool, check_tools, shown_functions
+from router.http.openai.tools import (
+    Choice,
+    Function,
+    Offered,
+    Tool,
+    offered_tools,
+    shown_functions,
+)
 from router.validation import Limits, RawParams
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
@@ -58,6 +65,19 @@ class ChatBody(OpenAiBody):
         return shown_functions(self.tools, self.functions)
 
     @property
+    def offered(self) -> Offered | None:
+        """What the answer may call; None: nothing. Raises InvalidRequest."""
+        grammar = self.named_grammar()
+        return offered_tools(
+            self.tools,
+            self.tool_choice,
+            self.functions,
+            self.function_call,
+            in_parallel=self.parallel_tool_calls is not False,
+            format_field=None if grammar is None else grammar[0],
+        )
+
+    @property
     def echoed(self) -> str:
         """What the answer begins with: the assistant's last words, if asked for."""
         last = self.messages[-1]
@@ -72,14 +92,7 @@ class ChatBody(OpenAiBody):
             if value is not None and not words.fullmatch(value):
                 known = words.pattern.replace("|", ", ")
                 raise InvalidRequest(f"`{name}` must be one of {known}. Given: {value[:60]}", name)
-        grammar = self.named_grammar()
-        check_tools(
-            self.tools,
-            self.tool_choice,
-            self.functions,
-            self.function_call,
-            format_field=None if grammar is None else grammar[0],
-        )
+        _ = self.offered
         super().check_supported()
 
     def to_raw(self, limits: Limits) -> RawParams:

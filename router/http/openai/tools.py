@@ -1,8 +1,7 @@
-"""Tools of a chat: their types and what can be wrong with them.
+"""Tools of a chat: their types, what can be wrong with them, and what is offered to the model.
 
-Calls are not made yet: a tool can be shown to the model (`tool_choice` "none"), nothing more.
 OpenAI's old `functions` and `function_call` are the same under other names; TGI names a tool by
-its bare name, and its parameters `arguments`.
+its bare name, and its parameters `arguments`. How calls are written is for `tool_grammar.py`.
 """
 
 import re
@@ -14,11 +13,14 @@ from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, ToolsRefused, Unserved
 from router.http.body import Schema
+from router.http.openai.tool_grammar import Offer, OfferedTool
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _WORDS = ("none", "auto", "required")
 _NAMED = "named"
-_UNSERVED = ("allowed_tools", "custom")
+_CUSTOM = "custom"
+# What a function without parameters is called with.
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _MOST = 128
 # Of each way to offer tools, the field that chooses among them.
 _CHOICES = {"tools": "tool_choice", "functions": "function_call"}
@@ -26,10 +28,14 @@ _CHOICES = {"tools": "tool_choice", "functions": "function_call"}
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which tool is to be called: one of OpenAI's words, or `named` with a name."""
+    """Which tools are to be called: one of OpenAI's words, or `named` with a name.
+
+    `allowed` narrows `auto` and `required` to some of the tools; None: to none in particular.
+    """
 
     word: str
     name: str = ""
+    allowed: tuple[str, ...] | None = None
 
     @property
     def may_call(self) -> bool:
@@ -48,8 +54,10 @@ def _choice(value: Any) -> ToolChoice:
         return ToolChoice(value) if value in _WORDS else ToolChoice(_NAMED, value)
     if isinstance(value, dict):
         kind = value.get("type", "function")
-        if kind in _UNSERVED:
-            return ToolChoice(kind)
+        if kind == _CUSTOM:
+            return ToolChoice(_CUSTOM)
+        if kind == "allowed_tools":
+            return _allowed(value.get("allowed_tools", value))
         # OpenAI's `function_call` is the bare object of a name.
         function = value.get("function", value)
         name = function.get("name") if isinstance(function, dict) else None
@@ -58,6 +66,24 @@ def _choice(value: Any) -> ToolChoice:
     raise ValueError(
         'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
     )
+
+
+def _allowed(value: Any) -> ToolChoice:
+    """OpenAI's way to offer some of the tools that the model sees."""
+    tools = value.get("tools") if isinstance(value, dict) else None
+    mode = value.get("mode") if isinstance(value, dict) else None
+    if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
+        raise ValueError('must have `tools`, a list, and `mode`, "auto" or "required"')
+    names = []
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise ValueError(
+                'must have `tools` like {"type": "function", "function": {"name": ...}}'
+            )
+        names.append(name)
+    return ToolChoice(mode, allowed=tuple(names))
 
 
 Name = Annotated[
@@ -108,35 +134,88 @@ def shown_functions(
     return [{"type": "function", "function": one.for_template()} for one in found] or None
 
 
-def check_tools(
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What may be called. `field` is where it stands: `tools`, or of old `functions`."""
+
+    field: str
+    offer: Offer
+
+
+def offered_tools(
     tools: Sequence[Tool] | None,
     choice: ToolChoice | None,
     functions: Sequence[Function] | None,
     function_choice: ToolChoice | None,
     *,
+    in_parallel: bool,
     format_field: str | None,
-) -> None:
-    """Raises InvalidRequest for what contradicts itself, Unserved if tools might be called."""
+) -> Offered | None:
+    """What may be called; None: nothing. Raises InvalidRequest for what contradicts itself."""
     _check_each(tools or ())
-    for name, offered, chosen in (
-        ("tools", [tool.function.name for tool in tools or () if tool.function], choice),
-        ("functions", [function.name for function in functions or ()], function_choice),
-    ):
-        _check_names(name, offered)
-        _check_choice(_CHOICES[name], name, offered, chosen)
-        may_call = bool(offered) and (chosen is None or chosen.may_call)
-        if may_call and format_field is not None:
-            raise ToolsRefused(
-                "Tool error: Grammar and tools are mutually exclusive: "
-                f"`{format_field}` and `{name}` cannot both shape an answer",
-                name,
-            )
-        if may_call:
-            raise Unserved(
-                f"`{name}` needs constrained output, which is not served yet: leave it out, or "
-                f'show them to the model alone with `{_CHOICES[name]}` "none"',
-                name,
-            )
+    found = [
+        each
+        for field, place, given, chosen in (
+            ("tools", "tools[{}].function", [tool.function for tool in tools or ()], choice),
+            ("functions", "functions[{}]", functions or (), function_choice),
+        )
+        if (each := _offered(field, place, given, chosen, in_parallel=in_parallel)) is not None
+    ]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise InvalidRequest("`tools` and `functions` cannot both be called", "functions")
+    if format_field is not None:
+        field = found[0].field
+        raise ToolsRefused(
+            "Tool error: Grammar and tools are mutually exclusive: "
+            f"`{format_field}` and `{field}` cannot both shape an answer",
+            field,
+        )
+    return found[0]
+
+
+def _offered(
+    field: str,
+    place: str,
+    functions: Sequence[Function | None],
+    choice: ToolChoice | None,
+    *,
+    in_parallel: bool,
+) -> Offered | None:
+    by_name = {
+        function.name: OfferedTool(
+            function.name,
+            _parameters(function, f"{place.format(index)}.parameters"),
+            f"{place.format(index)}.parameters",
+        )
+        for index, function in enumerate(functions)
+        if function is not None
+    }
+    names = [function.name for function in functions if function is not None]
+    _check_names(field, names)
+    chosen = choice or ToolChoice("auto")
+    _check_choice(_CHOICES[field], field, names, chosen)
+    if not names or not chosen.may_call:
+        return None
+    wanted = (chosen.name,) if chosen.word == _NAMED else chosen.allowed or tuple(names)
+    offer = Offer(
+        tuple(by_name[name] for name in dict.fromkeys(wanted)),
+        may_speak=chosen.word == "auto",
+        # Of old there is one call, and who names a tool means one.
+        may_repeat=in_parallel and field == "tools" and chosen.word != _NAMED,
+    )
+    return Offered(field, offer)
+
+
+def _parameters(function: Function, place: str) -> dict[str, Any]:
+    """The schema of the arguments, which are an object in any case. Raises InvalidRequest."""
+    schema = function.arguments if function.parameters is None else function.parameters
+    if schema is None:
+        return _NO_PARAMETERS
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest(f"`{place}.type` must be `object`", f"{place}.type")
+    return {"type": "object", **schema}
 
 
 def _check_each(tools: Sequence[Tool]) -> None:
@@ -160,17 +239,15 @@ def _check_names(field: str, names: Sequence[str]) -> None:
         raise InvalidRequest(f"`{field}` has the name `{twice}` twice", field)
 
 
-def _check_choice(
-    field: str, tools_field: str, names: Sequence[str], choice: ToolChoice | None
-) -> None:
-    if choice is None or choice.word in ("none", "auto"):
-        return
-    if choice.word in _UNSERVED:
+def _check_choice(field: str, tools_field: str, names: Sequence[str], choice: ToolChoice) -> None:
+    if choice.word == _CUSTOM:
         raise Unserved(f"`{field}` of type `{choice.word}` is not served", field)
-    if not names:
+    wanted = (choice.name,) if choice.word == _NAMED else choice.allowed
+    if not names and (choice.word == "required" or wanted is not None):
         raise InvalidRequest(f"`{field}` asks for a call, but there are no `{tools_field}`", field)
-    if choice.word == _NAMED and choice.name not in names:
-        raise ToolsRefused(
-            f"Tool error: `{field}` names `{choice.name[:60]}`, which is not among `{tools_field}`",
-            field,
-        )
+    for name in wanted or ():
+        if name not in names:
+            raise ToolsRefused(
+                f"Tool error: `{field}` names `{name[:60]}`, which is not among `{tools_field}`",
+                field,
+            )

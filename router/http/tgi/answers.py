@@ -33,7 +33,15 @@ class PrefillToken(Answer):
     logprob: float | None
 
 
-class BestOfSequence(Answer):
+class Constrained(Answer):
+    """Of an answer under a grammar, whether it satisfies it; `constraint_violation` says what is
+    wrong with a text that was checked at its end."""
+
+    constraint_satisfied: bool | None = None
+    constraint_violation: str | None = None
+
+
+class BestOfSequence(Constrained):
     """One of the answers that `best_of` did not choose."""
 
     generated_text: str
@@ -45,7 +53,7 @@ class BestOfSequence(Answer):
     top_tokens: list[list[Token]] | None = None
 
 
-class Details(Answer):
+class Details(Constrained):
     """What `details` asks for."""
 
     finish_reason: FinishReason
@@ -64,7 +72,7 @@ class GenerateResponse(Answer):
     details: Details | None = None
 
 
-class StreamDetails(Answer):
+class StreamDetails(Constrained):
     """What `details` asks for, in the last event of a stream."""
 
     finish_reason: FinishReason

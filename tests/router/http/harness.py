@@ -20,6 +20,7 @@ from router.shards import ShardTimeouts
 from router.text.chat_template import ChatTemplate
 from router.validation import Limits, Validation
 from tests.byte_tokenizer import VOCAB_SIZE
+from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.rig import QUICK, Rig, byte_tokenizer, routing
 
@@ -56,6 +57,7 @@ async def housing(
     max_body_len: int = 100_000,
     max_duration_s: float | None = None,
     takes_grammars: bool = True,
+    checks: FakeChecks | None = None,
     batcher_limits: BatcherLimits | None = None,
     timeouts: ShardTimeouts = QUICK,
     **edge: Any,
@@ -75,7 +77,9 @@ async def housing(
     async with routing(shard, limits=batcher_limits, timeouts=timeouts) as rig:
         services = Services(
             infer=rig.infer,
-            validation=Validation(limits, tokenizer, draw_seed=lambda: SEED),
+            validation=Validation(
+                limits, tokenizer, checks or FakeChecks(), draw_seed=lambda: SEED
+            ),
             tokenizer=tokenizer,
             chat_template=ChatTemplate(
                 (templates or tokenizer.chat_templates) if with_template else {}, "<s>", "</s>"

@@ -6,6 +6,7 @@ from typing import Any
 
 from router.events import Finished, FinishReason, TokenGenerated
 from router.http.openai.logprobs import ChatLogprobs
+from router.http.openai.reply import told_of_constraint
 from router.http.openai.responses.items import message_fields, output_part
 from router.http.openai.responses.schema import ResponseBody
 
@@ -42,6 +43,7 @@ class Reply:
             "completed_at": None if reason else completed_s,
             "incomplete_details": {"reason": reason} if reason else None,
             "usage": _usage(end),
+            **told_of_constraint(end),
         }
 
     def item(self, end: Finished, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.byte_tokenizer import NUM_SPECIAL
+from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import SEED, House, housing
 from tests.router.rig import asking
@@ -297,6 +298,22 @@ JSON_OF_A = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "
 
 
 @pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "json_object"}, '{"type":"object"}'),
+        (JSON_OF_A, '{"type":"object"}'),
+    ],
+)
+async def test_a_format_is_a_constraint_and_told_back(form: Any, schema: str) -> None:
+    checks = FakeChecks()
+    async with housing(saying_after_hi("{}"), checks=checks) as house:
+        answer = await post(house, text={"format": form})
+
+    assert [constraint.spec.text for constraint, *_ in checks.asked] == [schema]
+    assert answer["text"]["format"] == form
+
+
+@pytest.mark.parametrize(
     ("fields", "field"),
     [
         ({"background": True}, "background"),
@@ -308,8 +325,6 @@ JSON_OF_A = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"text": {"format": JSON_OF_A}}, "text.format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "name": "look"}]}, "tools"),

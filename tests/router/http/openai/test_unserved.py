@@ -11,6 +11,7 @@ from tests.router.http.openai.asking import CHAT, COMPLETIONS, HI, post, refuse,
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"name": "look_up", "description": "", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
+STRING = {"type": "string"}
 NAMED = {"type": "function", "function": {"name": "look_up"}}
 
 
@@ -18,38 +19,25 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_object", "value": SCHEMA}}, "response_format"),
-        ({"response_format": {"type": "json", "value": SCHEMA}}, "response_format"),
-        ({"response_format": {"type": "json", "value": '{"type": "object"}'}}, "response_format"),
-        ({"response_format": {"type": "regex", "value": "a+"}}, "response_format"),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
-                }
-            },
-            "response_format",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "value": {"schema": SCHEMA}}},
-            "response_format",
-        ),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
-        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"grammar": "start: A"}}, "structured_outputs.grammar"),
-        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "a"'}},
+            "structured_outputs.grammar",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[a-z]"}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
         (
             {"structured_outputs": {"structural_tag": "{}"}},
             "structured_outputs.structural_tag",
         ),
-        ({"guided_json": SCHEMA}, "guided_json"),
-        ({"guided_regex": "a"}, "guided_regex"),
-        ({"guided_choice": ["a"]}, "guided_choice"),
-        ({"guided_grammar": "start: A"}, "guided_grammar"),
+        ({"guided_grammar": "root ::= [a-z]+\n"}, "guided_grammar"),
+        ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern"),
         ({"suffix": "!"}, "suffix"),
         ({"store": True}, "store"),
         ({"audio": {"voice": "a", "format": "mp3"}}, "audio"),
@@ -63,7 +51,6 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
         ({"priority": 1}, "priority"),
         ({"cache_salt": "x"}, "cache_salt"),
         ({"include_reasoning": False}, "include_reasoning"),
-        ({"tools": [TOOL]}, "tools"),
     ],
 )
 async def test_what_is_not_served_is_a_422_that_names_the_field(
@@ -81,17 +68,8 @@ async def test_what_is_not_served_is_a_422_that_names_the_field(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
-        ({"tools": [TOOL], "tool_choice": NAMED}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "look_up"}, "tools"),
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0]"),
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
-            "tool_choice",
-        ),
-        ({"functions": [FUNCTION]}, "functions"),
-        ({"functions": [FUNCTION], "function_call": {"name": "look_up"}}, "functions"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"verbosity": "low"}, "verbosity"),
         ({"documents": [{"title": "a", "text": "b"}]}, "documents"),
@@ -128,6 +106,20 @@ async def test_a_part_that_is_no_text_is_refused_by_its_place(part: Any, kind: s
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "where"}}, "response_format.value"),
+        ({"response_format": {"type": "grammar"}}, "response_format.grammar"),
+        (
+            {"response_format": {"type": "json_object", "whitespace": "loose"}},
+            "response_format.whitespace",
+        ),
+        (
+            {"response_format": {"type": "json_object", "on_budget": "hope"}},
+            "response_format.on_budget",
+        ),
+        (
+            {"response_format": {"type": "regex", "value": "a", "lenient": True}},
+            "response_format",
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
             "response_format.json_schema.schema",
@@ -157,6 +149,12 @@ async def test_a_part_that_is_no_text_is_refused_by_its_place(part: Any, kind: s
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": NAMED}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": STRING}}]},
+            "tools[0].function.parameters.type",
+        ),
+        ({"tools": [TOOL], "functions": [FUNCTION]}, "functions"),
         ({"functions": [{}]}, "functions[0].name"),
         ({"store": "yes"}, "store"),
         ({"metadata": {"a": 1}}, "metadata.a"),
@@ -224,7 +222,7 @@ async def test_the_hub_s_error_of_two_forms_is_tgi_s_text() -> None:
 
 async def test_no_answer_is_given_to_what_is_refused() -> None:
     async with housing(saying_after_hi("ok")) as house:
-        await refuse(house, CHAT, {"messages": HI, "stream": True, "tools": [TOOL]})
+        await refuse(house, CHAT, {"messages": HI, "stream": True, "audio": {}})
         answer = await post(house, CHAT, {"messages": HI})
 
         prefills = [method for method, _ in house.shard.calls if method == "Prefill"]

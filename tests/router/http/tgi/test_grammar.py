@@ -1,9 +1,13 @@
-"""`grammar`: TGI's union of types and ours, its faults, and the word that it is not served yet."""
+"""`grammar`: TGI's union of types and ours, what becomes of each, its faults and refusals."""
 
 from typing import Any
 
 import pytest
 
+from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from router.errors import ConstraintRefused
+from router.request import Constraint
+from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
 
@@ -19,22 +23,83 @@ async def refusal(house: House, grammar: Any, path: str = "/generate") -> str:
     return str(answer.json()["error"])
 
 
+def spec(kind: Kind, text: str) -> ConstraintSpec:
+    return ConstraintSpec(kind, text)
+
+
+JSON = '{"type":"object","properties":{"a":{"type":"integer"}}}'
+
+
 @pytest.mark.parametrize(
-    "grammar",
+    ("grammar", "expected"),
     [
-        {"type": "json", "value": SCHEMA},
-        {"type": "json", "value": '{"enum": [1]}'},
-        {"type": "json_object", "value": {"anyOf": [SCHEMA]}},
-        {"type": "json_schema", "value": {"schema": SCHEMA, "name": "a", "strict": True}},
-        {"type": "regex", "value": "[0-9]+"},
-        {"type": "choice", "value": ["yes", "no"]},
-        {"type": "lark", "value": "start: WORD"},
-        {"type": "where", "value": "len(A) < 3"},
+        ({"type": "json", "value": SCHEMA}, spec(Kind.JSON_SCHEMA, JSON)),
+        ({"type": "json", "value": '{"enum": [1]}'}, spec(Kind.JSON_SCHEMA, '{"enum":[1]}')),
+        ({"type": "json_object", "value": SCHEMA}, spec(Kind.JSON_SCHEMA, JSON)),
+        (
+            {"type": "json_schema", "value": {"schema": SCHEMA, "name": "a", "strict": True}},
+            spec(Kind.JSON_SCHEMA, JSON),
+        ),
+        ({"type": "regex", "value": "[0-9]+"}, spec(Kind.REGEX, "[0-9]+")),
+        ({"type": "choice", "value": ["yes", "no"]}, spec(Kind.CHOICE, '["yes","no"]')),
+        ({"type": "lark", "value": "start: WORD"}, spec(Kind.LARK, "start: WORD")),
+        ({"type": "where", "value": "len(X) < 3"}, spec(Kind.WHERE, "len(X) < 3")),
+        (
+            {"type": "json", "value": SCHEMA, "whitespace": "compact", "lenient": True},
+            ConstraintSpec(Kind.JSON_SCHEMA, JSON, Whitespace.COMPACT, lenient=True),
+        ),
     ],
 )
-async def test_a_grammar_in_order_is_not_served_yet_and_never_ignored(grammar: Any) -> None:
-    async with housing(FakeShard()) as house:
-        assert "`grammar` is not served yet" in await refusal(house, grammar)
+async def test_a_grammar_is_checked_and_then_asked_of_the_shard(
+    grammar: Any, expected: ConstraintSpec
+) -> None:
+    checks = FakeChecks()
+    parameters = {"grammar": grammar, "max_new_tokens": 9, "stop": ["."]}
+    async with housing(FakeShard(), checks=checks) as house, house.client as client:
+        answer = await client.post("/generate", json={"inputs": "hello", "parameters": parameters})
+        requests = [
+            call.batch.requests[0] for method, call in house.shard.calls if method == "Prefill"
+        ]
+
+    assert answer.status_code == 200
+    assert checks.asked == [(Constraint(expected), StopRule((".",)), 9, False)]
+    assert requests[0].constraint.text == expected.text
+
+
+async def test_a_grammar_may_be_cut() -> None:
+    checks = FakeChecks()
+    grammar = {"type": "regex", "value": "a+", "on_budget": "cut"}
+    body = {"inputs": "hello", "parameters": {"grammar": grammar, "max_new_tokens": 4}}
+    async with housing(FakeShard(), checks=checks) as house, house.client as client:
+        await client.post("/generate", json=body)
+
+    assert checks.asked == [(Constraint(spec(Kind.REGEX, "a+"), cuts=True), StopRule(), 4, True)]
+
+
+async def test_why_a_grammar_cannot_be_kept_is_told_to_programs_too() -> None:
+    refusal_ = ConstraintRefused(
+        "the keyword `not` is not enforced", "not_enforced", {"pointer": "/properties/a"}
+    )
+    checks = FakeChecks(lambda _: refusal_)
+    body = {"inputs": "a", "parameters": {"grammar": {"type": "json", "value": SCHEMA}}}
+    async with housing(FakeShard(), checks=checks) as house, house.client as client:
+        answer = await client.post("/generate", json=body)
+
+    assert answer.status_code == 422
+    assert answer.json() == {
+        "error": "Constraint error: `grammar`: the keyword `not` is not enforced",
+        "error_type": "constraint_error",
+        "constraint": {"reason": "not_enforced", "pointer": "/properties/a"},
+    }
+
+
+async def test_a_grammar_that_cannot_be_read_is_tgi_s_error() -> None:
+    checks = FakeChecks(lambda _: ConstraintRefused("at 3: a ) is missing", "malformed"))
+    body = {"type": "regex", "value": "(a"}
+    async with housing(FakeShard(), checks=checks) as house:
+        told = await refusal(house, body)
+
+    assert told == "Input validation error: `grammar`: at 3: a ) is missing"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +118,10 @@ async def test_a_grammar_in_order_is_not_served_yet_and_never_ignored(grammar: A
         ({"type": "json", "value": [SCHEMA]}, "must have an object or a string for its `value`"),
         ({"type": "json", "value": "[]"}, "must be a JSON schema"),
         ({"type": "choice", "value": [1]}, "`grammar` is not valid: the value of `choice`"),
+        ({"type": "json", "value": {}, "whitespace": "much"}, "must have one of `flexible`"),
+        ({"type": "json", "value": {}, "lenient": 1}, "must have true or false for `lenient`"),
+        ({"type": "json", "value": {}, "on_budget": 3}, "must have one of `finish`, `cut`"),
+        ({"type": "regex", "value": "a", "lenient": True}, "`lenient` is said of JSON"),
     ],
 )
 async def test_a_grammar_out_of_order_is_told_what_is_wrong(grammar: Any, words: str) -> None:
@@ -68,9 +137,10 @@ async def test_a_server_may_take_no_grammar_at_all() -> None:
 
 
 async def test_in_a_stream_the_refusal_is_an_event() -> None:
+    checks = FakeChecks(lambda _: ConstraintRefused("no text", "contradiction"))
     body = {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "a"}}}
-    async with housing(FakeShard()) as house, house.client as client:
+    async with housing(FakeShard(), checks=checks) as house, house.client as client:
         answer = await client.post("/generate_stream", json=body)
 
     assert answer.status_code == 200
-    assert answer.text.startswith('data: {"error":"Input validation error: `grammar` is not served')
+    assert answer.text.startswith('data: {"error":"Constraint error: `grammar`: no text"')

@@ -1,0 +1,105 @@
+"""Tools and the choice among them as a grammar of what the model may write.
+
+    start: free text | free text, trigger, calls      (auto)
+    start: calls                                      (required, named)
+
+Arguments are JSON of each tool's own schema, whose pointers stay what they are: every schema is a
+document by itself inside of the grammar. It knows no requests, no tokens and no answers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from router.text.call_syntax import CallSyntax
+
+# Spaces as Python's json.dumps and the templates that models learnt from put them; no escapes by
+# number, of which some are no characters.
+_OPTIONS = {
+    "whitespace_flexible": False,
+    "key_separator": ": ",
+    "item_separator": ", ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+_META = frozenset("\\.+*?()|[]{}^$#&-~/")
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that may be called. `place` is the field of its parameters."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What an answer may consist of.
+
+    may_speak: it may be text, before its calls or without any
+    may_repeat: it may have several calls
+    """
+
+    tools: tuple[OfferedTool, ...]
+    may_speak: bool
+    may_repeat: bool
+
+
+def tool_grammar(offer: Offer, syntax: CallSyntax) -> str:
+    """The grammar, in Lark."""
+    rules = [f"start: {_start(offer, syntax)}"]
+    if offer.may_speak:
+        rules += _free_text(syntax)
+    alternatives = []
+    for index, tool in enumerate(offer.tools):
+        alternatives.append(f"{_text(tool.name + syntax.middle)} arguments_{index}")
+        schema = {**tool.parameters, "x-guidance": _OPTIONS}
+        rules.append(f"arguments_{index}: %json {orjson.dumps(schema).decode()}")
+    rules.append("function: " + "\n    | ".join(alternatives))
+    return "\n".join(rules) + "\n"
+
+
+def _start(offer: Offer, syntax: CallSyntax) -> str:
+    begun, calls = syntax.opening + syntax.head, _calls(offer, syntax)
+    if not offer.may_speak:
+        return f"{_text(begun)} {calls}"
+    return f"FREE | BEGIN {_text(begun.removeprefix(syntax.trigger))} {calls}"
+
+
+def _calls(offer: Offer, syntax: CallSyntax) -> str:
+    """What follows the first call's head."""
+    call = f"function {_text(syntax.tail)}"
+    closing = _text(syntax.closing)
+    if not offer.may_repeat or syntax.separator is None:
+        return f"{call} {closing}"
+    # No literal may begin with another that is legal in its place.
+    if syntax.closing and syntax.separator.startswith(syntax.closing):
+        more = syntax.separator.removeprefix(syntax.closing)
+        return f"{call} {closing} ({_text(more + syntax.head)} {call} {closing})*"
+    return f"{call} ({_text(syntax.separator + syntax.head)} {call})* {closing}"
+
+
+def _free_text(syntax: CallSyntax) -> list[str]:
+    """Text without a trigger, and text with one at its end.
+
+    They cannot be mistaken for each other: where BEGIN is whole neither goes on.
+    """
+    trigger = _pattern(syntax.trigger)
+    if syntax.only_at_start:
+        return [f"FREE: /(?s:.*)/ & ~/{trigger}(?s:.*)/", f"BEGIN: /{trigger}/"]
+    return [
+        f"FREE: /(?s:.*)/ & ~/(?s:.*){trigger}(?s:.*)/",
+        f"BEGIN: /(?s:.*){trigger}/ & ~/(?s:.*){trigger}(?s:.+)/",
+    ]
+
+
+def _text(text: str) -> str:
+    """A literal; nothing for an empty one."""
+    return orjson.dumps(text).decode() if text else ""
+
+
+def _pattern(text: str) -> str:
+    return "".join(f"\\{char}" if char in _META else char for char in text)

@@ -1,0 +1,29 @@
+"""A check of constraints that asks nobody: it accepts all but what a test wants refused."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from constraints.spec import StopRule
+from router.constraint_check import CheckedConstraint
+from router.errors import ConstraintRefused
+from router.request import Constraint
+
+Refuse = Callable[[Constraint], ConstraintRefused | None]
+
+
+@dataclass
+class FakeChecks:
+    """Remembers what it was asked, in order: (constraint, stops, max_new_tokens, cuts)."""
+
+    refuse: Refuse = lambda constraint: None
+    asked: list[tuple[Constraint, StopRule, int, bool]] = field(default_factory=list)
+
+    async def check(
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
+    ) -> CheckedConstraint:
+        """The constraint as it is, unless the test refuses it."""
+        self.asked.append((constraint, stops, max_new_tokens, cuts))
+        refusal = self.refuse(constraint)
+        if refusal is not None:
+            raise refusal
+        return CheckedConstraint(constraint)

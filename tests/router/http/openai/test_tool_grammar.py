@@ -1,0 +1,127 @@
+"""The grammar of an offer holds the answers that it may have, and no others."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from constraints.compiler import Compiler
+from constraints.spec import ConstraintSpec, Kind
+from constraints.vocabulary import Vocabulary
+from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
+from router.text.call_syntax import HERMES, CallSyntax
+from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, save_byte_tokenizer
+from tests.router.http.openai.calls import LLAMA, MISTRAL, SYNTAXES, Call, written
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "more": {"$ref": "#/$defs/tree"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {"leaf": {"$ref": "#/$defs/tree"}},
+            "additionalProperties": False,
+        }
+    },
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = (OfferedTool("get", CITY, "a"), OfferedTool("get_more", NOTHING, "b"))
+ROME: Call = ("get", {"city": "Rome", "more": {"leaf": {"leaf": {}}}})
+MORE: Call = ("get_more", {})
+
+
+@cache
+def compiler() -> Compiler:
+    with TemporaryDirectory() as folder:
+        path = save_byte_tokenizer(Path(folder)) / "tokenizer.json"
+        return Compiler(Vocabulary.load(path, VOCAB_SIZE, [EOS_ID]))
+
+
+def accepts(offer: Offer, syntax: CallSyntax, text: str) -> bool:
+    grammar = tool_grammar(offer, syntax)
+    matcher = compiler().compile(ConstraintSpec(Kind.LARK, grammar)).matcher()
+    token_ids = byte_ids(text)
+    if matcher.num_legal(token_ids) < len(token_ids):
+        return False
+    for token_id in token_ids:
+        matcher.advance(token_id)
+    return matcher.is_complete
+
+
+def offering(*, may_speak: bool = False, may_repeat: bool = False, tools: Any = TOOLS) -> Offer:
+    return Offer(tools, may_speak, may_repeat)
+
+
+every_syntax = pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+
+
+@every_syntax
+@pytest.mark.parametrize("call", [ROME, MORE])
+def test_a_required_call_is_one_of_the_tools_with_its_arguments(
+    syntax: CallSyntax, call: Call
+) -> None:
+    assert accepts(offering(), syntax, written(syntax, [call]))
+
+
+@every_syntax
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("got", {})],
+        [("get", {})],
+        [("get", {"city": 5})],
+        [("get", {"city": "a", "more": {"leaf": 1}})],
+        [("get_more", {"city": "a"})],
+        [],
+    ],
+)
+def test_other_calls_are_none(syntax: CallSyntax, calls: list[Call]) -> None:
+    for may_speak in (False, True) if calls else (False,):
+        offer = offering(may_speak=may_speak, may_repeat=True)
+        assert not accepts(offer, syntax, written(syntax, calls))
+
+
+@pytest.mark.parametrize("syntax", [HERMES, MISTRAL])
+def test_several_calls_are_in_order_where_the_offer_has_them(syntax: CallSyntax) -> None:
+    text = written(syntax, [ROME, MORE, ROME])
+
+    assert accepts(offering(may_repeat=True), syntax, text)
+    assert not accepts(offering(), syntax, text)
+
+
+def test_where_a_call_is_the_answer_there_is_one() -> None:
+    once = written(LLAMA, [MORE])
+
+    assert accepts(offering(may_repeat=True), LLAMA, once)
+    assert not accepts(offering(may_repeat=True), LLAMA, once + once)
+
+
+@every_syntax
+@pytest.mark.parametrize("said", ["", "hello", "a <tool", "<tool_cal", "[TOOL_CAL", 'so: {"a"\n\n'])
+def test_an_answer_may_be_text(syntax: CallSyntax, said: str) -> None:
+    assert accepts(offering(may_speak=True), syntax, said)
+    assert not accepts(offering(), syntax, said)
+
+
+@pytest.mark.parametrize("syntax", [HERMES, MISTRAL])
+def test_text_may_turn_into_calls_and_not_back(syntax: CallSyntax) -> None:
+    offer = offering(may_speak=True, may_repeat=True)
+    text = written(syntax, [ROME, MORE], said="I look.\n")
+
+    assert accepts(offer, syntax, text)
+    assert not accepts(offer, syntax, text + " so")
+    assert not accepts(offer, syntax, text[:-1])
+    assert not accepts(offer, syntax, f"a {syntax.trigger}")
+    assert not accepts(offer, syntax, f"a {syntax.trigger} b")
+
+
+def test_128_tools_are_one_grammar() -> None:
+    tools = tuple(OfferedTool(f"tool_{index}", CITY, "a") for index in range(128))
+    offer = offering(tools=tools)
+
+    assert accepts(offer, HERMES, written(HERMES, [("tool_127", {"city": "a"})]))
+    assert not accepts(offer, HERMES, written(HERMES, [("tool_128", {"city": "a"})]))
