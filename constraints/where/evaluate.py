@@ -49,7 +49,7 @@ _DECISIVE_DIGITS = 40
 def holds(expression: Expression, text: str, num_tokens: int = 0) -> bool:
     """Whether the output `text`, made of `num_tokens` tokens, satisfies the expression.
 
-    With stops_before, `text` is the output without the dropped phrase.
+    With stops_before, `text` is the output without the dropped phrase; its tokens still count.
     """
     match expression:
         case And(parts):
@@ -127,6 +127,26 @@ def integer(text: str) -> int | None:
         return None
     digits = text.lstrip("-").lstrip("0")[:_DECISIVE_DIGITS] or "0"
     return -int(digits) if text.startswith("-") else int(digits)
+
+
+def accepts(expression: Expression, output: str, num_tokens: int = 0) -> bool:
+    """Whether `output`, a phrase that stops_before drops included, is in the language."""
+    phrases = dropped_phrases(expression)
+    value = cut_before(phrases, output)
+    if value != output and output[len(value) :] not in phrases:
+        return False
+    return holds(expression, value, num_tokens)
+
+
+def dropped_phrases(expression: Expression) -> tuple[str, ...]:
+    """The phrases of every stops_before, each once."""
+    match expression:
+        case StopsBefore(phrases):
+            return phrases
+        case And(parts):
+            return tuple(dict.fromkeys(each for part in parts for each in dropped_phrases(part)))
+        case _:
+            return ()
 
 
 def cut_before(phrases: tuple[str, ...], output: str) -> str:

@@ -126,8 +126,9 @@ class StopsBefore:
     """No phrase stands in the output; generating one ends it, and the phrase is dropped.
 
     Only at the top level or as a part of And: it says how an output ends, which is no truth value.
-    The language of an expression is that of the outputs without the dropped phrase; whoever ends
-    outputs (`Language.dropped_phrases`) also allows a phrase where the text before it is complete.
+    The language of an expression has the outputs that satisfy it, and the same followed by one of
+    the phrases, nothing after it; `Language.dropped_phrases` says what is then cut off. Lengths and
+    all else are those of the output without the phrase, but its tokens are counted.
     """
 
     phrases: tuple[str, ...]

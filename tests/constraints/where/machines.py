@@ -22,7 +22,6 @@ from constraints.where.terms import (
     Relation,
     StartsWith,
     StopsAt,
-    StopsBefore,
 )
 from tests.constraints.where import partial_patterns
 
@@ -57,8 +56,6 @@ def machine_of(atom: Expression) -> Machine:
             return _contains(phrase)
         case StopsAt(phrases):
             return _stops_at(phrases)
-        case StopsBefore(phrases):
-            return _without(phrases)
     return _pattern(partial_patterns.read(_pattern_of(atom)))
 
 
@@ -163,7 +160,7 @@ def _starts_with(phrases: tuple[str, ...]) -> Machine:
     return Machine(decided(""), step, lambda state: state is True)
 
 
-def _longest_beginning(text: str, phrases: tuple[str, ...]) -> str:
+def longest_beginning(text: str, phrases: tuple[str, ...]) -> str:
     """The longest end of the text with which a phrase begins."""
     while not any(phrase.startswith(text) for phrase in phrases) and text:
         text = text[1:]
@@ -173,14 +170,14 @@ def _longest_beginning(text: str, phrases: tuple[str, ...]) -> str:
 def _ends_with(phrases: tuple[str, ...]) -> Machine:
     return Machine(
         start="",
-        step=lambda end, char: _longest_beginning(end + char, phrases),
+        step=lambda end, char: longest_beginning(end + char, phrases),
         accepts=lambda end: end.endswith(phrases),
     )
 
 
 def _contains(phrase: str) -> Machine:
     def step(end: str, char: str) -> str:
-        return phrase if end == phrase else _longest_beginning(end + char, (phrase,))
+        return phrase if end == phrase else longest_beginning(end + char, (phrase,))
 
     return Machine("", step, lambda end: end == phrase)
 
@@ -189,15 +186,7 @@ def _stops_at(phrases: tuple[str, ...]) -> Machine:
     def step(end: str | None, char: str) -> str | None:
         if end is None or end.endswith(phrases):
             return None
-        return _longest_beginning(end + char, phrases)
-
-    return Machine("", step, lambda end: end is not None)
-
-
-def _without(phrases: tuple[str, ...]) -> Machine:
-    def step(end: str | None, char: str) -> str | None:
-        longer = None if end is None else _longest_beginning(end + char, phrases)
-        return None if longer is None or longer.endswith(phrases) else longer
+        return longest_beginning(end + char, phrases)
 
     return Machine("", step, lambda end: end is not None)
 

@@ -3,7 +3,7 @@
     oracle = Oracle(expression, tokens, end_ids)
     oracle.legal(prefix)             ids that may follow the ids in `prefix`, end tokens included
     oracle.legal(prefix, max_len=5)  of these, what can be completed within so many tokens
-    oracle.is_complete(prefix)       | oracle.shortest_len(prefix, at_most)
+    oracle.is_complete(prefix)  | oracle.shortest_len(prefix, at_most)
 
 A place in an output is the state of every atom's character machine, the bytes of a character that
 has only begun, and how many tokens there were. Characters which no atom tells apart are tried only
@@ -24,15 +24,21 @@ from constraints.where.terms import (
     And,
     Compare,
     Constant,
+    Contains,
+    EndsWith,
     Expression,
     IsFloat,
     IsInt,
     Matches,
     Measure,
     Not,
+    OneOf,
     Or,
+    StartsWith,
+    StopsAt,
+    StopsBefore,
 )
-from tests.constraints.where.machines import machine_of, related
+from tests.constraints.where.machines import longest_beginning, machine_of, related
 
 SURROGATES = (0xD800, 0xE000)
 # After these not every continuation byte may follow.
@@ -40,15 +46,31 @@ SPECIAL_LEADS = (b"\xe0", b"\xed", b"\xf0", b"\xf4")
 
 
 @dataclass(frozen=True)
+class Joint:
+    """The machines side by side, and how far a phrase of stops_before has come.
+
+    states:   of the machines, in their order, after the whole text
+    begun:    the longest end of the text that begins a phrase
+    earlier:  the states before each character of `begun`
+    is_ended: a phrase ended the text; `states` are those before the phrase
+    """
+
+    states: tuple[Hashable, ...]
+    begun: str = ""
+    earlier: tuple[tuple[Hashable, ...], ...] = ()
+    is_ended: bool = False
+
+
+@dataclass(frozen=True)
 class Place:
     """Where an output stands.
 
-    states:     of the machines, in their order
+    joint:      None where a text that was ended goes on
     tail:       the first bytes of a character that is not complete
     num_tokens: up to just beyond the largest bound
     """
 
-    states: tuple[Hashable, ...]
+    joint: Joint | None
     tail: bytes
     num_tokens: int
 
@@ -58,15 +80,18 @@ class Oracle:
         self, expression: Expression, tokens: Sequence[bytes], end_ids: Sequence[int]
     ) -> None:
         self._expression = expression
-        self._atoms = tuple(dict.fromkeys(_atoms(expression)))
+        atoms = tuple(dict.fromkeys(_atoms(expression)))
+        stops = [atom for atom in atoms if isinstance(atom, StopsBefore)]
+        self._phrases = tuple(phrase for stop in stops for phrase in stop.phrases)
+        self._atoms = [atom for atom in atoms if atom not in stops]
         self._machines = [machine_of(atom) for atom in self._atoms]
-        self._alphabet = Alphabet(self._atoms)
+        self._alphabet = Alphabet(atoms)
         self._tokens = tokens
         self._end_ids = tuple(end_ids)
-        bounds = [atom.bound for atom in _leaves(expression) if _counts_tokens(atom)]
+        bounds = list(_token_bounds(expression))
         self._most_tokens = max([0, *bounds]) + 1
         self._counts_tokens = bool(bounds)
-        self._steps: dict[tuple[tuple[Hashable, ...], str], tuple[Hashable, ...]] = {}
+        self._steps: dict[tuple[Joint, str], Joint | None] = {}
         self._within: dict[tuple[Place, int], bool] = {}
         self._moves: dict[Place, tuple[Place, ...]] = {}
         self._by_characters = Search(self._ways_by_character, self._accepts_for_some_count)
@@ -102,7 +127,7 @@ class Oracle:
 
     def place(self, prefix: Sequence[int]) -> Place:
         """Where an output of these tokens stands; they must be legal UTF-8 so far."""
-        place = Place(tuple(machine.start for machine in self._machines), b"", 0)
+        place = Place(Joint(tuple(machine.start for machine in self._machines)), b"", 0)
         for token_id in prefix:
             after = self._after(place, self._tokens[token_id])
             assert after is not None, "the prefix is no UTF-8"
@@ -122,38 +147,53 @@ class Oracle:
         if split is None:
             return None
         text, tail = split
-        states = place.states
+        joint = place.joint
         for char in text:
-            states = self._step(states, self._alphabet.like(char))
+            joint = self._step(joint, self._alphabet.like(char))
         num_tokens = min(place.num_tokens + 1, self._most_tokens)
-        return Place(states, self._alphabet.like_tail(tail), num_tokens)
+        return Place(joint, self._alphabet.like_tail(tail), num_tokens)
 
-    def _step(self, states: tuple[Hashable, ...], char: str) -> tuple[Hashable, ...]:
-        key = (states, char)
+    def _step(self, joint: Joint | None, char: str) -> Joint | None:
+        if joint is None or joint.is_ended:
+            return None
+        key = (joint, char)
         if key not in self._steps:
-            self._steps[key] = tuple(
-                machine.step(state, char)
-                for machine, state in zip(self._machines, states, strict=True)
-            )
+            self._steps[key] = self._stepped(joint, char)
         return self._steps[key]
 
-    def _accepts(self, place: Place) -> bool:
-        return not place.tail and self._value(self._expression, place)
+    def _stepped(self, joint: Joint, char: str) -> Joint:
+        text, earlier = joint.begun + char, (*joint.earlier, joint.states)
+        ended = [phrase for phrase in self._phrases if text.endswith(phrase)]
+        if ended:
+            return Joint(earlier[len(text) - max(map(len, ended))], is_ended=True)
+        states = tuple(
+            machine.step(state, char)
+            for machine, state in zip(self._machines, joint.states, strict=True)
+        )
+        begun = longest_beginning(text, self._phrases)
+        return Joint(states, begun, earlier[len(text) - len(begun) :])
 
-    def _value(self, expression: Expression, place: Place) -> bool:
+    def _accepts(self, place: Place) -> bool:
+        if place.tail or place.joint is None:
+            return False
+        return self._value(self._expression, place.joint.states, place.num_tokens)
+
+    def _value(self, expression: Expression, states: tuple[Hashable, ...], num_tokens: int) -> bool:
         match expression:
             case And(parts):
-                return all(self._value(part, place) for part in parts)
+                return all(self._value(part, states, num_tokens) for part in parts)
             case Or(parts):
-                return any(self._value(part, place) for part in parts)
+                return any(self._value(part, states, num_tokens) for part in parts)
             case Not(part):
-                return not self._value(part, place)
+                return not self._value(part, states, num_tokens)
             case Constant(value):
                 return value
+            case StopsBefore():
+                return True
             case Compare(Measure.TOKENS, relation, bound):
-                return related(place.num_tokens, relation, bound)
+                return related(num_tokens, relation, bound)
         index = self._atoms.index(expression)
-        return self._machines[index].accepts(place.states[index])
+        return self._machines[index].accepts(states[index])
 
     def _accepts_for_some_count(self, place: Place) -> bool:
         counts = range(self._most_tokens + 1)
@@ -174,7 +214,7 @@ class Oracle:
 
     def _ways_by_character(self, place: Place) -> Iterator[Place]:
         for char in self._alphabet.beginning_with(place.tail):
-            yield Place(self._step(place.states, char), b"", 0)
+            yield Place(self._step(place.joint, char), b"", 0)
 
     def _ways_by_token(self, place: Place) -> tuple[Place, ...]:
         if place not in self._moves:
@@ -310,6 +350,12 @@ def _atoms(expression: Expression) -> Iterator[Expression]:
     return (leaf for leaf in _leaves(expression) if not _counts_tokens(leaf))
 
 
+def _token_bounds(expression: Expression) -> Iterator[int]:
+    for leaf in _leaves(expression):
+        if isinstance(leaf, Compare) and leaf.measure is Measure.TOKENS:
+            yield leaf.bound
+
+
 def _counts_tokens(leaf: Expression) -> bool:
     return isinstance(leaf, Compare) and leaf.measure is Measure.TOKENS
 
@@ -325,9 +371,13 @@ def _named(atom: Expression) -> str:
             return ""
         case Matches(pattern):
             return pattern + "\n\t\r"
-    text = getattr(atom, "phrase", None)
-    several = getattr(atom, "values", None) or getattr(atom, "phrases", ())
-    return text if text is not None else "".join(several)
+        case Contains(phrase):
+            return phrase
+        case OneOf(texts) | StartsWith(texts) | EndsWith(texts):
+            return "".join(texts)
+        case StopsAt(texts) | StopsBefore(texts):
+            return "".join(texts)
+    raise TypeError(atom)
 
 
 def _classes(atom: Expression) -> tuple[str, ...]:
