@@ -9,8 +9,8 @@ that was preempted goes on as it would have, and no other output can change what
 import numpy as np
 
 from constraints.errors import DoesNotFit, IllegalToken, TooComplex
-from constraints.guiding.witness import Witness, kept, rest_of
-from constraints.matcher import Bitmask, Language
+from constraints.guiding.witness import Witness, allowed_ids, narrow, next_witness, tails_of
+from constraints.matcher import Bitmask, Language, Matcher
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary
 
@@ -22,7 +22,12 @@ ANY_LEN = 1 << 20
 
 
 class Guide:
-    """One output's guide; used by one thread at a time. EngineFailed may come from every method."""
+    """One output's guide; used by one thread at a time. EngineFailed may come from every method.
+
+    Where masks know distances they keep to the budget by themselves. Everywhere else the guide
+    holds a witness, tokens that complete the text within the budget, and accepts no token after
+    which it has none.
+    """
 
     def __init__(
         self,
@@ -38,14 +43,12 @@ class Guide:
 
         Raises Contradiction (with the stop strings), DoesNotFit and TooComplex.
         """
-        self._language = language
         self._vocabulary = vocabulary
         self._budget = budget
-        self._stops = stops
         self._ends = frozenset((*vocabulary.end_ids, *stop_token_ids))
         self._takes_forced = takes_forced
-        self._is_exact = language.knows_distances
-        self._matcher = language.matcher()
+        self._matcher: Matcher = language.matcher()
+        self._knows_distances = language.knows_distances
         self._num_tokens = 0
         self._is_ended = False
         self._checked: tuple[int, Witness | None] | None = None
@@ -68,22 +71,33 @@ class Guide:
     def _remaining(self) -> int:
         return self._budget.max_len - self._num_tokens
 
+    @property
+    def _needs_witness(self) -> bool:
+        return not (self._budget.cuts or self._knows_distances)
+
+    @property
+    def _is_tight(self) -> bool:
+        """There is room for the witness and for nothing else."""
+        return self._needs_witness and 0 < self._remaining <= len(self._witness)
+
     def fill(self, row: Bitmask) -> None:
         """Overwrite `row` with the tokens that may be drawn now."""
         if self.is_over:
             row.fill(0)
-            self._set_ends(row)
+            self._allow_ends(row)
             return
         self._matcher.fill_mask(row, None if self._budget.cuts else self._remaining)
         words = row.view(np.uint32)
         for token_id in self._ends:
             words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
-        if not self._matcher.is_complete:
-            return
-        if self._num_tokens >= self._budget.min_len or not row.any():
-            self._set_ends(row)
+        if self._is_tight:
+            narrow(row, self._matcher, self._vocabulary, self._witness, self._ends)
+        if self._matcher.is_complete and (
+            self._num_tokens >= self._budget.min_len or not row.any()
+        ):
+            self._allow_ends(row)
 
-    def _set_ends(self, row: Bitmask) -> None:
+    def _allow_ends(self, row: Bitmask) -> None:
         words = row.view(np.uint32)
         for token_id in self._ends:
             words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
@@ -95,8 +109,8 @@ class Guide:
         """
         if token_id in self._ends:
             return self._matcher.is_complete
-        if self._budget.cuts:
-            return True
+        if not self._needs_witness:
+            return self._remaining > 0
         return self._witness_after(token_id) is not None
 
     def _witness_after(self, token_id: int) -> Witness | None:
@@ -106,19 +120,16 @@ class Guide:
 
     def _find_witness(self, token_id: int) -> Witness | None:
         left = self._remaining - 1
-        if left < 0:
+        if left < 0 or self._is_ended:
             return None
-        rest = rest_of(self._witness, token_id, self._vocabulary)
-        if rest is not None and len(rest) <= left:
-            return rest
-        found = kept(self._matcher, self._vocabulary, self._witness, token_id, left)
+        found = next_witness(self._matcher, self._vocabulary, self._witness, token_id, left)
         if found is not None:
             return found
         if self._matcher.num_legal((token_id,)) == 0:
             return None
         ahead = self._matcher.fork()
         ahead.advance(token_id)
-        return ahead.shortest(left)
+        return ahead.shortest(left, tails_of(self._witness, left))
 
     def advance(self, token_id: int) -> None:
         """Accept a token that was drawn and checked. Raises IllegalToken."""
@@ -127,7 +138,7 @@ class Guide:
                 raise IllegalToken(f"token {token_id} ends a text that is not complete")
             self._is_ended = True
             return
-        witness = () if self._budget.cuts else self._witness_after(token_id)
+        witness = self._witness_after(token_id) if self._needs_witness else ()
         if witness is None:
             raise IllegalToken(f"no completion is known to fit after token {token_id}")
         self._matcher.advance(token_id)
@@ -140,28 +151,42 @@ class Guide:
         for token_id in token_ids:
             self.advance(token_id)
 
-    @property
-    def needed_len(self) -> int:
-        """Tokens of the completion that is known to fit."""
-        return len(self._witness)
-
     def witness_token(self) -> int | None:
         """The next token of the completion that is known to fit; None: the text may end here."""
-        return self._witness[0] if self._witness else None
+        if self._needs_witness:
+            return self._witness[0] if self._witness else None
+        if self._matcher.is_complete:
+            return None
+        witness = self._matcher.shortest(ANY_LEN if self._budget.cuts else self._remaining)
+        return witness[0] if witness else None
 
     def take_forced(self) -> tuple[int, ...]:
         """Accept the tokens that are forced now, within the budget, and answer them."""
-        if not self._takes_forced or self._is_ended:
-            return ()
         taken: list[int] = []
-        forced = self._matcher.forced_bytes()
-        tokens, _ = self._vocabulary.backend.tokenize_partial(forced) if forced else ([], b"")
-        for token_id in tokens[:MAX_FORCED]:
-            if self._remaining == 0 or not self.check(token_id):
+        while self._takes_forced and not self.is_over and len(taken) < MAX_FORCED:
+            run = self._forced_run()
+            for token_id in run:
+                if len(taken) == MAX_FORCED or not self.check(token_id):
+                    return tuple(taken)
+                self.advance(token_id)
+                taken.append(token_id)
+            if not run:
                 break
-            self.advance(token_id)
-            taken.append(token_id)
         return tuple(taken)
+
+    def _forced_run(self) -> tuple[int, ...]:
+        """Tokens that must follow: spelled as the model would, or the one that is left."""
+        forced = self._matcher.forced_bytes()
+        if forced:
+            tokens, _ = self._vocabulary.backend.tokenize_partial(forced)
+            if tokens:
+                return tuple(tokens)
+        if not self._is_tight:
+            return ()
+        row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        self.fill(row)
+        legal = allowed_ids(row)
+        return tuple(legal) if len(legal) == 1 and legal[0] not in self._ends else ()
 
     @property
     def is_satisfied(self) -> bool:

@@ -243,7 +243,9 @@ def shortest_completion(
     """
     search = Search(matcher, vocabulary, tails, hints)
     for strategy, max_nodes in PLAN:
-        for found in search.completions(strategy, max_nodes):
+        if tails and strategy is Strategy.LENGTH:
+            break  # who has tails had a completion before: the text is not to be made anew
+        for found in search.completions(strategy, min(max_nodes, 16 + 2 * max_len)):
             if len(found) <= max_len:
                 return found
     return None

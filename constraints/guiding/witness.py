@@ -9,13 +9,17 @@ Every answer is legal and ends in a complete text; none is longer than the budge
 asked for.
 """
 
-from constraints.matcher import Matcher
+import numpy as np
+
+from constraints.matcher import Bitmask, Matcher
 from constraints.vocabulary import Vocabulary
 
 Witness = tuple[int, ...]
 
 # Ends of a witness that are tried before a search.
 MAX_TRIES = 12
+# Tokens of a mask that are looked at one by one.
+MAX_LOOKS = 32
 
 
 def completes(matcher: Matcher, vocabulary: Vocabulary, tokens: Witness) -> bool:
@@ -72,9 +76,53 @@ def kept(
     matcher: Matcher, vocabulary: Vocabulary, witness: Witness, token_id: int, max_len: int
 ) -> Witness | None:
     """The witness or an end of it that completes the text after this token, within `max_len`."""
-    first = max(0, len(witness) - max_len)
-    for start in range(first, min(len(witness), first + MAX_TRIES) + 1):
-        tail = witness[start:]
+    for tail in tails_of(witness, max_len):
         if completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None
+
+
+def tails_of(witness: Witness, max_len: int) -> tuple[Witness, ...]:
+    """The longest ends of a witness that have at most `max_len` tokens; a few."""
+    first = max(0, len(witness) - max_len)
+    last = min(len(witness), first + MAX_TRIES)
+    return tuple(witness[start:] for start in range(first, last + 1))
+
+
+def narrow(
+    row: Bitmask, matcher: Matcher, vocabulary: Vocabulary, witness: Witness, ends: frozenset[int]
+) -> None:
+    """Leave the tokens after which a completion is known that is shorter than the witness.
+
+    Tokens other than the witness's first are looked at only where they are few.
+    """
+    words = row.view(np.uint32)
+    legal = allowed_ids(row)
+    known = [witness[0]]
+    if len(legal) <= MAX_LOOKS:
+        known += [
+            token_id
+            for token_id in legal
+            if token_id not in ends
+            and token_id != witness[0]
+            and next_witness(matcher, vocabulary, witness, token_id, len(witness) - 1) is not None
+        ]
+    words.fill(0)
+    for token_id in known:
+        words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def allowed_ids(row: Bitmask) -> list[int]:
+    """The tokens whose bits are set."""
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+
+def next_witness(
+    matcher: Matcher, vocabulary: Vocabulary, witness: Witness, token_id: int, max_len: int
+) -> Witness | None:
+    """A completion after this token that comes of the witness, without a search."""
+    rest = rest_of(witness, token_id, vocabulary)
+    if rest is not None and len(rest) <= max_len:
+        return rest
+    return kept(matcher, vocabulary, witness, token_id, max_len)
