@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 from model_server.request import (
+    Constraint,
     FinishReason,
     Generation,
     Growth,
@@ -35,6 +36,7 @@ class Request:
     stop: StopParams
     sampling: SamplingParams
     logprobs: LogprobParams
+    constraint: Constraint | None = None
     block_ids: list[int] = field(default_factory=list)
     computed_len: int = 0
     is_held: bool = False
@@ -76,6 +78,7 @@ class Driver:
         sampling: SamplingParams | None = None,
         logprobs: LogprobParams | None = None,
         shared: tuple[Sequence[int], int] = ((), 0),
+        constraint: Constraint | None = None,
         **stop: Any,
     ) -> Request:
         """Queue a request. `shared`: blocks of its prefix that are computed, and their length."""
@@ -87,6 +90,7 @@ class Driver:
             StopParams(max_new_tokens, **stop),
             sampling or SamplingParams(),
             logprobs or LogprobParams(),
+            constraint,
             list(block_ids),
             cached_len,
         )
@@ -114,7 +118,7 @@ class Driver:
     def step(self, step_tokens: int = 1 << 30) -> StepOutput:
         """One step of at most that many tokens: decodes first, then chunks of prompts."""
         live = [request for request in self.requests.values() if request.finish_reason is None]
-        # Those that decode have one token to go.
+        # Those that decode have one token to go, and some that a constraint forced.
         live.sort(key=lambda request: (request.uncomputed_len > 1, not request.is_held))
         chunk_lens: dict[int, int] = {}
         for request in live:
@@ -152,6 +156,7 @@ class Driver:
             sampling=request.sampling,
             stop=request.stop,
             logprobs=request.logprobs,
+            constraint=request.constraint,
         )
 
     def _blocks(self, request: Request, chunk_len: int) -> tuple[int, ...]:

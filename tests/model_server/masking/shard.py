@@ -1,0 +1,105 @@
+"""A shard whose model has a real vocabulary: random weights and the demo model's tokens."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+
+import models.demo
+from constraints.spec import ConstraintSpec, Kind, StopRule
+from model_server.distributed import World
+from model_server.masking.guides import Guides
+from model_server.masking.languages import Languages
+from model_server.model import PagedModel
+from model_server.request import Constraint
+from model_server.runner import Runner
+from model_server.sampling.sampler import Sampler
+from tests.model_server.driver import Driver
+from tests.model_server.shards import load
+
+DEMO = Path(models.demo.__path__[0])
+VOCAB_SIZE = 4096
+EOS_ID = 0
+NUM_BLOCKS = 256
+
+
+def save(folder: Path) -> Path:
+    """A checkpoint of a small llama that says anything, with a tokenizer."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=1,
+        eos_token_id=EOS_ID,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config)
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    shutil.copy(DEMO / "tokenizer.json", folder)
+    return folder
+
+
+@dataclass
+class Shard:
+    """What tests of constrained outputs need of a shard."""
+
+    model: PagedModel
+    languages: Languages
+
+    @classmethod
+    def load(cls, folder: Path, world: World | None = None) -> "Shard":
+        model = load(folder, world or World())
+        return cls(model, Languages(folder, model.vocab_size, model.eos_token_ids))
+
+    def guides(self, num_threads: int = 2, **limits: float) -> Guides:
+        return Guides(
+            self.languages,
+            self.model.vocab_size,
+            self.model.eos_token_ids,
+            num_threads=num_threads,
+            **limits,
+        )
+
+    def runner(self, guides: Guides | None = None, world: World | None = None) -> Runner:
+        world = world or World()
+        sampler = None
+        if world.is_first:
+            sampler = Sampler(
+                self.model.vocab_size, self.model.device, self.model.eos_token_ids, max_rows=8
+            )
+            guides = guides or self.guides()
+        runner = Runner(self.model, sampler, world, guides=guides)
+        runner.warmup(
+            max_step_tokens=64, max_batch_size=8, max_total_len=None, num_blocks=NUM_BLOCKS
+        )
+        return runner
+
+    def driver(self, guides: Guides | None = None, world: World | None = None) -> Driver:
+        return Driver(self.runner(guides, world), NUM_BLOCKS, self.model.block_size)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Of an output; an end token stands for nothing."""
+        tokens = self.languages.vocabulary().tokens
+        return b"".join(tokens[token_id] for token_id in token_ids).decode()
+
+
+def of(kind: Kind, text: str, *stops: str, kept: bool = True, cuts: bool = False) -> Constraint:
+    """A constraint with stop strings."""
+    return Constraint(ConstraintSpec(kind, text), StopRule(stops, kept), cuts)
+
+
+Check = Callable[[str], bool]
