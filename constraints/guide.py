@@ -151,6 +151,11 @@ class Guide:
         for token_id in token_ids:
             self.advance(token_id)
 
+    @property
+    def needed_len(self) -> int:
+        """Tokens of the completion that is known to fit; asked for by `constraints.worker`."""
+        return len(self._witness)
+
     def witness_token(self) -> int | None:
         """The next token of the completion that is known to fit; None: the text may end here."""
         if self._needs_witness:

@@ -189,11 +189,12 @@ class Nursery:
         """Ends zygote and workers."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
-        await asyncio.wait({self.over}, timeout=_LAST_WORDS_S)
-        if self._process.returncode is None:
+        ending = asyncio.create_task(self._process.wait())
+        await asyncio.wait({ending}, timeout=_LAST_WORDS_S)
+        if not ending.done():
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        await self._process.wait()
+        await ending
         await self.over
 
     async def _listen(self) -> None:
