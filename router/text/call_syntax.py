@@ -37,6 +37,12 @@ class CallSyntax:
     only_at_start: bool = False
     id_len: int | None = None
 
+    @property
+    def example(self) -> str:
+        """A call as it is written, to be shown to a model whose template shows none."""
+        call = f"{self.head}NAME{self.middle}ARGUMENTS{self.tail}"
+        return f"{self.opening}{call}{self.closing}"
+
     def __post_init__(self) -> None:
         assert (self.opening + self.head).startswith(self.trigger)
         assert self.trigger

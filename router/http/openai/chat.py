@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -132,14 +133,36 @@ class ChatRoutes:
                 variables[name] = value
             elif value != _SETTINGS.get(name):
                 raise Unserved(f"`{name}` is nothing that this model's chat template reads", name)
+        messages = [message.for_template() for message in body.messages]
+        if body.offered is not None and not self._template.reads(
+            "tools", name=body.chat_template, with_tools=True
+        ):
+            messages = self._with_tools(body, messages)
         return self._template.render(
-            [message.for_template() for message in body.messages],
+            messages,
             tools=tools,
             add_generation_prompt=not body.continues and body.add_generation_prompt is not False,
             continue_final_message=body.continues,
             name=body.chat_template,
             variables=variables,
         )
+
+    def _with_tools(self, body: ChatBody, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, the last that is not the model's own with the tools behind its text.
+
+        For templates that show no tools; the place is TGI's.
+        """
+        prompt = body.tool_prompt
+        if prompt is None:
+            example = self._template.call_syntax(body.chat_template).example
+            prompt = f"To call one of these functions, answer with {example}"
+        told = f"\n---\n{orjson.dumps(body.shown_tools).decode()}\n{prompt}"
+        for index in reversed(range(len(messages))):
+            message = messages[index]
+            if message["role"] != "assistant":
+                message = {**message, "content": f"{message.get('content', '')}{told}"}
+                return [*messages[:index], message, *messages[index + 1 :]]
+        return messages
 
     def _check_template(self, body: ChatBody) -> None:
         name, names = body.chat_template, self._template.names

@@ -38,6 +38,7 @@ class ChatBody(OpenAiBody):
     tool_choice: Choice | None = None
     functions: list[Function] | None = Field(default=None, fail_fast=True)
     function_call: Choice | None = None
+    tool_prompt: str | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
 

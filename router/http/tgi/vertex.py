@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, Unserved
 from router.http.body import BodyReader, Schema, parse, parse_part
 from router.http.exchange import Exchange
 from router.http.intake import Intake
@@ -94,6 +94,9 @@ def _check_whole(chat: ChatBody) -> None:
                 f"`{name}` means nothing here: an instance has one whole prediction; leave it out",
                 name,
             )
+    if chat.offered is not None:
+        field = chat.offered.field
+        raise Unserved(f"`{field}` cannot be called here: predictions are texts", field)
 
 
 def _sampling(body: GenerateBody) -> GenerateBody:
