@@ -16,6 +16,9 @@ from constraints.vocabulary import Vocabulary
 
 _COUNTS_TOKENS = re.compile(r"\btokens\s*\(", re.IGNORECASE)
 
+# Searches for a shorter text than the one that was found.
+_NUM_TRIES = 3
+
 
 def judge(
     language: Language,
@@ -25,7 +28,7 @@ def judge(
     max_len: int,
 ) -> Judged:
     """Each text under the language of `spec`; a shortest legal one has at most `max_len` tokens."""
-    shortest = language.matcher().shortest(max_len)
+    shortest = _shortest(language.matcher(), max_len)
     by_tokens = spec.kind is Kind.WHERE and _COUNTS_TOKENS.search(spec.text) is not None
     judging = Judging(language, vocabulary, by_tokens=by_tokens)
     judgements = tuple(judging.judge(text) for text in texts)
@@ -33,6 +36,19 @@ def judge(
         return Judged(None, None, judgements)
     written = b"".join(vocabulary.tokens[token_id] for token_id in shortest)
     return Judged(written.decode(errors="replace"), len(shortest), judgements)
+
+
+def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:
+    """The shortest of a few that are looked for; the first found may be longer than it need be."""
+    shortest = matcher.shortest(max_len)
+    for _ in range(_NUM_TRIES):
+        if not shortest:
+            break
+        shorter = matcher.shortest(len(shortest) - 1)
+        if shorter is None:
+            break
+        shortest = shorter
+    return shortest
 
 
 class Judging:

@@ -47,18 +47,24 @@ class Expectation:
         ascii_firsts = [byte for byte in first_bytes if byte < 0x80]
         others = self._others(ids, len(first_bytes) > len(ascii_firsts))
         if len(ascii_firsts) <= _FEW:
-            return (*(self._literal(matcher, byte) for byte in ascii_firsts), *others, *ends)
+            return (*self._literals(matcher, ascii_firsts), *others, *ends)
         return (*_classes(ascii_firsts, others), *ends)
 
-    def _literal(self, matcher: Matcher, byte: int) -> str:
-        """A character and what must follow it."""
+    def _literals(self, matcher: Matcher, firsts: Sequence[int]) -> list[str]:
+        """Characters with what must follow them; those that nothing must follow as runs."""
+        literals = {byte: self._literal(matcher, byte) for byte in firsts}
+        single = [byte for byte, literal in literals.items() if len(literal) == 1]
+        longer = [_quoted(literal) for literal in literals.values() if len(literal) > 1]
+        return [*_runs(single), *longer]
+
+    def _literal(self, matcher: Matcher, byte: int) -> bytes:
         token_id = self._byte_ids.get(byte)
         if token_id is None:
-            return repr(chr(byte))
+            return bytes([byte])
         ahead = matcher.fork()
         ahead.advance(token_id)
         forced = b"" if ahead.is_complete else ahead.forced_bytes()
-        return _quoted(bytes([byte]) + forced)
+        return bytes([byte]) + forced
 
     def _others(self, ids: npt.NDArray[np.int64], has_others: bool) -> tuple[str, ...]:
         """The legal characters beyond ASCII, each if they are few."""

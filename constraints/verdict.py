@@ -40,7 +40,7 @@ class Judgement:
 class Judged:
     """Texts under a constraint, in their order.
 
-    shortest: a shortest text that satisfies it, with `min_len` tokens; None: none was found
+    shortest: the shortest text found that satisfies it, with `min_len` tokens; None: none was
     """
 
     shortest: str | None

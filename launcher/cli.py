@@ -16,7 +16,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from constraints.spec import Kind, Whitespace
 from launcher import options, tgi_options
+from launcher.check import STDIN, CheckSettings, check, checked_text, read_constraint
 from launcher.console import Console
 from launcher.environment import describe
 from launcher.errors import BadSetting, LauncherError
@@ -32,6 +34,14 @@ from launcher.settings import (
     require_free_port,
 )
 from launcher.supervisor import Supervisor
+
+CONSTRAINT_KINDS = {
+    options.ConstraintType.json: Kind.JSON_SCHEMA,
+    options.ConstraintType.regex: Kind.REGEX,
+    options.ConstraintType.lark: Kind.LARK,
+    options.ConstraintType.choice: Kind.CHOICE,
+    options.ConstraintType.where: Kind.WHERE,
+}
 
 app = typer.Typer(
     name="launcher",
@@ -217,6 +227,39 @@ def download_weights(
     argv += ["--revision", revision] if revision else []
     argv += ["--allow-pickle"] if allow_pickle else []
     raise typer.Exit(subprocess.run(argv, check=False).returncode)
+
+
+@app.command("check")
+def check_command(
+    kind: options.CheckedType,
+    constraint: options.CheckedConstraint,
+    tokenizer: options.CheckTokenizer = None,
+    text: options.CheckedTexts = None,
+    lines: options.CheckedLines = None,
+    whitespace: options.CheckedSpaces = options.Spaces.flexible,
+    lenient: options.Lenient = False,
+    constraint_timeout: options.ConstraintTimeout = 2.0,
+    constraint_memory: options.ConstraintMemory = 512,
+) -> None:
+    """Judge texts by a constraint: accepted, or where and why not. Needs no server.
+
+    Exit codes: 0 all accepted, 1 some refused, 2 the constraint itself is at fault.
+    """
+    if text and lines:
+        raise BadSetting("--text and --lines: give one of them")
+    if STDIN == constraint == lines:
+        raise BadSetting("--constraint and --lines: only one of them can be the standard input")
+    settings = CheckSettings(
+        spec=read_constraint(
+            CONSTRAINT_KINDS[kind], constraint, Whitespace(whitespace), lenient=lenient
+        ),
+        tokenizer=tokenizer or str(BUNDLED_MODEL),
+        texts=tuple(checked_text(each, "--text") for each in text or ()),
+        lines=None if lines is None else lines,
+        timeout_s=constraint_timeout,
+        memory_bytes=constraint_memory << 20,
+    )
+    raise typer.Exit(check(settings, sys.stdout))
 
 
 @app.command("env")

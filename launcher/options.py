@@ -28,6 +28,20 @@ class Attention(StrEnum):
     cuda = "cuda"
 
 
+class ConstraintType(StrEnum):
+    json = "json"
+    regex = "regex"
+    lark = "lark"
+    choice = "choice"
+    where = "where"
+
+
+class Spaces(StrEnum):
+    flexible = "flexible"
+    compact = "compact"
+    spaced = "spaced"
+
+
 MODEL, PLACE, ACCESS, LIMITS, LOGS = (
     "Model", "Where it runs", "Who may ask, and how", "Limits", "Logs and traces"
 )  # fmt: skip
@@ -380,4 +394,31 @@ OtlpServiceName = Annotated[
 ]
 Env = Annotated[
     bool, typer.Option("--env", "-e", rich_help_panel=LOGS, help="Print the environment first.")
+]
+CheckedType = Annotated[
+    ConstraintType, typer.Option("--type", help="The language of the constraint.")
+]
+CheckedConstraint = Annotated[
+    str, typer.Option("--constraint", help="A file, the constraint itself, or - for stdin.")
+]
+CheckTokenizer = Annotated[
+    Optional[str],
+    typer.Option(
+        "--tokenizer",
+        show_default="the bundled model's",
+        help="A model's folder, its tokenizer.json or a hub id.",
+    ),
+]
+CheckedTexts = Annotated[
+    Optional[list[str]], typer.Option("--text", help="A text to judge; may be repeated.")
+]
+CheckedLines = Annotated[
+    Optional[str],
+    typer.Option("--lines", help='JSON lines {"text": ...} to judge, a file or - for stdin.'),
+]
+CheckedSpaces = Annotated[
+    Spaces, typer.Option("--whitespace", help="Which whitespace JSON may have.")
+]
+Lenient = Annotated[
+    bool, typer.Option("--lenient", help="Enforce what can be of a schema, and list the rest.")
 ]
