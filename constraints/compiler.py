@@ -106,11 +106,12 @@ class Compiler:
             self._cached_chars -= len(spec.text)
 
     def _compile(self, spec: ConstraintSpec) -> Language:
-        not_enforced: tuple[str, ...] = ()
+        limits = LIMITS[spec.kind]
         match spec.kind:
             case Kind.JSON_SCHEMA:
-                grammar, not_enforced = json_schema.to_grammar(
-                    spec.text, spec.whitespace, spec.lenient
+                schema = json_schema.prepare(spec.text, spec.whitespace, spec.lenient, limits)
+                return GrammarLanguage(
+                    self.vocabulary, schema.text, limits, schema.explain, schema.not_enforced
                 )
             case Kind.REGEX:
                 grammar = regex.to_grammar(spec.text)
@@ -120,6 +121,4 @@ class Compiler:
                 grammar = choice.to_grammar(spec.text)
             case Kind.WHERE:
                 raise NotImplementedError
-        return GrammarLanguage(
-            self.vocabulary, grammar, LIMITS[spec.kind], messages.explain, not_enforced
-        )
+        return GrammarLanguage(self.vocabulary, grammar, limits, messages.explain)

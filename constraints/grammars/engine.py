@@ -19,7 +19,6 @@ from llguidance import LLMatcher
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.limits import Limits
 from constraints.guiding.search import shortest_completion
-from constraints.guiding.search import shortest_completion
 from constraints.matcher import Bitmask
 from constraints.vocabulary import Vocabulary
 
@@ -167,7 +166,8 @@ class GrammarMatcher:
         self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
     ) -> tuple[int, ...] | None:
         """Tokens that complete the text from here, at most `max_len`; None: none found."""
-        return shortest_completion(self, self._language.vocabulary, max_len, tails)
+        language = self._language
+        return shortest_completion(self, language.vocabulary, max_len, tails, language.hints)
 
     def fork(self) -> "GrammarMatcher":
         """Another matcher at the same place; it shares this one's lexer and its lock."""

@@ -1,24 +1,83 @@
-"""JSON schemas as grammars."""
+"""JSON schemas as grammars: the whole way from the text to what the engine is given."""
 
-import json
+from dataclasses import dataclass
 
-from constraints.grammars.engine import HEADER
+from constraints.errors import ConstraintError, Contradiction, NotEnforced
+from constraints.grammars.limits import Limits
+from constraints.grammars.messages import explain
+from constraints.grammars.schema.blame import Blame
+from constraints.grammars.schema.disjoint import open_one_ofs
+from constraints.grammars.schema.endless import prune
+from constraints.grammars.schema.engine_options import grammar_of, may_respell_keys
+from constraints.grammars.schema.reading import Json, below, read
+from constraints.grammars.schema.rewriting import Rewritten, rewrite
 from constraints.spec import Whitespace
 
+# Parts that a lenient schema gives up one after the other.
+_MAX_RELAXED = 50
 
-def to_grammar(text: str, whitespace: Whitespace, lenient: bool) -> tuple[str, tuple[str, ...]]:
-    """The grammar of the schema's instances, and the pointers of what it does not hold."""
-    options = {
-        Whitespace.FLEXIBLE: {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"},
-        Whitespace.COMPACT: {"whitespace_flexible": False},
-        Whitespace.SPACED: {
-            "whitespace_flexible": False,
-            "item_separator": ", ",
-            "key_separator": ": ",
-        },
-    }[whitespace]
-    schema = json.loads(text)
-    if not isinstance(schema, dict):
-        schema = {} if schema else {"not": {}}
-    schema["x-guidance"] = options | {"lenient": lenient, "json_allowed_escapes": 'nrbtf\\"'}
-    return f"{HEADER}start: %json {json.dumps(schema)}\n", ()
+
+@dataclass(frozen=True, slots=True)
+class SchemaGrammar:
+    """A schema, ready for the engine.
+
+    text:          the grammar
+    not_enforced:  pointers of what it does not hold; empty unless lenient
+    """
+
+    text: str
+    not_enforced: tuple[str, ...]
+    _blame: Blame
+
+    def explain(self, message: str) -> ConstraintError:
+        """What the engine's message says of the schema, with a pointer where one is found."""
+        return self._blame.error(message)
+
+
+def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
+    """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
+    rewritten = checked(read(text), lenient)
+    blame = Blame(rewritten, limits)
+    if lenient:
+        _relax(rewritten, blame)
+    return SchemaGrammar(
+        grammar_of(rewritten.root, rewritten.definitions, whitespace),
+        tuple(rewritten.not_enforced),
+        blame,
+    )
+
+
+def checked(document: Json, lenient: bool) -> Rewritten:
+    """A schema's value, rewritten and looked through."""
+    rewritten = rewrite(document, lenient=lenient)
+    if not prune(rewritten.root, rewritten.definitions):
+        raise Contradiction("nothing satisfies the schema: every instance would be endless")
+    open_one_ofs(rewritten.root, rewritten.definitions)
+    if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
+        pointer = rewritten.needs_u[0]
+        raise NotEnforced(
+            f"{pointer}: a control character needs a \\u escape, which is not written in objects"
+            " that allow keys beyond the declared ones; say additionalProperties: false",
+            pointer,
+        )
+    return rewritten
+
+
+def _relax(rewritten: Rewritten, blame: Blame) -> None:
+    """Give up what the engine will not have, part by part, and take note."""
+    for _ in range(_MAX_RELAXED):
+        message = blame.message(rewritten.root)
+        if not message or not isinstance(explain(message), NotEnforced):
+            return
+        part = blame.part(NotEnforced)
+        pointer = rewritten.origins.get(id(part), "")
+        given_up = [key for key in _GIVEN_UP if key in part]
+        for key in given_up or list(part):
+            inner = part.pop(key)
+            if key == "oneOf":
+                part.setdefault("allOf", []).append({"anyOf": inner})
+            rewritten.not_enforced.append(below(pointer, key))
+
+
+# First what fails most often; without any of these the whole part goes.
+_GIVEN_UP = ("oneOf", "minProperties", "maxProperties", "patternProperties")

@@ -1,0 +1,120 @@
+"""Which part of a schema the engine will not have: its parts are compiled one by one."""
+
+import json
+
+from llguidance import LLMatcher
+
+from constraints.errors import ConstraintError, Contradiction, NotEnforced
+from constraints.grammars.limits import Limits
+from constraints.grammars.messages import explain
+from constraints.grammars.schema.engine_options import grammar_of
+from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.rewriting import Rewritten
+from constraints.spec import Whitespace
+
+# Compiling is some 100 us for a part; this is for messages, which may take a while.
+_MAX_TRIES = 300
+_MAX_SHOWN = 200
+
+# What a message of the engine has in it, and what that is in our words.
+_IN_OUR_WORDS = (
+    (
+        "oneOf constraints are not supported",
+        "the options of oneOf are not known to exclude each other; write anyOf, or give each"
+        " option a required property with a const of its own",
+    ),
+    (
+        "circular references with sibling keys",
+        "a $ref that leads back to itself is not enforced beside other keywords",
+    ),
+    ("are not disjoint", "patterns of patternProperties that overlap are not enforced"),
+    (
+        "min/maxProperties only supported",
+        "minProperties and maxProperties are enforced only where every declared property is"
+        " required",
+    ),
+)
+
+
+class Blame:
+    """Looks for the part of a rewritten schema that a message is about."""
+
+    def __init__(self, rewritten: Rewritten, limits: Limits) -> None:
+        self._rewritten = rewritten
+        self._limits = limits
+        self._num_tries = 0
+
+    def error(self, message: str) -> ConstraintError:
+        """The error that the engine's message about the whole schema stands for."""
+        error = explain(message)
+        part = self.part(type(error))
+        pointer = self._pointer(part)
+        text = f"{pointer or 'the schema'}: {_cleaned(str(error))}"
+        if isinstance(error, NotEnforced):
+            return NotEnforced(text, pointer)
+        if isinstance(error, Contradiction):
+            return Contradiction(text, (_shown(part),))
+        return type(error)(text)
+
+    def part(self, kind: type[ConstraintError]) -> Json:
+        """The innermost part that fails by itself for the same kind of reason."""
+        part = self._rewritten.root
+        seen: set[int] = set()
+        while True:
+            inner = next(
+                (each for each in self._inside(part) if self._fails(each, kind, seen)), None
+            )
+            if inner is None:
+                return part
+            part = inner
+
+    def _pointer(self, part: Json) -> str:
+        return self._rewritten.origins.get(id(part), "")
+
+    def _fails(self, part: Json, kind: type[ConstraintError], seen: set[int]) -> bool:
+        if not isinstance(part, dict) or id(part) in seen or self._num_tries > _MAX_TRIES:
+            return False
+        seen.add(id(part))
+        self._num_tries += 1
+        message = self.message(part)
+        return bool(message) and isinstance(explain(message), kind)
+
+    def message(self, part: Json) -> str:
+        """What the engine says of a part; "" if it takes it."""
+        grammar = grammar_of(part, self._rewritten.definitions, Whitespace.COMPACT)
+        message = LLMatcher.validate_grammar(grammar, limits=self._limits.for_engine())
+        return "" if LLMatcher.is_validate_warning(message) else message
+
+    def _inside(self, part: Json) -> list[Json]:
+        if not isinstance(part, dict):
+            return []
+        inside: list[Json] = []
+        for key, value in part.items():
+            match key:
+                case "allOf" | "prefixItems":
+                    inside.extend(value)
+                case "anyOf" | "oneOf":
+                    inside.extend(value)
+                case "properties" | "patternProperties":
+                    inside.extend(value.values())
+                case "additionalProperties" | "items":
+                    inside.append(value)
+                case "$ref":
+                    inside.append(self._rewritten.definitions[value.rpartition("/")[2]])
+        return inside
+
+
+def _cleaned(message: str) -> str:
+    """Without places in a grammar text that the client never saw."""
+    for phrase, words in _IN_OUR_WORDS:
+        if phrase in message:
+            return words
+    lines = [line for line in message.splitlines() if "%llguidance" not in line]
+    text = lines[0] if lines else message
+    text = text.rpartition("failed to compile JSON schema: ")[2]
+    return text.replace("Unsatisfiable schema", "nothing satisfies it")
+
+
+def _shown(part: Json) -> str:
+    text = json.dumps(part, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

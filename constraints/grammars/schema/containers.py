@@ -1,0 +1,195 @@
+"""Keywords of objects and arrays."""
+
+from constraints.grammars.schema.place import Handler, Place
+from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.scalars import engine_pattern
+
+# Keywords that can make `unevaluatedProperties` depend on the instance.
+_CONDITIONS = ("anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies", "$dynamicRef")
+_MAX_REFERENCES = 20
+
+
+def _properties(place: Place, value: Json, pointer: str) -> None:
+    place.walk.string(list(value), pointer)
+    rewritten = place.map(value, pointer)
+    # `propertyNames` and `unevaluatedProperties` may have been there before.
+    already = place.out.get("properties", {})
+    place.out["properties"] = rewritten | {
+        name: inner for name, inner in already.items() if name not in rewritten or inner is False
+    }
+
+
+def _pattern_properties(place: Place, value: Json, pointer: str) -> None:
+    patterns: dict[str, Json] = {}
+    for name, inner in place.map(value, pointer).items():
+        translated = engine_pattern(place, name, pointer)
+        if translated is not None:
+            patterns[translated] = inner
+    place.out["patternProperties"] = patterns
+
+
+def _rest(place: Place, value: Json, pointer: str) -> None:
+    if "additionalProperties" not in place.out:
+        place.out["additionalProperties"] = place.walk.schema(value, pointer)
+
+
+def _required(place: Place, value: Json, pointer: str) -> None:
+    place.walk.string(value, pointer)
+    place.out["required"] = list(dict.fromkeys(value))
+
+
+def _least_properties(place: Place, value: Json, pointer: str) -> None:
+    known = set(place.schema.get("required", ()))
+    # The engine counts a key that stands twice as two, and one alone cannot stand twice.
+    if value - len(known) > 1:
+        place.walk.refuse(
+            pointer, "more than one key beyond those in `required` is not counted reliably"
+        )
+    else:
+        place.out["minProperties"] = int(value)
+
+
+def _most_properties(place: Place, value: Json, pointer: str) -> None:
+    place.out["maxProperties"] = int(value)
+
+
+def _property_names(place: Place, value: Json, pointer: str) -> None:
+    """As `properties`, where there are so many names, or as `patternProperties`."""
+    place.walk.schema(value, pointer)
+    names = value
+    for _ in range(_MAX_REFERENCES):
+        if isinstance(names, dict) and set(names) == {"$ref"}:
+            names = place.walk.raw(place.walk.resolve(names["$ref"], pointer))
+    if names is False:
+        place.out["maxProperties"] = 0
+    elif names is True or not names:
+        return
+    elif names.get("type", "string") == "string" and len(names.keys() - {"type"}) < 2:
+        _some_names(place, names, pointer)
+    else:
+        place.walk.refuse(pointer, "names of properties are enforced by `enum` or `pattern` only")
+
+
+def _some_names(place: Place, names: dict[str, Json], pointer: str) -> None:
+    if names.keys() <= {"type"}:
+        return  # every name is a string
+    if "enum" in names:
+        _only_names(place, names["enum"], pointer)
+    elif "const" in names:
+        _only_names(place, [names["const"]], pointer)
+    elif "pattern" in names:
+        _names_by_pattern(place, names["pattern"], pointer)
+    else:
+        place.walk.refuse(pointer, "names of properties are enforced by `enum` or `pattern` only")
+
+
+def _only_names(place: Place, names: list[Json], pointer: str) -> None:
+    if "patternProperties" in place.schema:
+        place.walk.refuse(pointer, "propertyNames beside patternProperties is not enforced")
+        return
+    declared = place.schema.get("properties", {})
+    rest = place.schema.get("additionalProperties", True)
+    listed = [name for name in names if isinstance(name, str)]
+    properties: dict[str, Json] = {name: False for name in declared if name not in listed}
+    for name in listed:
+        if name not in declared:
+            properties[name] = place.walk.schema(rest, pointer)
+    place.out["properties"] = place.out.get("properties", {}) | properties
+    place.out["additionalProperties"] = False
+
+
+def _names_by_pattern(place: Place, pattern: str, pointer: str) -> None:
+    if place.schema.keys() & {"properties", "patternProperties", "required"}:
+        place.walk.refuse(pointer, "propertyNames beside named properties is not enforced")
+        return
+    translated = engine_pattern(place, pattern, pointer)
+    if translated is not None:
+        rest = place.schema.get("additionalProperties", True)
+        place.out["patternProperties"] = {translated: place.walk.schema(rest, pointer)}
+        place.out["additionalProperties"] = False
+
+
+def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
+    if value is True or "additionalProperties" in place.schema:
+        place.walk.schema(value, pointer)
+        return
+    names = _evaluated(place, place.schema, place.pointer, 0)
+    if names is None:
+        place.walk.refuse(pointer, "what is evaluated depends on the instance; not enforced")
+        return
+    own = place.schema.get("properties", {})
+    merged = {name: True for name in names if name not in own}
+    place.out["properties"] = place.out.get("properties", {}) | merged
+    place.out["additionalProperties"] = place.walk.schema(value, pointer)
+
+
+def _evaluated(place: Place, schema: Json, pointer: str, depth: int) -> list[str] | None:
+    """Names that a schema and those it always refers to describe; None: it depends."""
+    if isinstance(schema, bool):
+        return []
+    loose = {"patternProperties", "additionalProperties", "unevaluatedProperties"}
+    if depth > _MAX_REFERENCES or schema.keys() & set(_CONDITIONS):
+        return None
+    if depth and schema.keys() & loose:
+        return None
+    names = list(schema.get("properties", {}))
+    inner = [*schema.get("allOf", ())]
+    if "$ref" in schema:
+        inner.append(place.walk.raw(place.walk.resolve(schema["$ref"], pointer)))
+    for each in inner:
+        more = _evaluated(place, each, pointer, depth + 1)
+        if more is None:
+            return None
+        names.extend(more)
+    return names
+
+
+def _prefix_items(place: Place, value: Json, pointer: str) -> None:
+    place.out["prefixItems"] = place.list(value, pointer)
+
+
+def _items(place: Place, value: Json, pointer: str) -> None:
+    if not isinstance(value, list):
+        place.out["items"] = place.walk.schema(value, pointer)
+    elif value:
+        # Before 2020-12 a list was what `prefixItems` is now.
+        place.out["prefixItems"] = place.list(value, pointer)
+
+
+def _additional_items(place: Place, value: Json, pointer: str) -> None:
+    rewritten = place.walk.schema(value, pointer)
+    if isinstance(place.schema.get("items"), list):
+        place.out["items"] = rewritten
+
+
+def _unevaluated_items(place: Place, value: Json, pointer: str) -> None:
+    rewritten = place.walk.schema(value, pointer)
+    items = place.schema.get("items")
+    if value is True or isinstance(items, dict | bool) or "additionalItems" in place.schema:
+        return
+    if place.schema.keys() & {*_CONDITIONS, "allOf", "$ref", "contains"}:
+        place.walk.refuse(pointer, "what is evaluated depends on the instance; not enforced")
+    else:
+        place.out["items"] = rewritten
+
+
+def _unique_items(place: Place, value: Json, pointer: str) -> None:
+    if value and place.schema.get("maxItems", 2) > 1:
+        place.walk.refuse(pointer, "that all items differ is not enforced")
+
+
+HANDLERS: dict[str, Handler] = {
+    "properties": _properties,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _rest,
+    "required": _required,
+    "minProperties": _least_properties,
+    "maxProperties": _most_properties,
+    "propertyNames": _property_names,
+    "unevaluatedProperties": _unevaluated_properties,
+    "prefixItems": _prefix_items,
+    "items": _items,
+    "additionalItems": _additional_items,
+    "unevaluatedItems": _unevaluated_items,
+    "uniqueItems": _unique_items,
+}

@@ -1,0 +1,152 @@
+"""Whether two schemas exclude each other, so that `oneOf` means no more than `anyOf`.
+
+Exact where it says yes. It looks at types, values, bounds and, in objects, at keys that one of
+the two requires: the tag of a tagged union.
+"""
+
+import json
+
+from constraints.grammars.schema.endless import parts
+from constraints.grammars.schema.reading import Json
+
+_ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
+_MAX_DEPTH = 8
+# Pairs of a `oneOf` that are compared.
+_MAX_OPTIONS = 200
+
+
+def open_one_ofs(root: Json, definitions: dict[str, Json]) -> None:
+    """Turn each `oneOf` whose options exclude each other into `anyOf`, in place."""
+    for schema in [root, *definitions.values()]:
+        for part in list(parts(schema)):
+            options = part.get("oneOf")
+            if options is not None and _exclude_each_other(options, definitions):
+                _rename_one_of(part)
+
+
+def _rename_one_of(part: dict[str, Json]) -> None:
+    if "anyOf" in part:
+        part.setdefault("allOf", []).append({"anyOf": part.pop("oneOf")})
+        return
+    # In its place: the engine gives keys the order of what stands first.
+    renamed = {"anyOf" if key == "oneOf" else key: value for key, value in part.items()}
+    part.clear()
+    part.update(renamed)
+
+
+def _exclude_each_other(options: list[Json], definitions: dict[str, Json]) -> bool:
+    if len(options) > _MAX_OPTIONS:
+        return False
+    return all(
+        are_disjoint(one, other, definitions)
+        for index, one in enumerate(options)
+        for other in options[index + 1 :]
+    )
+
+
+def are_disjoint(one: Json, other: Json, definitions: dict[str, Json], depth: int = 0) -> bool:
+    """Whether no value satisfies both; False where that is not known."""
+    if one is False or other is False:
+        return True
+    if one is True or other is True or depth > _MAX_DEPTH:
+        return False
+    for first, second in ((one, other), (other, one)):
+        if any(
+            are_disjoint(conjunct, second, definitions, depth + 1)
+            for conjunct in _conjuncts(first, definitions)
+        ):
+            return True
+        for key in ("anyOf", "oneOf"):
+            if key in first and all(
+                are_disjoint(option, second, definitions, depth + 1) for option in first[key]
+            ):
+                return True
+    return all(
+        _differ_as(name, one, other, definitions, depth) for name in _types(one) & _types(other)
+    )
+
+
+def _conjuncts(schema: Json, definitions: dict[str, Json]) -> list[Json]:
+    referred = [definitions[schema["$ref"].rpartition("/")[2]]] if "$ref" in schema else []
+    return [*referred, *schema.get("allOf", ())]
+
+
+def _types(schema: Json) -> frozenset[str]:
+    values = _values(schema)
+    if values is not None:
+        return frozenset(_type_of(value) for value in values)
+    types = schema.get("type", _ALL_TYPES)
+    names = {types} if isinstance(types, str) else set(types)
+    return frozenset("number" if name == "integer" else name for name in names)
+
+
+def _type_of(value: Json) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _values(schema: Json) -> list[Json] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return schema.get("enum")
+
+
+def _differ_as(name: str, one: Json, other: Json, definitions: dict[str, Json], depth: int) -> bool:
+    mine, theirs = _values(one), _values(other)
+    if mine is not None and theirs is not None:
+        return not {_key(value) for value in mine if _type_of(value) == name} & {
+            _key(value) for value in theirs if _type_of(value) == name
+        }
+    if mine is not None or theirs is not None:
+        return False
+    bounds = {"number": ("minimum", "maximum"), "string": ("minLength", "maxLength")}
+    if name == "object":
+        return _differ_in_a_key(one, other, definitions, depth)
+    if name == "array":
+        return _are_apart(one, other, "minItems", "maxItems")
+    return name in bounds and _are_apart(one, other, *bounds[name])
+
+
+def _are_apart(one: Json, other: Json, low: str, high: str) -> bool:
+    return any(
+        high in first and low in second and first[high] < second[low]
+        for first, second in ((one, other), (other, one))
+    )
+
+
+def _differ_in_a_key(one: Json, other: Json, definitions: dict[str, Json], depth: int) -> bool:
+    for first, second in ((one, other), (other, one)):
+        for key in first.get("required", ()):
+            mine = first.get("properties", {}).get(key, True)
+            theirs = second.get("properties", {}).get(key)
+            if theirs is None and "patternProperties" not in second:
+                theirs = second.get("additionalProperties", True)
+            if theirs is not None and are_disjoint(mine, theirs, definitions, depth + 1):
+                return True
+    return False
+
+
+def _key(value: Json) -> str:
+    """The same for values that JSON Schema takes for equal."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Json) -> Json:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_plain(item) for item in value]
+        case dict():
+            return {key: _plain(member) for key, member in value.items()}
+    return value

@@ -1,0 +1,91 @@
+"""References that no finite instance follows: {"a": {"$ref": "#"}} with "a" required.
+
+The engine would offer their beginnings for ever. Where such a reference stands, nothing can; so it
+becomes `false`, which the engine knows how to keep away from.
+"""
+
+from collections.abc import Iterator
+
+from constraints.grammars.schema.reading import Json
+
+_ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+
+def prune(root: Json, definitions: dict[str, Json]) -> bool:
+    """Make references without an instance `false`, in place; whether `root` has an instance."""
+    ending: set[str] = set()
+    while True:
+        found = {
+            name
+            for name, schema in definitions.items()
+            if name not in ending and _ends(schema, ending)
+        }
+        if not found:
+            break
+        ending |= found
+    endless = {f"#/$defs/{name}" for name in definitions if name not in ending}
+    if endless:
+        for schema in [root, *definitions.values()]:
+            for part in parts(schema):
+                if part.get("$ref") in endless:
+                    part.clear()
+                    part["allOf"] = [False]
+    return _ends(root, ending)
+
+
+def parts(schema: Json) -> Iterator[dict[str, Json]]:
+    """The schema and all schemas inside of it that are objects, of a rewritten schema."""
+    pending = [schema]
+    while pending:
+        each = pending.pop()
+        if not isinstance(each, dict):
+            continue
+        yield each
+        for key, value in each.items():
+            if key in ("allOf", "anyOf", "oneOf", "prefixItems"):
+                pending.extend(value)
+            elif key in ("properties", "patternProperties"):
+                pending.extend(value.values())
+            elif key in ("additionalProperties", "items"):
+                pending.append(value)
+
+
+def _ends(schema: Json, ending: set[str]) -> bool:
+    """Whether there is a finite instance, given the definitions that are known to have one."""
+    if isinstance(schema, bool):
+        return schema
+    reference = schema.get("$ref")
+    if reference is not None and reference.rpartition("/")[2] not in ending:
+        return False
+    if not all(_ends(part, ending) for part in schema.get("allOf", ())):
+        return False
+    for key in ("anyOf", "oneOf"):
+        if key in schema and not any(_ends(option, ending) for option in schema[key]):
+            return False
+    if "const" in schema or "enum" in schema:
+        return True
+    types = schema.get("type", _ALL_TYPES)
+    names = [types] if isinstance(types, str) else types
+    return any(_ends_as(name, schema, ending) for name in names)
+
+
+def _ends_as(name: str, schema: Json, ending: set[str]) -> bool:
+    if name == "object":
+        properties = schema.get("properties", {})
+        rest = schema.get("additionalProperties", True)
+        # A key that a pattern describes is taken to end: patterns are the engine's to read.
+        has_patterns = bool(schema.get("patternProperties"))
+        return all(
+            _ends(properties[key], ending)
+            if key in properties
+            else has_patterns or _ends(rest, ending)
+            for key in schema.get("required", ())
+        )
+    if name == "array":
+        first = schema.get("prefixItems", [])
+        least = int(schema.get("minItems", 0))
+        items = first[:least]
+        if least > len(first):
+            items = [*first, schema.get("items", True)]
+        return all(_ends(item, ending) for item in items)
+    return True

@@ -1,0 +1,51 @@
+"""A rewritten schema as the engine's grammar text, with how JSON may be spelled."""
+
+import json
+
+from constraints.grammars.engine import HEADER
+from constraints.grammars.schema.endless import parts
+from constraints.grammars.schema.reading import Json
+from constraints.spec import Whitespace
+
+# Longer runs are a model that has lost its way, and it would not find back.
+_MAX_BLANKS = 20
+_SPELLINGS: dict[Whitespace, dict[str, Json]] = {
+    Whitespace.FLEXIBLE: {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{_MAX_BLANKS}}}"},
+    Whitespace.COMPACT: {"whitespace_flexible": False},
+    Whitespace.SPACED: {
+        "whitespace_flexible": False,
+        "item_separator": ", ",
+        "key_separator": ": ",
+    },
+}
+# All that JSON has but \u and \/.
+_PLAIN_ESCAPES = 'nrbtf\\"'
+
+
+def may_respell_keys(root: Json, definitions: dict[str, Json]) -> bool:
+    """Whether some object has keys with a schema of their own, and others as well.
+
+    There the engine takes a \\u escape in a key for another key: it would let "\\u0061" have what
+    "a" may not.
+    """
+    named = {"properties", "patternProperties", "required"}
+    return any(
+        part.get("additionalProperties") is not False and named & part.keys()
+        for schema in (root, *definitions.values())
+        for part in parts(schema)
+    )
+
+
+def grammar_of(root: Json, definitions: dict[str, Json], whitespace: Whitespace) -> str:
+    """The grammar text."""
+    return f"{HEADER}start: {json_literal(root, definitions, whitespace)}\n"
+
+
+def json_literal(root: Json, definitions: dict[str, Json], whitespace: Whitespace) -> str:
+    """The schema as it stands inside of a grammar."""
+    options = dict(_SPELLINGS[whitespace])
+    if may_respell_keys(root, definitions):
+        options["json_allowed_escapes"] = _PLAIN_ESCAPES
+    schema = root if isinstance(root, dict) else {"allOf": [root]}
+    whole = {**schema, "$defs": definitions, "x-guidance": options}
+    return f"%json {json.dumps(whole)}"

@@ -1,0 +1,51 @@
+"""Values of `format`: as patterns of our own, by the engine, or as what they are: annotations.
+
+A format is asserted here, although the newer drafts let it be an annotation: who writes
+{"format": "date"} wants a date. What is not known is refused.
+"""
+
+# Held by the engine.
+BY_ENGINE = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+# OpenAPI's, which say how to show or store a value and nothing of its text.
+ANNOTATIONS = frozenset(("password", "binary", "float", "double", "decimal", "unknown"))
+# OpenAPI's, of integers.
+RANGES = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+}
+
+# The engine's dates have 29 February in every year, and its minutes 61 seconds.
+_YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    rf"|{_LEAP_YEAR}-02-29)"
+)
+_TIME = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+    r"(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_STEPS = r"(?:/(?:[^/~]|~[01])*)*"
+_PCHAR = r"(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})"
+_SEGMENT_NZ_NC = r"(?:[a-zA-Z0-9._~!$&'()*+,;=@-]|%[0-9a-fA-F]{2})+"
+_HOST = r"(?:[a-zA-Z0-9._~!$&'()*+,;=-]|%[0-9a-fA-F]{2})*"
+_REST = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
+_RELATIVE = (
+    rf"(?://(?:[a-zA-Z0-9._~!$&'()*+,;=:-]*@)?{_HOST}(?::[0-9]*)?(?:/{_PCHAR}*)*"
+    rf"|/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?|{_SEGMENT_NZ_NC}(?:/{_PCHAR}*)*)?{_REST}"
+)
+_ABSOLUTE = rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_RELATIVE}"
+
+# In the engine's syntax, for the whole text.
+PATTERNS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": rf"{_DATE}[tT]{_TIME}",
+    "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+    "json-pointer": _STEPS,
+    "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_STEPS})",
+    "uri-reference": rf"(?:{_ABSOLUTE}|{_RELATIVE})",
+}
+
+KNOWN = tuple(sorted(BY_ENGINE | set(PATTERNS) | set(RANGES) | ANNOTATIONS))

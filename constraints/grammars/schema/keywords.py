@@ -1,0 +1,157 @@
+"""What is known of every keyword: the shape of its value, and whether masks hold it.
+
+Unknown keywords are annotations, as JSON Schema says; but one that is nearly a known keyword is
+refused as a slip, since the schema would then promise less than its author thinks.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from constraints.grammars.schema.reading import Json
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+
+def _is_schema(value: Json) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _is_schemas(value: Json) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_schema(each) for each in value)
+
+
+def _is_schema_map(value: Json) -> bool:
+    return isinstance(value, dict) and all(_is_schema(each) for each in value.values())
+
+
+def _is_count(value: Json) -> bool:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return is_whole and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Json) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_string(value: Json) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bool(value: Json) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_strings(value: Json) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_strings_map(value: Json) -> bool:
+    return isinstance(value, dict) and all(_is_strings(each) for each in value.values())
+
+
+def _is_type(value: Json) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(each, str) and each in TYPES for each in names)
+
+
+_SCHEMA = (_is_schema, "a schema: an object, true or false")
+_SCHEMAS = (_is_schemas, "a list of schemas, at least one")
+_SCHEMA_MAP = (_is_schema_map, "an object whose values are schemas")
+_COUNT = (_is_count, "a whole number, 0 or more")
+_NUMBER = (_is_number, "a number")
+_BOUND = (lambda value: _is_number(value) or _is_bool(value), "a number")
+_STRING = (_is_string, "a string")
+_BOOL = (_is_bool, "true or false")
+_STRINGS = (_is_strings, "a list of strings")
+_STRINGS_MAP = (_is_strings_map, "an object whose values are lists of strings")
+
+# The shape of each keyword's value, in code and in words.
+SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
+    "type": (_is_type, f"one of {', '.join(TYPES)}, or a list of them"),
+    "enum": (lambda value: isinstance(value, list), "a list of values"),
+    "const": (lambda value: True, "any value"),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), _SCHEMA_MAP),
+    **dict.fromkeys(
+        (
+            "additionalProperties",
+            "additionalItems",
+            "not",
+            "if",
+            "then",
+            "else",
+            "contains",
+            "propertyNames",
+            "unevaluatedItems",
+            "unevaluatedProperties",
+            "contentSchema",
+        ),
+        _SCHEMA,
+    ),
+    "items": (
+        lambda value: _is_schema(value) or _is_schemas(value) or value == [],
+        "a schema, or a list of schemas",
+    ),
+    **dict.fromkeys(
+        (
+            "minLength",
+            "maxLength",
+            "minItems",
+            "maxItems",
+            "minProperties",
+            "maxProperties",
+            "minContains",
+            "maxContains",
+        ),
+        _COUNT,
+    ),
+    **dict.fromkeys(("minimum", "maximum"), _NUMBER),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "uniqueItems": _BOOL,
+    "required": _STRINGS,
+    **dict.fromkeys(("pattern", "format", "$ref", "$id", "$anchor", "$schema"), _STRING),
+    "dependentRequired": _STRINGS_MAP,
+    "dependentSchemas": _SCHEMA_MAP,
+    "dependencies": (
+        lambda value: (
+            isinstance(value, dict)
+            and all(_is_schema(each) or _is_strings(each) for each in value.values())
+        ),
+        "an object whose values are schemas or lists of strings",
+    ),
+}
+
+# They assert nothing. `discriminator` belongs to OpenAPI and says how to read a oneOf faster.
+ANNOTATIONS = frozenset(
+    (
+        "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary"
+        " contentEncoding contentMediaType contentSchema default definitions deprecated"
+        " description discriminator example examples externalDocs id readOnly title writeOnly xml"
+    ).split()
+)
+
+# They assert what masks do not hold, with what to write instead where there is something.
+REFUSED = {
+    "contains": "that an array has an item of a kind is not enforced",
+    "minContains": "how many items are of a kind is not enforced",
+    "maxContains": "how many items are of a kind is not enforced",
+    "$dynamicRef": "dynamic references are not followed; write $ref",
+    "$recursiveRef": "recursive references are not followed; write $ref",
+    "nullable": 'this is OpenAPI; write {"type": ["...", "null"]}',
+    "divisibleBy": "this is of draft 3; write multipleOf",
+    "disallow": "this is of draft 3; write not",
+    "extends": "this is of draft 3; write allOf",
+}
+
+KNOWN = frozenset(SHAPES) | ANNOTATIONS | frozenset(REFUSED)
+
+
+def meant(keyword: str) -> str | None:
+    """The known keyword that an unknown one was probably meant to be."""
+    folded = {known.lower(): known for known in KNOWN}
+    plain = keyword.lower().replace("_", "").replace("-", "")
+    if plain in folded:
+        return folded[plain]
+    close = get_close_matches(plain, list(folded), n=1, cutoff=0.87)
+    return folded[close[0]] if close else None

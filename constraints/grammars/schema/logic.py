@@ -1,0 +1,75 @@
+"""Keywords that combine schemas. What the engine does not know becomes alternatives."""
+
+from constraints.grammars.schema.place import Handler, Place
+from constraints.grammars.schema.reading import Json, below
+
+# Each doubles the alternatives that the engine multiplies out.
+_MAX_DEPENDENCIES = 6
+
+
+def _reference(place: Place, value: Json, pointer: str) -> None:
+    target = place.walk.resolve(value, place.pointer)
+    place.out["$ref"] = f"#/$defs/{place.walk.definition(target)}"
+
+
+def _all_of(place: Place, value: Json, pointer: str) -> None:
+    place.out["allOf"] = place.list(value, pointer)
+
+
+def _any_of(place: Place, value: Json, pointer: str) -> None:
+    place.out["anyOf"] = place.list(value, pointer)
+
+
+def _one_of(place: Place, value: Json, pointer: str) -> None:
+    place.out["oneOf"] = place.list(value, pointer)
+
+
+def _not(place: Place, value: Json, pointer: str) -> None:
+    negated = place.walk.negated(value, pointer)
+    if negated is not None:
+        place.more(negated, pointer)
+
+
+def _if(place: Place, value: Json, pointer: str) -> None:
+    then, otherwise = place.schema.get("then", True), place.schema.get("else", True)
+    if then is True and otherwise is True:
+        place.walk.schema(value, pointer)
+        return
+    negated = place.walk.negated(value, pointer)
+    if negated is not None:
+        met = {"allOf": [value, then]}
+        unmet = {"allOf": [negated, otherwise]}
+        place.more({"anyOf": [met, unmet]}, pointer)
+
+
+def _branch(place: Place, value: Json, pointer: str) -> None:
+    """`then` and `else` say nothing by themselves; they are read for their errors."""
+    if "if" not in place.schema:
+        place.walk.schema(value, pointer)
+
+
+def _dependencies(place: Place, value: Json, pointer: str) -> None:
+    if len(value) > _MAX_DEPENDENCIES:
+        place.walk.refuse(
+            pointer, f"more than {_MAX_DEPENDENCIES} dependencies of one object are not enforced"
+        )
+        return
+    for name, needed in value.items():
+        if isinstance(needed, list):
+            met: Json = {"required": [name, *needed]}
+        else:
+            met = {"allOf": [{"required": [name]}, needed]}
+        without = {"properties": {name: False}}
+        place.more({"anyOf": [without, met]}, below(pointer, name))
+
+
+HANDLERS: dict[str, Handler] = {
+    "$ref": _reference,
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "not": _not,
+    "if": _if,
+    **dict.fromkeys(("then", "else"), _branch),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), _dependencies),
+}

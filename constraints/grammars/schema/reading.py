@@ -1,0 +1,78 @@
+"""From JSON text to a schema's value, and JSON Pointers into it."""
+
+import json
+import math
+from typing import Any, NoReturn
+
+from constraints.errors import Malformed, TooComplex
+
+# A schema, or any JSON value.
+Json = Any
+
+# The engine reads JSON no deeper than 128.
+MAX_DEPTH = 100
+
+
+def read(text: str) -> Json:
+    """The value of a JSON text. Raises Malformed with a position, TooComplex."""
+    try:
+        value = json.loads(text, object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise Malformed(f"the schema is not JSON: {error}", error.pos) from None
+    except RecursionError:
+        raise TooComplex(f"the schema is nested more than {MAX_DEPTH} deep") from None
+    except ValueError as error:
+        raise Malformed(f"the schema is not JSON: {error}") from None
+    _check(value, "", 0)
+    return value
+
+
+def below(pointer: str, key: str | int) -> str:
+    """The JSON Pointer of a member."""
+    return f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
+
+
+def at(value: Json, pointer: str) -> Json:
+    """What a JSON Pointer points to. Raises KeyError where there is nothing."""
+    for escaped in pointer.split("/")[1:]:
+        key = escaped.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value[key]
+        elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            raise KeyError(pointer)
+    return value
+
+
+def _no_key_twice(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return members
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check(value: Json, pointer: str, depth: int) -> None:
+    """Refuse what the engine's reader would stumble over, where its place is still known."""
+    if depth > MAX_DEPTH:
+        raise TooComplex(f"the schema is nested more than {MAX_DEPTH} deep")
+    match value:
+        case dict():
+            for key, member in value.items():
+                _check(key, below(pointer, key), depth + 1)
+                _check(member, below(pointer, key), depth + 1)
+        case list():
+            for index, member in enumerate(value):
+                _check(member, below(pointer, index), depth + 1)
+        case str():
+            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+                raise Malformed(f"{pointer or 'the schema'} has half of a surrogate pair")
+        case float():
+            if not math.isfinite(value):
+                raise Malformed(f"{pointer or 'the schema'}: the number is too large")

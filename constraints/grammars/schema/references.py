@@ -1,0 +1,96 @@
+"""Where a `$ref` leads: pointers, anchors and `$id`s of the same document, and nothing else."""
+
+from collections.abc import Iterator
+from urllib.parse import unquote, urldefrag, urljoin
+
+from constraints.errors import NotEnforced
+from constraints.grammars.schema.reading import Json, at, below
+
+# Keywords whose values are schemas, lists of them, or maps of them.
+_APPLICATORS = (
+    "additionalItems additionalProperties allOf anyOf contains else if items not oneOf"
+    " prefixItems propertyNames then unevaluatedItems unevaluatedProperties"
+).split()
+_MAPS = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties")
+_PROPERTIES = ("properties",)
+
+
+class References:
+    """The places of one document that have names."""
+
+    def __init__(self, document: Json) -> None:
+        self._document = document
+        # Pointers by address, and the address against which a pointer's references are read.
+        self._resources: dict[str, str] = {"": ""}
+        self._anchors: dict[str, str] = {}
+        self._bases: dict[str, str] = {}
+        if isinstance(document, dict):
+            self._index(document, "", "")
+
+    def resolve(self, reference: str, pointer: str) -> str:
+        """The pointer of what `reference`, which stands at `pointer`, leads to."""
+        address, fragment = urldefrag(urljoin(self._base(pointer), reference))
+        fragment = unquote(fragment)
+        resource = self._resources.get(address)
+        if resource is None:
+            raise NotEnforced(
+                f"{pointer}/$ref leads to {address!r}, which is not in this schema; other"
+                " documents are not fetched",
+                below(pointer, "$ref"),
+            )
+        if fragment and not fragment.startswith("/"):
+            target = self._anchors.get(f"{address}#{fragment}")
+        else:
+            target = resource + fragment.rstrip("/")
+        if target is None or not self._is_schema(target):
+            raise NotEnforced(
+                f"{pointer}/$ref leads to {reference!r}, where there is no schema",
+                below(pointer, "$ref"),
+            )
+        return target
+
+    def _is_schema(self, pointer: str) -> bool:
+        try:
+            return isinstance(at(self._document, pointer), dict | bool)
+        except KeyError:
+            return False
+
+    def _base(self, pointer: str) -> str:
+        while pointer not in self._bases:
+            if not pointer:
+                return ""
+            pointer = pointer.rpartition("/")[0]
+        return self._bases[pointer]
+
+    def _index(self, schema: dict[str, Json], pointer: str, base: str) -> None:
+        for key in ("$id", "id"):
+            identity = schema.get(key)
+            # Draft 4 has `id`, and so have properties of that name, which are no strings.
+            if isinstance(identity, str) and "$ref" not in schema:
+                address, fragment = urldefrag(urljoin(base, identity))
+                if fragment:
+                    self._anchors[f"{address}#{fragment}"] = pointer
+                else:
+                    base = address
+                    self._resources[base] = pointer
+        self._bases[pointer] = base
+        for key in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(key), str):
+                self._anchors[f"{base}#{schema[key]}"] = pointer
+        for place, inner in subschemas(schema, pointer):
+            if isinstance(inner, dict):
+                self._index(inner, place, base)
+
+
+def subschemas(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
+    """The schemas right inside of a schema, with their pointers."""
+    for key, value in schema.items():
+        place = below(pointer, key)
+        if key in _APPLICATORS and not isinstance(value, list):
+            yield place, value
+        elif key in _APPLICATORS:
+            for index, inner in enumerate(value):
+                yield below(place, index), inner
+        elif (key in _MAPS or key in _PROPERTIES) and isinstance(value, dict):
+            for name, inner in value.items():
+                yield below(place, name), inner

@@ -1,0 +1,158 @@
+"""A schema as the engine understands it to the letter: what it would ignore is said otherwise.
+
+    in:   any draft, references of any kind, keywords that the engine ignores or reads loosely
+    out:  2020-12; `$ref` to `#/$defs/...` only; no annotations; keywords that it enforces
+
+What cannot be said is refused with its pointer, or, of a lenient schema, left out and told.
+"""
+
+from dataclasses import dataclass, field
+
+from constraints.errors import Malformed, NotEnforced, TooComplex
+from constraints.grammars.schema import containers, logic, scalars
+from constraints.grammars.schema.keywords import ANNOTATIONS, REFUSED, SHAPES, meant
+from constraints.grammars.schema.negation import NoNegation, negation
+from constraints.grammars.schema.place import Handler, Place
+from constraints.grammars.schema.reading import Json, at, below
+from constraints.grammars.schema.references import References
+
+# Schemas in a schema, counted as often as they are looked at.
+_MAX_SCHEMAS = 50_000
+_HANDLERS: dict[str, Handler] = {**scalars.HANDLERS, **containers.HANDLERS, **logic.HANDLERS}
+
+
+@dataclass
+class Rewritten:
+    """What came of a schema.
+
+    root:         the schema, referring to `definitions` as `#/$defs/<name>`
+    not_enforced: pointers of what was left out
+    origins:      the pointer that each schema of the result came from, by its id()
+    needs_u:      pointers of strings that JSON can only write with \\u
+    """
+
+    root: Json
+    definitions: dict[str, Json]
+    not_enforced: list[str]
+    origins: dict[int, str] = field(repr=False)
+    needs_u: list[str]
+
+
+def rewrite(document: Json, *, lenient: bool = False) -> Rewritten:
+    """Raises Malformed, NotEnforced, TooComplex."""
+    return _Rewriter(document, lenient).rewrite()
+
+
+class _Rewriter:
+    """Walks one document, from the root to all that it refers to."""
+
+    def __init__(self, document: Json, lenient: bool) -> None:
+        self._document = document
+        self._lenient = lenient
+        self._references = References(document)
+        self._names: dict[str, str] = {}
+        self._pending: list[str] = []
+        self._num_schemas = 0
+        self._not_enforced: list[str] = []
+        self._origins: dict[int, str] = {}
+        self._needs_u: list[str] = []
+
+    def rewrite(self) -> Rewritten:
+        if not isinstance(self._document, dict | bool):
+            raise Malformed("a schema is an object, true or false")
+        root = self.schema(self._document, "")
+        definitions: dict[str, Json] = {}
+        while self._pending:
+            pointer = self._pending.pop()
+            definitions[self._names[pointer]] = self.schema(at(self._document, pointer), pointer)
+        return Rewritten(
+            root, definitions, list(dict.fromkeys(self._not_enforced)), self._origins, self._needs_u
+        )
+
+    def refuse(self, pointer: str, reason: str) -> None:
+        """Raises NotEnforced; in a lenient schema, takes a note."""
+        if not self._lenient:
+            raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
+        self._not_enforced.append(pointer)
+
+    def schema(self, value: Json, pointer: str) -> Json:
+        """The rewritten schema of the one at `pointer`, or made of it."""
+        self._num_schemas += 1
+        if self._num_schemas > _MAX_SCHEMAS:
+            raise TooComplex(f"the schema has more than {_MAX_SCHEMAS} schemas in it")
+        if isinstance(value, bool):
+            return value
+        self._check_keywords(value, pointer)
+        out: dict[str, Json] = {}
+        also: list[Json] = []
+        for keyword in value:
+            self._keyword(keyword, value, pointer, out, also)
+        if also:
+            out["allOf"] = [*out.get("allOf", ()), *also]
+        self._origins[id(out)] = pointer
+        return out
+
+    def _check_keywords(self, value: dict[str, Json], pointer: str) -> None:
+        for keyword, inner in value.items():
+            shape = SHAPES.get(keyword)
+            if shape is not None and not shape[0](inner):
+                place = below(pointer, keyword)
+                raise Malformed(f"{place}: the value of {keyword} must be {shape[1]}")
+
+    def _keyword(
+        self,
+        keyword: str,
+        schema: dict[str, Json],
+        pointer: str,
+        out: dict[str, Json],
+        also: list[Json],
+    ) -> None:
+        value, place = schema[keyword], below(pointer, keyword)
+        if keyword in _HANDLERS:
+            _HANDLERS[keyword](Place(self, schema, pointer, out, also), value, place)
+        elif keyword in REFUSED:
+            if keyword != "nullable" or value is not False:
+                self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
+        elif keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+            known = meant(keyword)
+            if known is not None:
+                self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
+
+    # -- what handlers ask for
+
+    def definition(self, target: str) -> str:
+        """The name under which the schema at a pointer is defined in the result."""
+        name = self._names.get(target)
+        if name is None:
+            name = self._names[target] = f"d{len(self._names)}"
+            self._pending.append(target)
+        return name
+
+    def resolve(self, reference: str, pointer: str) -> str:
+        return self._references.resolve(reference, pointer)
+
+    def raw(self, pointer: str) -> Json:
+        return at(self._document, pointer)
+
+    def negated(self, value: Json, place: str) -> Json:
+        """The raw schema of all that `value` refuses; None after it was refused itself."""
+        # Read first for its own errors, which negation would not see.
+        self.schema(value, place)
+        try:
+            return negation(value, lambda reference: self.raw(self.resolve(reference, place)))
+        except NoNegation as reason:
+            self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
+            return None
+
+    def string(self, value: Json, place: str) -> None:
+        """Note a string that cannot be written without \\u."""
+        if isinstance(value, str):
+            if any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in value):
+                self._needs_u.append(place)
+        elif isinstance(value, list):
+            for item in value:
+                self.string(item, place)
+        elif isinstance(value, dict):
+            for key, member in value.items():
+                self.string(key, place)
+                self.string(member, place)

@@ -1,0 +1,131 @@
+"""Keywords of types and values, numbers and strings."""
+
+from constraints.errors import Malformed, NotEnforced
+from constraints.grammars.regex import translate_search
+from constraints.grammars.schema import formats
+from constraints.grammars.schema.place import Handler, Place
+from constraints.grammars.schema.reading import Json
+
+# Whole numbers that a double holds exactly reach to here; the engine counts in doubles.
+_EXACT = 2**53
+# Bounds from here on are those of machine words, and mean that there is none.
+_WORD = 2**62
+_SMALLEST = 1e-9
+_LARGEST = 1e15
+_INEXACT = "{} is beyond the numbers that are held exactly"
+
+
+def _as_it_is(place: Place, value: Json, pointer: str) -> None:
+    keyword = pointer.rpartition("/")[2]
+    place.out[keyword] = value if keyword == "type" else int(value)
+
+
+def _values(place: Place, value: Json, pointer: str) -> None:
+    keyword = pointer.rpartition("/")[2]
+    for inner in value if keyword == "enum" else [value]:
+        _check_numbers(place, inner, pointer)
+    place.walk.string(value, pointer)
+    if keyword == "enum" and not value:
+        place.also.append(False)
+    else:
+        place.out[keyword] = value
+
+
+def _check_numbers(place: Place, value: Json, pointer: str) -> None:
+    match value:
+        case bool():
+            return
+        case int():
+            if abs(value) > _EXACT:
+                place.walk.refuse(pointer, _INEXACT.format(value))
+        case float():
+            if value and not _SMALLEST <= abs(value) <= _LARGEST:
+                place.walk.refuse(pointer, _INEXACT.format(value))
+        case list():
+            for item in value:
+                _check_numbers(place, item, pointer)
+        case dict():
+            for member in value.values():
+                _check_numbers(place, member, pointer)
+
+
+def _bound(place: Place, value: Json, pointer: str) -> None:
+    keyword = pointer.rpartition("/")[2]
+    exclusive = "exclusive" + keyword[0].upper() + keyword[1:]
+    if place.schema.get(exclusive) is not True:
+        _put_bound(place, keyword, value, pointer)
+
+
+def _exclusive_bound(place: Place, value: Json, pointer: str) -> None:
+    keyword = pointer.rpartition("/")[2]
+    if not isinstance(value, bool):
+        _put_bound(place, keyword, value, pointer)
+    elif value:
+        # Draft 4: a switch, which says that the plain bound is itself excluded.
+        plain = keyword.removeprefix("exclusive").lower()
+        if plain in place.schema:
+            _put_bound(place, keyword, place.schema[plain], pointer)
+
+
+def _put_bound(place: Place, keyword: str, value: Json, pointer: str) -> None:
+    is_low = keyword.endswith("inimum")
+    is_tiny = bool(value) and abs(value) < _SMALLEST
+    if is_tiny or (abs(value) > _EXACT and ((value < 0) != is_low or abs(value) < _WORD)):
+        place.walk.refuse(pointer, _INEXACT.format(value))
+    elif abs(value) <= _EXACT:
+        place.out[keyword] = value
+
+
+def _multiple_of(place: Place, value: Json, pointer: str) -> None:
+    # The engine multiplies steps that hold together in 32 bits.
+    digits = repr(value).removesuffix(".0")
+    if "e" in digits or len(digits.replace(".", "").strip("0")) > 4 or len(digits) > 9:
+        place.walk.refuse(pointer, f"a step of {value} has too many digits to be enforced")
+    else:
+        place.out["multipleOf"] = value
+
+
+def _pattern(place: Place, value: Json, pointer: str) -> None:
+    translated = engine_pattern(place, value, pointer)
+    if translated is not None:
+        place.out["pattern"] = translated
+
+
+def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
+    """A schema's pattern as the engine takes it; None after it was refused."""
+    try:
+        return f"^(?:{translate_search(pattern)})$"
+    except NotEnforced as error:
+        place.walk.refuse(pointer, str(error))
+    except Malformed as error:
+        raise Malformed(f"{pointer}: {error}") from None
+    return None
+
+
+def _format(place: Place, value: Json, pointer: str) -> None:
+    types = place.schema.get("type")
+    if value in formats.PATTERNS:
+        pattern = f"^(?:{formats.PATTERNS[value]})$"
+        if "pattern" in place.schema:
+            place.also.append({"pattern": pattern} | ({"type": types} if types else {}))
+        else:
+            place.out["pattern"] = pattern
+    elif value in formats.BY_ENGINE:
+        place.out["format"] = value
+    elif value in formats.RANGES and types == "integer":
+        low, high = formats.RANGES[value]
+        place.more({"type": "integer", "minimum": low, "maximum": high}, pointer)
+    elif value not in formats.ANNOTATIONS and types not in ("integer", "number"):
+        known = ", ".join(formats.KNOWN)
+        place.walk.refuse(pointer, f"the format {value!r} is not enforced; known are {known}")
+
+
+HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(("type", "minLength", "maxLength", "minItems", "maxItems"), _as_it_is),
+    **dict.fromkeys(("const", "enum"), _values),
+    **dict.fromkeys(("minimum", "maximum"), _bound),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _exclusive_bound),
+    "multipleOf": _multiple_of,
+    "pattern": _pattern,
+    "format": _format,
+}
