@@ -65,13 +65,17 @@ class Shard:
         model = load(folder, world or World())
         return cls(model, Languages(folder, model.vocab_size, model.eos_token_ids))
 
-    def guides(self, num_threads: int = 2, **limits: float) -> Guides:
+    def guides(
+        self, num_threads: int = 2, fill_limit_s: float = 10.0, open_limit_s: float = 10.0
+    ) -> Guides:
+        """Patient ones, since the machines of tests are busy."""
         return Guides(
             self.languages,
             self.model.vocab_size,
             self.model.eos_token_ids,
             num_threads=num_threads,
-            **limits,
+            fill_limit_s=fill_limit_s,
+            open_limit_s=open_limit_s,
         )
 
     def runner(self, guides: Guides | None = None, world: World | None = None) -> Runner:

@@ -1,0 +1,199 @@
+"""PrepareConstraint: compiled beside running steps, refused with the author's words."""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from constraints.errors import ConstraintError
+from constraints.spec import ConstraintSpec, Kind
+from model_server.errors import ConstraintRefused
+from model_server.masking.languages import Languages
+from model_server.server import listening
+from model_server.service import TextGenerationService
+from model_server.wire import ModelInfo
+from proto import generate_pb2 as pb
+from proto import generate_pb2_grpc as pb_grpc
+from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, Shard, save
+
+EPOCH = 3
+REGEX = pb.CONSTRAINT_KIND_REGEX
+
+
+@dataclass
+class Served:
+    """A served shard, as its client sees it."""
+
+    shard: Shard
+    stub: Any
+    fatal: list[str] = field(default_factory=list)
+
+    async def prepare(self, kind: pb.ConstraintKind.ValueType, text: str) -> Any:
+        call = pb.PrepareConstraintRequest(constraint=pb.Constraint(kind=kind, text=text))
+        return await self.stub.PrepareConstraint(call, timeout=60.0)
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Shard:
+    return Shard.load(save(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+async def served(shard: Shard, tmp_path: Path) -> AsyncIterator[Served]:
+    model = shard.model
+    info = ModelInfo(
+        model_id="tiny",
+        model_type=model.model_type,
+        dtype="float32",
+        device_type="cpu",
+        attention_backend=model.attention_backend,
+        block_size=model.block_size,
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        window_len=None,
+        eos_token_ids=(EOS_ID,),
+        world_size=1,
+        rank=0,
+    )
+    fatal: list[str] = []
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        service = TextGenerationService(
+            shard.runner(), info, (), device_thread, languages=shard.languages
+        )
+        path = tmp_path / "s"
+        async with (
+            listening(service, path, fatal.append),
+            grpc.aio.insecure_channel(f"unix:{path}") as channel,
+        ):
+            stub = pb_grpc.TextGenerationServiceStub(channel)
+            await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))
+            yield Served(shard, stub, fatal)
+
+
+def prefill(request_id: int, constraint: pb.Constraint | None = None) -> pb.PrefillRequest:
+    request = pb.Request(
+        id=request_id,
+        token_ids=range(300, 320),
+        prompt_len=20,
+        chunk_len=20,
+        block_ids=[request_id * 4 + i for i in range(4)],
+        sampling=pb.SamplingParameters(
+            temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0
+        ),
+        stopping=pb.StoppingParameters(max_new_tokens=20),
+        constraint=constraint,
+    )
+    return pb.PrefillRequest(epoch=EPOCH, batch=pb.Batch(id=request_id, requests=[request]))
+
+
+async def test_a_constraint_is_compiled_once_and_then_served(served: Served) -> None:
+    first = await served.prepare(REGEX, "[ab]{3}")
+    second = await served.prepare(REGEX, "[ab]{3}")
+    assert (first.was_cached, second.was_cached) == (False, True)
+    assert first.compile_ns > 0
+
+    call = prefill(1, pb.Constraint(kind=REGEX, text="[ab]{3}"))
+    answer = await served.stub.Prefill(call)
+    tokens = [token.id for token in answer.generations[0].tokens]
+    while answer.HasField("batch"):
+        answer = await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1]))
+        tokens += [token.id for token in answer.generations[0].tokens]
+    assert set(served.shard.text(tokens)) <= {"a", "b"}
+    assert len(served.shard.text(tokens)) == 3
+    assert answer.generations[0].constraint_satisfied
+    assert answer.generations[0].finish_reason == pb.FINISH_REASON_CONSTRAINT_COMPLETE
+    assert answer.num_masked_rows == 1
+    assert served.fatal == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        pytest.param(REGEX, "a(b", "never closed", id="malformed"),
+        pytest.param(99, "a", "99 is not known", id="kind"),
+        pytest.param(pb.CONSTRAINT_KIND_NONE, "a", "0 is not known", id="none"),
+    ],
+)
+async def test_what_cannot_be_compiled_is_refused_in_words(
+    served: Served, kind: pb.ConstraintKind.ValueType, text: str, said: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await served.prepare(kind, text)
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert said in str(refusal.value.details())
+    assert served.fatal == []
+
+
+async def test_a_constraint_is_compiled_while_a_step_runs(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+    model = served.shard.model
+    forward = model.forward
+
+    def wait_and_compute(inputs: Any) -> Any:
+        begun.set()
+        assert released.wait(60.0)
+        return forward(inputs)
+
+    monkeypatch.setattr(model, "forward", wait_and_compute)
+    step = asyncio.ensure_future(served.stub.Prefill(prefill(2)))
+    try:
+        assert await asyncio.to_thread(begun.wait, 30.0)
+        answer = await served.prepare(REGEX, "while a step runs")
+        assert not answer.was_cached
+        assert not step.done()
+    finally:
+        released.set()
+    assert (await step).batch.id == 2
+
+
+def test_an_engine_that_breaks_refuses_a_constraint_and_nothing_else(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shard.languages._loading.result()
+
+    class Panic(BaseException):
+        pass
+
+    def panic(spec: ConstraintSpec) -> None:
+        raise Panic("index out of range")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(compiler, "compile", panic)
+        with pytest.raises(ConstraintRefused, match="Panic: index out of range"):
+            shard.languages.prepare(ConstraintSpec(Kind.REGEX, "abc")).result(30.0)
+    assert not shard.languages.prepare(ConstraintSpec(Kind.REGEX, "abc")).result(30.0).was_cached
+
+
+@pytest.mark.parametrize("broken", ["missing", "no json", "no byte tokens"])
+def test_a_model_without_a_usable_tokenizer_says_so(tmp_path: Path, broken: str) -> None:
+    if broken == "no json":
+        (tmp_path / "tokenizer.json").write_text("{")
+    elif broken == "no byte tokens":
+        (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {}}}')
+    languages = Languages(tmp_path, 100, (EOS_ID,))
+    with pytest.raises(ConstraintError, match="tokenizer"):
+        languages.compile(ConstraintSpec(Kind.REGEX, "a"))
+    with pytest.raises(ConstraintRefused, match="tokenizer"):
+        languages.prepare(ConstraintSpec(Kind.REGEX, "a")).result(30.0)
+
+
+def test_a_model_with_fewer_logits_than_tokens_says_so(tmp_path: Path) -> None:
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    with pytest.raises(ConstraintError):
+        Languages(tmp_path, VOCAB_SIZE - 1, (EOS_ID,)).vocabulary()
+
+
+def test_logits_without_a_token_are_never_drawn(tmp_path: Path) -> None:
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    vocabulary = Languages(tmp_path, VOCAB_SIZE + 100, (EOS_ID,)).vocabulary()
+    assert vocabulary.num_words == (VOCAB_SIZE + 100 + 31) // 32

@@ -1,0 +1,80 @@
+"""Constraints under tensor parallelism: rank 0 masks and forces, the other learns every token."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from constraints.spec import Kind
+from model_server.distributed import World
+from model_server.request import FinishReason, SamplingParams
+from tests.model_server.masking.shard import NUM_BLOCKS, Shard, of, save
+from tests.model_server.shards import load
+from tests.model_server.test_tensor_parallel import ShadowDriver, on_two_ranks
+
+pytestmark = pytest.mark.slow
+
+PROMPT = tuple(range(300, 320))
+HOT = SamplingParams(do_sample=True, temperature=1.5)
+FIXED = r'\{"a fixed beginning": [0-9]{3}, "and a fixed end": (true|false)\}'
+COLOURS = ["crimson red", "crimson blue", "white"]
+CONSTRAINTS = (
+    of(Kind.REGEX, FIXED),
+    of(Kind.CHOICE, json.dumps(COLOURS)),
+    # Cannot be compiled: its row fails on both ranks.
+    of(Kind.REGEX, "a(b"),
+    None,
+)
+
+
+class _Serve:
+    """Constrained requests beside others, until all have ended; what this rank holds of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, world: World) -> Any:
+        if world.is_first:
+            shard = Shard.load(self.folder, world)
+        else:
+            # Nothing of a constraint is read here.
+            shard = Shard(load(self.folder, world), None)  # type: ignore[arg-type]
+        driver = ShadowDriver(shard.runner(world=world), NUM_BLOCKS, shard.model.block_size)
+        for request_id, constraint in enumerate(CONSTRAINTS):
+            driver.add(
+                request_id,
+                PROMPT,
+                40,
+                sampling=replace(HOT, seed=request_id),
+                constraint=constraint,
+            )
+        num_steps = 0
+        while not all(request.finish_reason for request in driver.requests.values()):
+            driver.step(step_tokens=48)
+            num_steps += 1
+        requests = driver.requests.values()
+        texts = [shard.text(driver.outputs[i]) for i in (0, 1)] if world.is_first else []
+        return [r.output for r in requests], [r.finish_reason for r in requests], texts, num_steps
+
+
+def test_both_ranks_hold_the_same_tokens_and_end_together(tmp_path: Path) -> None:
+    first, second = on_two_ranks(_Serve(save(tmp_path)))
+    assert isinstance(first, tuple), first
+    assert isinstance(second, tuple), second
+    outputs, reasons, texts, num_steps = first
+    assert re.fullmatch(FIXED, texts[0])
+    assert texts[1] in COLOURS
+    assert reasons[:3] == [
+        FinishReason.CONSTRAINT_COMPLETE,
+        FinishReason.CONSTRAINT_COMPLETE,
+        FinishReason.ERROR,
+    ]
+    # Forced tokens took no steps of their own.
+    assert num_steps == second[3]
+    assert len(outputs[0]) > 10
+    for mine, shadow in zip(outputs, second[0], strict=True):
+        # The other rank is not told the last tokens of what ended; it has a 0 in their place.
+        assert mine[: len(shadow) - 1] == shadow[:-1]
