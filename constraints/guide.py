@@ -6,9 +6,19 @@ A guide is deterministic: two guides that were given the same tokens say the sam
 that was preempted goes on as it would have, and no other output can change what this one may say.
 """
 
+import json
+
 import numpy as np
 
-from constraints.errors import DoesNotFit, IllegalToken, TooComplex
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    DoesNotFit,
+    IllegalToken,
+    TooComplex,
+)
+from constraints.guiding.search import is_barren
+from constraints.guiding.stops import StoppedMatcher
 from constraints.guiding.witness import Witness, allowed_ids, narrow, next_witness, tails_of
 from constraints.matcher import Bitmask, Language, Matcher
 from constraints.spec import Budget, StopRule
@@ -47,8 +57,11 @@ class Guide:
         self._budget = budget
         self._ends = frozenset((*vocabulary.end_ids, *stop_token_ids))
         self._takes_forced = takes_forced
-        self._matcher: Matcher = language.matcher()
-        self._knows_distances = language.knows_distances
+        self._stops = stops
+        self._matcher: Matcher = (
+            StoppedMatcher(language, vocabulary, stops) if stops.strings else language.matcher()
+        )
+        self._knows_distances = language.knows_distances and not stops.strings
         self._num_tokens = 0
         self._is_ended = False
         self._checked: tuple[int, Witness | None] | None = None
@@ -59,13 +72,28 @@ class Guide:
         max_len = self._budget.max_len
         witness = self._matcher.shortest(ANY_LEN)
         if witness is None:
-            raise TooComplex("no text that satisfies the constraint was found within the limits")
+            raise self._none_found()
         while len(witness) > max_len:
             shorter = self._matcher.shortest(len(witness) - 1)
             if shorter is None:
                 raise DoesNotFit(len(witness), max_len)
             witness = shorter
         return witness
+
+    def _none_found(self) -> ConstraintError:
+        if not self._stops.strings:
+            return TooComplex("no text that satisfies the constraint was found within the limits")
+        quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in self._stops.strings)
+        if is_barren(self._matcher, self._vocabulary):
+            return Contradiction(
+                f"no text satisfies the constraint without meeting one of the stop strings"
+                f" {quoted} where it cannot end",
+                self._stops.strings,
+            )
+        return TooComplex(
+            f"no text was found within the limits that satisfies the constraint and meets none of"
+            f" the stop strings {quoted} where it cannot end"
+        )
 
     @property
     def _remaining(self) -> int:

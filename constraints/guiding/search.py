@@ -46,9 +46,11 @@ _KINDS = (
 class Alphabet:
     """The tokens that edges are made of, sorted by kind.
 
-    ids: token ids, [num_edges], at least one for each byte that a token begins with
+    ids:      token ids, [num_edges], at least one for each byte that a token begins with
+    is_whole: every text that tokens can spell can be spelled in these
     """
 
+    is_whole: bool
     ids: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.int64]
     words: npt.NDArray[np.int64]
@@ -85,7 +87,9 @@ def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
     pairs = [(token_id, kind_of[byte]) for byte in order for token_id in shortest.get(byte, [])]
     ids = np.array([token_id for token_id, _ in pairs], dtype=np.int64)
     kinds = np.array([kind for _, kind in pairs], dtype=np.int64)
-    return Alphabet(ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
+    single = {vocabulary.tokens[token_id] for token_id in ids.tolist()}
+    used = {token[index : index + 1] for token in vocabulary.tokens for index in range(len(token))}
+    return Alphabet(used <= single, ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
 
 
 class Strategy(Enum):
@@ -96,6 +100,8 @@ class Strategy(Enum):
     LENGTH = "length"
 
 
+# Nodes that are looked at to show that there is no completion.
+MAX_PROOF_NODES = 512
 # The walks of one search, and how many nodes each may see.
 PLAN = (
     (Strategy.DIVE, 64),
@@ -135,6 +141,7 @@ class Search:
         self._deadline = monotonic() + MAX_TIME_S
         self._twins: dict[tuple[int, bytes], int] = {}
         self._looks: set[bytes] = set()
+        self._is_cut = False
         # Whether the last walk saw all that there is, so that what it did not find is not there.
         self.is_exhausted = False
 
@@ -142,6 +149,7 @@ class Search:
         """Completions as they are found."""
         repeats = 0.05 if strategy is Strategy.NOVELTY else 0.0
         self.is_exhausted = False
+        self._is_cut = not self._alphabet.is_whole
         self._twins.clear()
         self._looks.clear()
         serial = count()
@@ -156,7 +164,7 @@ class Search:
         push(_Node(self._matcher, (), 0.0, self._edges(self._matcher, ())[0]), 0)
         for _ in range(max_nodes):
             if not heap or monotonic() > self._deadline:
-                self.is_exhausted = not heap and not self._has_twins
+                self.is_exhausted = not heap and not self._is_cut
                 return
             cost, _, parent, index = heapq.heappop(heap)
             push(parent, index + 1)
@@ -167,11 +175,7 @@ class Search:
                     edges, is_new = self._edges(matcher, path)
                     push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
             except EngineFailed:
-                continue  # too hard for the engine: no place to lead an output to
-
-    @property
-    def _has_twins(self) -> bool:
-        return any(number > MAX_TWINS for number in self._twins.values())
+                self._is_cut = True  # too hard for the engine: no place to lead an output to
 
     def _cost(self, strategy: Strategy, edge: Witness, index: int) -> float:
         if strategy is Strategy.LENGTH:
@@ -206,6 +210,7 @@ class Search:
         length = sum([len(self._vocabulary.tokens[token_id]) for token_id in path])
         number = self._twins[length, look] = self._twins.get((length, look), 0) + 1
         if number > MAX_TWINS:
+            self._is_cut = True
             return (), False
         hints = tuple(hint for hint in self._hints if matcher.num_legal(hint) == len(hint))
         return hints + tuple((token_id,) for token_id in allowed.tolist()), is_new
@@ -249,3 +254,10 @@ def shortest_completion(
             if len(found) <= max_len:
                 return found
     return None
+
+
+def is_barren(matcher: Matcher, vocabulary: Vocabulary) -> bool:
+    """Whether it is certain that no text goes on from here to its end."""
+    search = Search(matcher, vocabulary)
+    found = next(search.completions(Strategy.NOVELTY, MAX_PROOF_NODES), None)
+    return found is None and search.is_exhausted
