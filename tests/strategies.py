@@ -3,9 +3,17 @@ collide, blocks run out and limits are met in almost every example."""
 
 from hypothesis import strategies as st
 
-from router.request import GenerateRequest, LogprobParams, SamplingParams, StopParams
+from constraints.spec import ConstraintSpec, Kind
+from router.request import (
+    Constraint,
+    GenerateRequest,
+    LogprobParams,
+    SamplingParams,
+    StopParams,
+)
 
 VOCAB_SIZE = 2
+ANY_TEXT = Constraint(ConstraintSpec(Kind.REGEX, "(?s:.*)"))
 
 
 def make_request(
@@ -15,6 +23,7 @@ def make_request(
     ignore_eos: bool = False,
     prompt_logprobs: bool = False,
     deadline_s: float | None = None,
+    is_constrained: bool = False,
 ) -> GenerateRequest:
     """A greedy request whose text nobody reads."""
     return GenerateRequest(
@@ -23,6 +32,7 @@ def make_request(
         sampling=SamplingParams(),
         stop=StopParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos),
         logprobs=LogprobParams(prompt=prompt_logprobs),
+        constraint=ANY_TEXT if is_constrained else None,
         deadline_s=deadline_s,
     )
 
@@ -46,6 +56,7 @@ def requests(max_total_len: int) -> st.SearchStrategy[GenerateRequest]:
             st.one_of(st.just(room), st.integers(1, room)),
             ignore_eos=st.booleans(),
             prompt_logprobs=st.sampled_from([False, False, False, True]),
+            is_constrained=st.booleans(),
             deadline_s=st.one_of(st.none(), st.none(), st.integers(0, 40).map(float)),
         )
 

@@ -80,10 +80,10 @@ class Entry:
         KV:      | cached | computed | computed once the steps in flight are | not scheduled |
                                                                  scheduled_len ^
     The last token, known or pending, has no KV yet when the entry decodes: the next step
-    computes it and draws its successor.
+    computes it and draws its successor. Under a constraint a draw may bring a run of tokens, none
+    of which has KV; how many is known with the answer, so nothing is scheduled before.
 
-    `order` is the order of arrival. `prefill_len` tokens are to be computed before the first draw
-    since the entry was admitted. `num_passed` younger ones were admitted before it while it did
+    `order` is the order of arrival. `num_passed` younger ones were admitted before it while it did
     not fit; before the allocator's `num_gains` reach `retry_at_gains` it cannot fit. `is_suspect`:
     its row failed, and its KV may be why. `is_paused`: nobody reads its tokens, so it draws none.
     """
@@ -95,7 +95,6 @@ class Entry:
     output_ids: list[int] = field(default_factory=list)
     num_pending: int = 0
     num_steps_in_flight: int = 0
-    prefill_len: int = 0
     scheduled_len: int = 0
     allocation: BlockAllocation | None = None
     cached_len: int = 0
@@ -107,10 +106,13 @@ class Entry:
     is_paused: bool = False
     prompt_len: int = field(init=False)
     max_new_tokens: int = field(init=False)
+    # A draw may bring several tokens.
+    draws_runs: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.request.prompt_ids)
         self.max_new_tokens = self.request.stop.max_new_tokens
+        self.draws_runs = self.request.constraint is not None
 
     @property
     def is_live(self) -> bool:
@@ -126,6 +128,16 @@ class Entry:
     def known_len(self) -> int:
         """Tokens of prompt and output whose ids are known."""
         return self.prompt_len + len(self.output_ids)
+
+    @property
+    def num_unscheduled(self) -> int:
+        """Tokens, known or pending, that no step computes yet."""
+        return self.known_len + self.num_pending - self.scheduled_len
+
+    @property
+    def awaits_run(self) -> bool:
+        """True while a step in flight may bring a run of tokens."""
+        return self.draws_runs and self.num_pending > 0
 
     @property
     def may_grow(self) -> bool:
@@ -159,7 +171,6 @@ class Entry:
         """Enters the running batch with the blocks of all its known tokens; True the first time."""
         self.move(EntryState.PREFILLING)
         self.allocation = allocation
-        self.prefill_len = self.known_len
         self.scheduled_len = allocation.cached_len
         if self.first_scheduled_s is not None:
             return False
@@ -170,14 +181,14 @@ class Entry:
     def preempt(self) -> None:
         """Leaves the running batch to be computed anew; tokens in flight still count."""
         self.move(EntryState.WAITING)
-        self.scheduled_len = self.prefill_len = 0
+        self.scheduled_len = 0
 
     def schedule_tokens(self, num_tokens: int) -> Row:
-        """Takes part in a step with its next tokens; the last known one draws a successor."""
+        """Takes part in a step with its next tokens; the last one draws a successor."""
+        samples = num_tokens == self.num_unscheduled
         start_len = self.scheduled_len
         stop_len = self.scheduled_len = start_len + num_tokens
         self.num_steps_in_flight += 1
-        samples = stop_len >= self.prefill_len
         if samples:
             self.num_pending += 1
             if self.state is not EntryState.DECODING:

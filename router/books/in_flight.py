@@ -54,17 +54,19 @@ def has_ended(generation: Generation | None) -> bool:
 
 def _fault(row: Row, generation: Generation | None, remains: bool) -> str | None:
     """What is wrong with the answer for a live entry, in words; None: nothing."""
+    entry = row.entry
     num_tokens = len(generation.tokens) if generation is not None else 0
-    if num_tokens > row.samples:
-        return f"{num_tokens} tokens came where {int(row.samples)} was to be drawn"
+    num_left = entry.max_new_tokens - len(entry.output_ids)
+    most = (num_left if entry.draws_runs else 1) if row.samples else 0
+    if num_tokens > most:
+        return f"{num_tokens} tokens came where {most} were to be made at most"
     if has_ended(generation):
         return None
     if not remains:
         return "the shard lost it without saying why"
     if row.samples and num_tokens == 0:
         return "a token was to be drawn and none came"
-    entry = row.entry
-    if row.samples and len(entry.output_ids) + 1 >= entry.max_new_tokens:
+    if row.samples and num_tokens >= num_left:
         return f"it goes on after max_new_tokens, {entry.max_new_tokens}"
     if entry.request.logprobs.prompt:
         num_logprobs = len(generation.prompt_logprobs) if generation is not None else 0

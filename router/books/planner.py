@@ -2,7 +2,8 @@
 
 It knows entries, blocks and budgets, but not what became of earlier steps.
 
-A step's token budget goes to decodes first, then to prompts being computed, then to admissions;
+A step's token budget goes to decodes first (to each one token, and what a constraint forced behind
+it), then to prompts being computed, then to admissions;
 within each, the oldest first. Blocks are taken as sequences grow. When there are none left, the
 youngest running entry is preempted: it gives its blocks back, waits again, and is computed anew,
 output included, helped by what the prefix cache still holds. When blocks are on their way back
@@ -64,7 +65,7 @@ class Planner:
         self._plan_decodes(plan)
         self._plan_chunks(plan)
         plan.running_ids = tuple([entry.request_id for entry in self._running])
-        if self._waiting:
+        if self._waiting.has_offers:
             self._plan_admissions(plan, now_s)
         self._running.retire_spent([row.entry for row in plan.rows.values()])
         return plan
@@ -72,32 +73,46 @@ class Planner:
     def _plan_decodes(self, plan: StepPlan) -> None:
         """One token for everyone who decodes, the oldest first: they get the blocks.
 
-        The budget is enough: an entry is admitted only in a step with a token for it and for all
-        that ran before it, so never more run than a step has tokens.
+        A run of tokens that a constraint forced is computed whole, or in parts where others need
+        the room. The budget is enough: an entry is admitted only in a step with a token for it
+        and for all that ran before it, so never more run than a step has tokens.
         """
-        for entry in tuple(self._running):
-            # Also passes over those that an older one preempted a moment ago.
+        decoding = [entry for entry in self._running if entry.state is EntryState.DECODING]
+        num_behind = len(decoding)
+        for entry in decoding:
+            num_behind -= 1
+            # An older one preempted it a moment ago.
             if entry.state is not EntryState.DECODING:
                 continue
-            if entry.is_paused:
+            if entry.is_paused or entry.awaits_run:
                 plan.growth.append(Growth(entry.request_id, chunk_len=0))
                 continue
-            allocation = entry.allocation
-            assert allocation is not None, f"request {entry.request_id} has no blocks"
-            if entry.scheduled_len == allocation.capacity:
-                block_ids = self._grow(entry, allocation, plan)
-                if block_ids is None:
-                    continue
-                plan.growth.append(Growth(entry.request_id, block_ids))
-            plan.schedule(entry, 1)
-            plan.num_decode_tokens += 1
+            chunk_len, told_len = 1, None
+            if entry.draws_runs and entry.num_unscheduled > 1:
+                chunk_len = min(entry.num_unscheduled, plan.num_tokens_left - num_behind)
+                told_len = chunk_len
+            block_ids = self._room_for(entry, chunk_len, plan)
+            if block_ids is None:
+                continue
+            if block_ids or told_len is not None:
+                plan.growth.append(Growth(entry.request_id, block_ids, told_len))
+            plan.schedule(entry, chunk_len)
+            plan.num_decode_tokens += chunk_len
+
+    def _room_for(self, entry: Entry, chunk_len: int, plan: StepPlan) -> tuple[int, ...] | None:
+        """The blocks that the chunk needs beside the entry's own; None: it sits the step out."""
+        allocation = entry.allocation
+        assert allocation is not None, f"request {entry.request_id} has no blocks"
+        if entry.scheduled_len + chunk_len <= allocation.capacity:
+            return ()
+        return self._grow(entry, allocation, entry.scheduled_len + chunk_len, plan)
 
     def _grow(
-        self, entry: Entry, allocation: BlockAllocation, plan: StepPlan
+        self, entry: Entry, allocation: BlockAllocation, num_tokens: int, plan: StepPlan
     ) -> tuple[int, ...] | None:
-        """A further block, taken from the youngest if need be; None: it sits the step out."""
+        """Further blocks, taken from the youngest if need be; None: it sits the step out."""
         while True:
-            block_ids = self._allocator.extend(allocation, entry.scheduled_len + 1)
+            block_ids = self._allocator.extend(allocation, num_tokens)
             if block_ids is not None:
                 return block_ids
             if self._running.is_retiring:
@@ -117,7 +132,7 @@ class Planner:
             if plan.num_tokens_left == 0:
                 return
             if entry.state is EntryState.PREFILLING:
-                chunk_len = min(plan.num_tokens_left, entry.prefill_len - entry.scheduled_len)
+                chunk_len = min(plan.num_tokens_left, entry.num_unscheduled)
                 plan.schedule(entry, chunk_len)
                 plan.growth.append(Growth(entry.request_id, chunk_len=chunk_len))
 
@@ -163,7 +178,7 @@ class Planner:
             plan.num_prompt_tokens += entry.prompt_len
             plan.num_cached_tokens += entry.cached_len
         self._running.add(entry)
-        chunk_len = min(plan.num_tokens_left, entry.prefill_len - entry.scheduled_len)
+        chunk_len = min(plan.num_tokens_left, entry.num_unscheduled)
         plan.schedule(entry, chunk_len)
         plan.new.append(
             NewRequest(

@@ -59,6 +59,11 @@ class RunningBatch:
         """Entries that may need a further block."""
         return sum([entry.may_grow for entry in self._entries])
 
+    @property
+    def num_constrained(self) -> int:
+        """Entries whose output is to satisfy a constraint."""
+        return sum([entry.draws_runs for entry in self._entries])
+
     def has_left(self, request_id: int) -> bool:
         """False while anything of the request is here: a row in a shard or blocks."""
         return request_id not in self._to_drop and request_id not in self._retiring

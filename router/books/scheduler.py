@@ -4,7 +4,8 @@ Pure books: no async, no clock but the one passed in, no I/O, no text. Only the 
 
 The scheduler may run ahead: prepare step n + 1 while step n is not answered. It needs no token
 for that, since the shard knows what it drew last; a token in flight is a count in the books
-(`Entry.num_pending`). What follows from it:
+(`Entry.num_pending`). Only a request with a constraint, whose draw may bring a run of tokens, waits
+for its answer. What follows from it:
 
   an entry ends at step n while step n + 1 is in flight    its late token is cut in `apply`
   an entry leaves the batch while steps with it are in     its blocks stay taken until the last of
@@ -56,8 +57,9 @@ class SchedulerStats:
     """The books in numbers.
 
     `num_blocks_used` are kept by requests, `num_blocks_cached` by the prefix cache alone; the
-    rest is free. Cumulative: `num_preemptions`, and of first admissions `num_prompt_tokens` and
-    `num_cached_tokens`, those of them that were found in the prefix cache.
+    rest is free. `num_constrained` of the running requests have a constraint. Cumulative:
+    `num_preemptions`, and of first admissions `num_prompt_tokens` and `num_cached_tokens`, those
+    of them that were found in the prefix cache.
     """
 
     num_waiting: int
@@ -68,6 +70,7 @@ class SchedulerStats:
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_constrained: int
 
 
 class Scheduler:
@@ -104,9 +107,12 @@ class Scheduler:
         """True while anything waits, runs, is to be dropped or is unanswered."""
         return bool(self._live or self._running.has_drops or self._in_flight)
 
-    def add(self, request_id: int, request: GenerateRequest, now_s: float) -> None:
+    def add(
+        self, request_id: int, request: GenerateRequest, now_s: float, *, is_ready: bool = True
+    ) -> None:
         """A new request, which waits from now on (admission is by arrival: no clock is read).
 
+        One that is not ready enters no step before `release`.
         Raises InvalidRequest, with the numbers, if it could never run, and ValueError for the id
         of a request that is not gone yet.
         """
@@ -116,9 +122,18 @@ class Scheduler:
         self._refuse_unfit(entry)
         self._num_added += 1
         self._live[request_id] = entry
-        self._waiting.add(entry)
+        if is_ready:
+            self._waiting.add(entry)
+        else:
+            self._waiting.hold(entry)
         if request.deadline_s is not None:
             self._deadlines_s[request_id] = request.deadline_s
+
+    def release(self, request_id: int) -> None:
+        """A request that was not ready is; nothing happens for an id that is unknown."""
+        entry = self._live.get(request_id)
+        if entry is not None:
+            self._waiting.release(entry)
 
     def finish(self, request_id: int) -> None:
         """The router ends a request: none of its tokens counts from now on.
@@ -229,6 +244,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
+            num_constrained=self._running.num_constrained,
         )
 
     def check_invariants(self) -> None:
@@ -245,6 +261,9 @@ class Scheduler:
             num_rows = sum(request_id in step.rows for step in self._in_flight)
             assert entry.num_steps_in_flight == num_rows, f"request {request_id}: steps miscounted"
             assert len(entry.output_ids) + entry.num_pending <= entry.max_new_tokens
+            assert entry.num_pending <= 1 or not entry.draws_runs, "ran ahead of a run"
+            if not is_waiting:
+                assert entry.num_unscheduled >= 0, f"request {request_id}: computes the unknown"
         assert waiting_ids <= self._live.keys(), "an ended request waits"
         if not self.has_work:
             assert self._allocator.num_used == 0, "blocks are kept for nobody"

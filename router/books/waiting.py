@@ -4,9 +4,11 @@ It knows no blocks and no budget: whether an entry fits is the scheduler's to sa
 
 Entries are offered oldest first. One that does not fit yet may be passed by younger ones, but by
 `max_passes` of them at most in its life: after that nobody behind it is offered. A preempted
-entry returns to its place by arrival, which is before everything that came after it.
+entry returns to its place by arrival, which is before everything that came after it. One that is
+held, since something is still made ready for it, is not offered: nobody passes it, and it is in
+nobody's way.
 
-Why nobody starves. Let E wait. Those older than E are finitely many and none is added. Of the
+Why nobody starves. Let E wait and not be held. Those older than E are finitely many. Of the
 younger, at most `max_passes` pass E; once they have, only E and those before it are offered, so
 running entries are no longer replaced by younger ones. Steps then compute at least one token for
 good each: a decode's token outlives a preemption, and the oldest running entry is never preempted
@@ -37,22 +39,40 @@ class WaitingQueue:
     def __init__(self, max_passes: int) -> None:
         self._max_passes = max_passes
         self._entries: list[Entry] = []
+        # Those that something is still made ready for.
+        self._held: dict[int, Entry] = {}
         self._refused: list[Entry] = []
         self._is_barred = False
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._held)
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries)
+        yield from self._entries
+        yield from self._held.values()
+
+    @property
+    def has_offers(self) -> bool:
+        """True while anyone waits who may be admitted."""
+        return bool(self._entries)
 
     def add(self, entry: Entry) -> None:
         """Takes its place by arrival."""
         insort(self._entries, entry, key=_order)
 
+    def hold(self, entry: Entry) -> None:
+        """Waits, but is offered only once it is released."""
+        self._held[entry.request_id] = entry
+
+    def release(self, entry: Entry) -> None:
+        """Takes its place by arrival, if it was held."""
+        if self._held.pop(entry.request_id, None) is not None:
+            self.add(entry)
+
     def remove(self, entry: Entry) -> None:
         """Raises ValueError if it does not wait."""
-        self._entries.remove(entry)
+        if self._held.pop(entry.request_id, None) is None:
+            self._entries.remove(entry)
 
     def offers(self) -> Iterator[Entry]:
         """Entries that may be admitted in this step, one by one.
@@ -81,5 +101,6 @@ class WaitingQueue:
     def check_invariants(self) -> None:
         """Raises AssertionError when the order or a count of passes is wrong."""
         orders = [entry.order for entry in self._entries]
+        assert not set(orders) & {entry.order for entry in self._held.values()}
         assert orders == sorted(set(orders)), "the queue is out of order"
         assert all(entry.num_passed <= self._max_passes for entry in self._entries)

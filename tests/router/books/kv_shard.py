@@ -5,7 +5,8 @@ slots of all positions before the ones it computes: a block that was shared by m
 early, handed out twice or never computed shows as a wrong prefix, whoever is to blame.
 
 Its tokens are a function of the prefix alone, as those of a real shard are of prefix and seed, so
-`expected_output` knows what a request must get whatever happens to it on the way.
+`expected_output` knows what a request must get whatever happens to it on the way. Under a
+constraint some tokens are forced, so that a draw brings a run of them.
 """
 
 from dataclasses import dataclass, field
@@ -34,6 +35,12 @@ def expected_output(request: GenerateRequest, seed: int) -> tuple[Prefix, Finish
         reason = _finish_reason(request, len(tokens) - len(request.prompt_ids), ends)
         if reason is not None:
             return tokens[len(request.prompt_ids) :], reason
+
+
+def num_forced(prefix: Prefix, seed: int) -> int:
+    """How many tokens follow the last one undrawn, under a constraint."""
+    noise = crc32(bytes(prefix), seed) >> 8
+    return (0, 0, 1, 2, 5)[noise % 5]
 
 
 @dataclass(slots=True)
@@ -186,17 +193,27 @@ class KvShard:
             logprobs = tuple(float(position) for position in range(max(start, 1), stop))
         if sequence.computed_len < len(sequence.tokens):
             return Generation(request_id, prompt_logprobs=logprobs) if logprobs else None
-        token_id, ends = draw(sequence.tokens, self._seed)
-        sequence.tokens += (token_id,)
-        reason = _finish_reason(request, len(sequence.tokens) - prompt_len, ends)
-        generation = Generation(
-            request_id, (SampledToken(token_id, -1.0),), reason, prompt_logprobs=logprobs
-        )
+        tokens, reason = self._draw(sequence)
+        generation = Generation(request_id, tokens, reason, prompt_logprobs=logprobs)
         if reason is not None:
             sequence.has_ended = True
             if not self._runs_late:
                 del self._sequences[request_id]
         return generation
+
+    def _draw(self, sequence: _Sequence) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
+        """A token, and what is forced behind it, up to the sequence's end."""
+        request, first = sequence.request, len(sequence.tokens)
+        num_left, reason = 1, None
+        while num_left and reason is None:
+            token_id, ends = draw(sequence.tokens, self._seed)
+            sequence.tokens += (token_id,)
+            num_left -= 1
+            if request.constraint is not None and len(sequence.tokens) == first + 1:
+                num_left = num_forced(sequence.tokens, self._seed)
+            num_outputs = len(sequence.tokens) - len(request.prompt_ids)
+            reason = _finish_reason(request, num_outputs, ends)
+        return tuple(SampledToken(token_id, -1.0) for token_id in sequence.tokens[first:]), reason
 
 
 def _finish_reason(request: GenerateRequest, num_outputs: int, ends: bool) -> FinishReason | None:

@@ -6,12 +6,16 @@ from router.books.entry import LEGAL_MOVES, Entry, EntryState, IllegalMove
 from tests.strategies import make_request
 
 
-def entry(prompt_len: int = 5, max_new_tokens: int = 3) -> Entry:
-    return Entry(0, make_request(tuple(range(prompt_len)), max_new_tokens), order=0)
+def entry(prompt_len: int = 5, max_new_tokens: int = 3, *, is_constrained: bool = False) -> Entry:
+    prompt_ids = tuple(range(prompt_len))
+    request = make_request(prompt_ids, max_new_tokens, is_constrained=is_constrained)
+    return Entry(0, request, order=0)
 
 
-def admitted(prompt_len: int = 5, max_new_tokens: int = 3) -> Entry:
-    one = entry(prompt_len, max_new_tokens)
+def admitted(
+    prompt_len: int = 5, max_new_tokens: int = 3, *, is_constrained: bool = False
+) -> Entry:
+    one = entry(prompt_len, max_new_tokens, is_constrained=is_constrained)
     allocation = Allocator(8, 2).allocate(one.token_ids())
     assert isinstance(allocation, BlockAllocation)
     one.admit(allocation, now_s=1.0)
@@ -57,16 +61,29 @@ def test_it_is_spent_when_its_last_token_is_pending() -> None:
     assert one.is_spent
 
 
+def test_a_run_of_tokens_is_computed_to_its_end_before_the_next_draw() -> None:
+    one = admitted(prompt_len=2, max_new_tokens=5, is_constrained=True)
+    one.schedule_tokens(2)
+    assert one.awaits_run
+    one.num_pending = 0
+    one.output_ids += [7, 8, 9]
+    assert (one.awaits_run, one.num_unscheduled) == (False, 3)
+    draws = [one.schedule_tokens(count).samples for count in (2, 1)]
+    assert draws == [False, True]
+    assert one.awaits_run
+
+
 def test_a_preempted_entry_is_computed_anew_with_its_output() -> None:
     one = admitted(prompt_len=3)
     one.schedule_tokens(3)
     one.output_ids.append(9)
+    one.num_pending = 0
     one.preempt()
     assert one.state is EntryState.WAITING
     allocation = Allocator(8, 2).allocate(one.token_ids())
     assert isinstance(allocation, BlockAllocation)
     assert not one.admit(allocation, now_s=2.0)
-    assert (one.prefill_len, one.scheduled_len) == (4, 0)
+    assert (one.num_unscheduled, one.scheduled_len) == (4, 0)
     assert one.first_scheduled_s == 1.0
 
 

@@ -7,6 +7,7 @@ get alone, however it was chunked, preempted, resumed, served from the cache or 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,7 @@ class Tracked:
     logprobs: list[float] = field(default_factory=list)
     end: FinishReason | str | None = None
     num_passed: int = 0
+    is_held: bool = False
 
 
 class EagerAllocator(Allocator):
@@ -82,15 +84,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.resident: set[int] = set()
         self.now_s = 0.0
 
-    @rule(data=st.data(), fault=st.sampled_from([None, None, None, None, 0, 1, 2]))
-    def add(self, data: st.DataObject, fault: int | None) -> None:
+    @rule(
+        data=st.data(),
+        fault=st.sampled_from([None, None, None, None, 0, 1, 2]),
+        is_ready=st.sampled_from([True, True, True, False]),
+    )
+    def add(self, data: st.DataObject, fault: int | None, is_ready: bool) -> None:
         request = data.draw(requests(self.max_total_len))
         request_id = len(self.tracked)
-        self.tracked[request_id] = Tracked(request)
+        self.tracked[request_id] = Tracked(request, is_held=not is_ready)
         if fault is not None:
             self.shard.faults[request_id] = fault
         for scheduler in (self.scheduler, self.twin):
-            scheduler.add(request_id, request, self.now_s)
+            scheduler.add(request_id, request, self.now_s, is_ready=is_ready)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """What one of them needed is ready."""
+        held_ids = [key for key, tracked in self.tracked.items() if tracked.is_held]
+        self.release_all([data.draw(st.sampled_from([*held_ids, len(self.tracked)]))])
+
+    def release_all(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            for scheduler in (self.scheduler, self.twin):
+                scheduler.release(request_id)
+            if request_id in self.tracked:
+                self.tracked[request_id].is_held = False
 
     @rule()
     def schedule(self) -> None:
@@ -180,6 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for scheduler in (self.scheduler, self.twin):
             for request_id in self.live_ids():
                 scheduler.pause(request_id, False)
+        self.release_all(self.tracked)
         lives = [self.tracked[request_id].request for request_id in self.live_ids()]
         num_tokens = sum(len(life.prompt_ids) + life.stop.max_new_tokens for life in lives)
         num_rounds = 10 + 3 * (len(lives) + 1) * num_tokens
@@ -208,10 +228,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whoever is admitted passes all that are older and live but in no batch."""
         self.resident -= set(batch.dropped_ids)
         for new in batch.new:
+            assert not self.tracked[new.request_id].is_held
             for request_id in self.live_ids():
-                if request_id < new.request_id and request_id not in self.resident:
-                    self.tracked[request_id].num_passed += 1
-                    assert self.tracked[request_id].num_passed <= self.limits.max_passes
+                tracked = self.tracked[request_id]
+                is_passed = request_id < new.request_id and request_id not in self.resident
+                if is_passed and not tracked.is_held:
+                    tracked.num_passed += 1
+                    assert tracked.num_passed <= self.limits.max_passes
             self.resident.add(new.request_id)
 
     def record(self, generation: Generation) -> None:
