@@ -22,6 +22,7 @@ from router.http.aliases import NO_ALIASES, Aliases
 from router.http.anthropic.messages import MessageRoutes
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import BodyReader, Schema
+from router.http.constraints import CONSTRAINT_MODELS, ConstraintRoutes, Judges
 from router.http.conversation import Conversations
 from router.http.cors import ANY_ORIGIN, Cors
 from router.http.docs_page import add_docs
@@ -71,6 +72,7 @@ class Services:
     metrics: Metrics
     info: ServerInfo
     tracer: Tracer = NO_TRACES
+    judges: Judges | None = None
 
 
 def create_app(
@@ -140,6 +142,7 @@ def routing(services: Services, max_body_len: int) -> FastAPI:
         completions,
         ResponseRoutes(conversations, names, ResponseStore()),
         MessageRoutes(conversations),
+        ConstraintRoutes(services.judges, bodies, services.info.limits),
         HealthRoutes(services.infer),
         OpsRoutes(services.metrics, services.info),
     ):
@@ -153,7 +156,9 @@ def routing(services: Services, max_body_len: int) -> FastAPI:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        app.openapi_schema = document(app, [*TGI_MODELS, *OPENAI_ANSWERS, *_BODIES])
+        app.openapi_schema = document(
+            app, [*TGI_MODELS, *OPENAI_ANSWERS, *CONSTRAINT_MODELS, *_BODIES]
+        )
     return app.openapi_schema
 
 

@@ -1,7 +1,7 @@
 """The ways to ask for an answer of a certain form, and the grammar that each comes to.
 
-OpenAI's `response_format`, the hub's and TGI's forms of it, vLLM's `structured_outputs` and its
-older `guided_*`. What a grammar must be, `router/grammar.py` says.
+OpenAI's `response_format`, the hub's and TGI's forms of it, vLLM's `structured_outputs`, its older
+`guided_*` and `bad_words`. What a grammar must be, `router/grammar.py` says.
 """
 
 import re
@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind, Whitespace
+from constraints.where.terms import And, Contains, Expression, Not
+from constraints.where.writing import text
 from router.errors import InvalidRequest, Unserved
 from router.grammar import RawGrammar
 from router.http.body import Schema
@@ -168,6 +170,7 @@ class Formats(Schema):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
+    bad_words: list[str] | None = Field(default=None, fail_fast=True)
 
     def named_grammar(self) -> NamedGrammar | None:
         """The one grammar that is asked for, with the field that does.
@@ -185,6 +188,8 @@ class Formats(Schema):
             for name, kind in _KINDS.items()
             if (value := getattr(self, f"guided_{name}")) is not None
         ]
+        if self.bad_words:
+            found.append(("bad_words", _without(self.bad_words)))
         if len(found) > 1:
             first, second = found[0][0], found[1][0]
             raise InvalidRequest(f"`{first}` and `{second}` cannot both shape an answer", second)
@@ -192,6 +197,14 @@ class Formats(Schema):
             return None
         (name, grammar), pattern = found[0], "guided_whitespace_pattern"
         return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
+
+
+def _without(words: list[str]) -> RawGrammar:
+    """Any text in which none of these stands."""
+    if not all(words):
+        raise InvalidRequest("`bad_words` must be strings, none empty", "bad_words")
+    terms: list[Expression] = [Not(Contains(word)) for word in dict.fromkeys(words)]
+    return RawGrammar(Kind.WHERE, text(And(tuple(terms)) if len(terms) > 1 else terms[0]))
 
 
 def _named(field: str, kind: Kind, value: Any) -> NamedGrammar:

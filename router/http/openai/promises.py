@@ -24,8 +24,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "web_search_options": ((), "the model sees its prompt alone"),
         "suffix": (("",), "text is only ever added at the end"),
         "prompt_embeds": ((), "prompts are text or token ids"),
-        "allowed_token_ids": (([],), "it needs constrained output, which is not served yet"),
-        "bad_words": (([],), "it needs constrained output, which is not served yet"),
+        "allowed_token_ids": (([],), "what an answer may consist of, a grammar says"),
         "logprob_token_ids": (([],), "only the most probable tokens are reported"),
         "use_beam_search": ((False,), "answers are drawn one token after the other"),
         "length_penalty": ((1,), "there is no beam search"),
@@ -67,7 +66,6 @@ class Promises(Hints):
     suffix: str | None = None
     prompt_embeds: Any = None
     allowed_token_ids: list[int] | None = Field(default=None, fail_fast=True)
-    bad_words: list[str] | None = Field(default=None, fail_fast=True)
     logprob_token_ids: list[int] | None = Field(default=None, fail_fast=True)
     use_beam_search: bool | None = None
     length_penalty: float | None = None

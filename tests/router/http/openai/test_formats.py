@@ -1,0 +1,146 @@
+"""Every way to ask for a form is a constraint: one that is checked, and asked of the shard."""
+
+from typing import Any
+
+import pytest
+
+from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from router.errors import ConstraintRefused
+from router.request import Constraint
+from tests.checks import FakeChecks
+from tests.router.http.harness import housing
+from tests.router.http.openai.asking import (
+    CHAT,
+    COMPLETIONS,
+    HI,
+    first_request,
+    post,
+    refuse,
+    saying_after_hi,
+)
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+TEXT = '{"type":"object","properties":{"a":{"type":"string"}}}'
+ANY = '{"type":"object"}'
+COMPACT, SPACED, FLEXIBLE = Whitespace.COMPACT, Whitespace.SPACED, Whitespace.FLEXIBLE
+
+
+def json_of(text: str, whitespace: Whitespace = FLEXIBLE, *, lenient: bool = False) -> Constraint:
+    return Constraint(ConstraintSpec(Kind.JSON_SCHEMA, text, whitespace, lenient))
+
+
+def of(kind: Kind, text: str) -> Constraint:
+    return Constraint(ConstraintSpec(kind, text))
+
+
+STRICT = {"name": "a", "schema": SCHEMA, "strict": True}
+LOOSE = {"name": "a", "schema": SCHEMA, "strict": False}
+FORMS: list[tuple[dict[str, Any], Constraint]] = [
+    ({"response_format": {"type": "json_object"}}, json_of(ANY)),
+    ({"response_format": {"type": "json_object", "value": SCHEMA}}, json_of(TEXT)),
+    ({"response_format": {"type": "json", "value": SCHEMA}}, json_of(TEXT)),
+    ({"response_format": {"type": "json", "value": '{"enum": [1]}'}}, json_of('{"enum":[1]}')),
+    ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, json_of(TEXT)),
+    ({"response_format": {"type": "json_schema", "json_schema": LOOSE}}, json_of(TEXT)),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, json_of(ANY)),
+    ({"response_format": {"type": "json_schema", "value": {"schema": SCHEMA}}}, json_of(TEXT)),
+    ({"response_format": {"type": "regex", "value": "a+"}}, of(Kind.REGEX, "a+")),
+    ({"response_format": {"type": "choice", "value": ["a", "b"]}}, of(Kind.CHOICE, '["a","b"]')),
+    ({"response_format": {"type": "lark", "value": "start: A"}}, of(Kind.LARK, "start: A")),
+    ({"response_format": {"type": "grammar", "grammar": "start: A"}}, of(Kind.LARK, "start: A")),
+    ({"response_format": {"type": "where", "value": "int(X)"}}, of(Kind.WHERE, "int(X)")),
+    (
+        {"response_format": {"type": "json_object", "whitespace": "compact", "lenient": True}},
+        json_of(ANY, COMPACT, lenient=True),
+    ),
+    (
+        {"response_format": {"type": "regex", "value": "a+", "on_budget": "cut"}},
+        Constraint(ConstraintSpec(Kind.REGEX, "a+"), cuts=True),
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, json_of(TEXT)),
+    ({"structured_outputs": {"json": TEXT}}, json_of(TEXT)),
+    ({"structured_outputs": {"regex": "a"}}, of(Kind.REGEX, "a")),
+    ({"structured_outputs": {"choice": ["a", "b"]}}, of(Kind.CHOICE, '["a","b"]')),
+    ({"structured_outputs": {"grammar": "start: A"}}, of(Kind.LARK, "start: A")),
+    ({"structured_outputs": {"where": "int(X)"}}, of(Kind.WHERE, "int(X)")),
+    ({"structured_outputs": {"json_object": True}}, json_of(ANY)),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+        json_of(TEXT, COMPACT),
+    ),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace": "spaced"}}, json_of(TEXT, SPACED)),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ ]?"}},
+        json_of(TEXT, COMPACT),
+    ),
+    ({"guided_json": SCHEMA}, json_of(TEXT)),
+    ({"guided_json": SCHEMA, "guided_whitespace_pattern": r"\s*"}, json_of(TEXT)),
+    ({"guided_json": SCHEMA, "guided_decoding_backend": "outlines"}, json_of(TEXT)),
+    ({"guided_regex": "a"}, of(Kind.REGEX, "a")),
+    ({"guided_choice": ["a"]}, of(Kind.CHOICE, '["a"]')),
+    ({"guided_grammar": "start: A"}, of(Kind.LARK, "start: A")),
+    ({"bad_words": ["no"]}, of(Kind.WHERE, '"no" not in X')),
+    (
+        {"bad_words": ["no", 'a "b"', "no"]},
+        of(Kind.WHERE, '"no" not in X and "a \\"b\\"" not in X'),
+    ),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(("fields", "expected"), FORMS)
+async def test_a_form_is_checked_and_asked_of_the_shard(
+    path: str, fields: dict[str, Any], expected: Constraint
+) -> None:
+    checks = FakeChecks()
+    asked: dict[str, Any] = {"messages": HI} if path == CHAT else {"prompt": "user: hi\n"}
+    async with housing(saying_after_hi("x"), checks=checks) as house:
+        await post(house, path, {**asked, "max_tokens": 9, "stop": "!", **fields})
+        sent = first_request(house).constraint
+
+    assert checks.asked == [(expected, StopRule(("!",), kept=False), 9, expected.cuts)]
+    assert sent.text == expected.spec.text
+
+
+async def test_text_asks_for_no_form() -> None:
+    checks = FakeChecks()
+    async with housing(saying_after_hi("x"), checks=checks) as house:
+        await post(house, CHAT, {"messages": HI, "response_format": {"type": "text"}})
+
+    assert checks.asked == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        ("malformed", 400, None),
+        ("not_enforced", 422, "not_enforced"),
+        ("contradiction", 422, "contradiction"),
+        ("does_not_fit", 422, "does_not_fit"),
+        ("too_complex", 422, "too_complex"),
+    ],
+)
+async def test_a_form_that_cannot_be_kept_is_refused_with_its_reason(
+    reason: str, status: int, code: str | None
+) -> None:
+    refused = ConstraintRefused("because", reason, {"max_len": 9})
+    checks = FakeChecks(lambda _: refused)
+    async with housing(saying_after_hi("x"), checks=checks) as house, house.client as client:
+        body = {"messages": HI, "response_format": {"type": "json_object"}}
+        answer = await client.post(CHAT, json=body)
+
+    assert answer.status_code == status
+    assert answer.json()["error"] == {
+        "message": "`response_format`: because",
+        "type": "invalid_request_error",
+        "param": "response_format",
+        "code": code,
+        "constraint": {"reason": reason, "max_len": 9},
+    }
+
+
+async def test_a_server_that_takes_no_grammar_says_so() -> None:
+    async with housing(saying_after_hi("x"), takes_grammars=False) as house:
+        status, error = await refuse(house, CHAT, {"messages": HI, "guided_regex": "a"})
+
+    assert (status, error["message"]) == (400, "grammar is not supported")
