@@ -1,0 +1,145 @@
+"""The evaluator: what every operator means, corner by corner."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from constraints.where.evaluate import accepts, cut_before, holds, integer, measured
+from constraints.where.parser import parse
+from constraints.where.terms import Expression, Measure, Not
+from tests.constraints.where.strategies import conditions, texts
+
+
+@pytest.mark.parametrize(
+    ("text", "num_chars", "num_words", "num_sentences"),
+    [
+        ("", 0, 0, 0),
+        ("a", 1, 1, 1),
+        (" \n\t", 3, 0, 1),
+        ("a  b\nc", 6, 3, 1),
+        ("äö 日本", 5, 2, 1),
+        ("a\u3000b\xa0c\x1cd\x85e", 9, 5, 1),
+        ("a\u200bb", 3, 1, 1),  # zero-width space is no whitespace
+        ("😀", 1, 1, 1),
+        ("e\u0301", 2, 1, 1),  # two code points, whatever is seen
+        ("a.", 2, 1, 1),
+        ("a. b", 4, 2, 2),
+        ("a. ", 3, 1, 2),
+        ("...", 3, 1, 3),
+        ("3.14", 4, 1, 2),
+        ("a! b? c。", 8, 3, 1),
+    ],
+)
+def test_counts(text: str, num_chars: int, num_words: int, num_sentences: int) -> None:
+    assert measured(Measure.CHARS, text) == num_chars
+    assert measured(Measure.WORDS, text) == num_words
+    assert measured(Measure.SENTENCES, text) == num_sentences
+
+
+@given(texts)
+def test_sentences_are_the_pieces_of_the_text(text: str) -> None:
+    pieces = text.split(".")
+    closed, rest = len(pieces) - 1, pieces[-1]
+    assert measured(Measure.SENTENCES, text) == closed + (1 if rest else 0)
+
+
+def test_tokens_are_told() -> None:
+    assert holds(parse("len(tokens(X)) == 3"), "any", 3)
+    assert not holds(parse("len(tokens(X)) == 3"), "any", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0), ("-0", 0), ("007", 7), ("-12", -12), ("", None), ("-", None), ("+7", None),
+        (" 7", None), ("7 ", None), ("7\n", None), ("1_000", None), ("--1", None), ("1.0", None),
+        ("١٢", None), ("7a", None), ("0" * 5000 + "7", 7),
+    ],
+)  # fmt: skip
+def test_integers(text: str, value: int | None) -> None:
+    assert integer(text) == value
+    assert holds(parse("int(X)"), text) is (value is not None)
+
+
+def test_longer_integers_than_python_reads_are_beyond_every_bound() -> None:
+    assert holds(parse("int(X) > 999999999999999999"), "9" * 10_000)
+    assert holds(parse("int(X) < -999999999999999999"), "-" + "9" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("written", "true_of", "false_of"),
+    [
+        ("int(X) != 5", ["4", "-5"], ["5", "05", "a", ""]),
+        ("not int(X) < 5", ["5", "a", ""], ["4", "-7"]),
+        ("float(X)", ["1", "-1.50", "007.0"], ["1.", ".5", "1e3", "", "inf", "1.5\n", "١"]),
+        ('"aa" in X', ["aa", "baab"], ["a", "aba"]),
+        ('"" in X', ["", "a"], []),
+        ('X == ""', [""], ["a"]),
+        ("X in []", [], ["", "a"]),
+        ('starts_with(X, "ab", "c")', ["ab", "abc", "c"], ["", "a", "bab"]),
+        ('ends_with(X, "ab", "c")', ["ab", "cab", "c"], ["", "ba", "abb"]),
+        ("starts_with(X, [])", [], ["", "a"]),
+        ('stops_at(X, ".")', ["", "a", "a.", "."], ["a.b", ".."]),
+        ('stops_at(X, "aa")', ["aa", "baa"], ["aaa", "aab", "aabaa"]),
+        ('stops_at(X, "ab", "b")', ["ab", "b", "aab"], ["ba", "abb"]),
+        ('not stops_at(X, ".")', ["a.b", ".."], ["", "a", "a."]),
+        ('stops_before(X, "ab")', ["", "a", "ba"], ["ab", "cab", "abc"]),
+        ('regex(X, "a.c")', ["abc", "a c"], ["a\nc", "abcd", "xabc"]),
+        (r'regex(X, r"\d+")', ["1", "١٢"], ["", "1\n", "a"]),
+        ('regex(X, "a$")', ["a"], ["a\n"]),
+        ("True", ["", "a"], []),
+        ('len(X) > 1 and "a" in X', ["ab"], ["a", "bb"]),
+        ('len(X) > 1 or "a" in X', ["a", "bb"], ["", "b"]),
+    ],
+)
+def test_conditions(written: str, true_of: list[str], false_of: list[str]) -> None:
+    expression = parse(written)
+    assert [text for text in true_of if not holds(expression, text)] == []
+    assert [text for text in false_of if holds(expression, text)] == []
+
+
+@given(conditions, texts, st.integers(0, 5))
+def test_a_negation_holds_where_its_part_does_not(
+    condition: Expression, text: str, num_tokens: int
+) -> None:
+    negated = holds(Not(condition), text, num_tokens)
+    assert negated is not holds(condition, text, num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("phrases", "output", "value"),
+    [
+        (("\n",), "a\nb", "a"),
+        (("\n",), "ab", "ab"),
+        (("ab", "b"), "xab", "x"),  # complete at the same character: the longest
+        (("abc", "b"), "xabc", "xa"),  # complete first
+        (("a", "b"), "ba", ""),
+        ((), "ab", "ab"),
+    ],
+)
+def test_an_output_is_cut_before_the_phrase_that_is_complete_first(
+    phrases: tuple[str, ...], output: str, value: str
+) -> None:
+    assert cut_before(phrases, output) == value
+
+
+@pytest.mark.parametrize(
+    ("output", "is_accepted"),
+    [
+        ("ab", True),
+        ("ab\n", True),
+        ("ab\nc", False),
+        ("ab\n\n", False),
+        ("a", False),
+        ("a\n", False),
+        ("\n", False),
+    ],
+)
+def test_an_output_may_end_in_the_phrase_that_is_dropped(output: str, is_accepted: bool) -> None:
+    assert accepts(parse('stops_before(X, "\\n") and len(X) == 2'), output) is is_accepted
+
+
+def test_tokens_of_a_dropped_phrase_are_counted() -> None:
+    expression = parse('stops_before(X, "\\n") and len(tokens(X)) == 2')
+    assert accepts(expression, "a\n", num_tokens=2)
+    assert not accepts(expression, "a\n", num_tokens=1)

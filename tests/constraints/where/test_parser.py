@@ -1,0 +1,360 @@
+"""The parser: what it reads, what it refuses and how it says so."""
+
+import time
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from constraints.errors import Malformed, TooComplex
+from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, Value, parse, parts
+from constraints.where.terms import (
+    And,
+    Compare,
+    Constant,
+    Contains,
+    EndsWith,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    Not,
+    OneOf,
+    Or,
+    Relation,
+    StartsWith,
+    StopsAt,
+    StopsBefore,
+)
+from constraints.where.writing import text
+from tests.constraints.where.strategies import expressions
+
+A, B = OneOf(("a",)), OneOf(("b",))
+
+
+def chars(relation: str, bound: int) -> Compare:
+    return Compare(Measure.CHARS, Relation(relation), bound)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("len(X) < 5", chars("<", 5)),
+        ("len(X) >= 1_000", chars(">=", 1000)),
+        ("5 > len(X)", chars("<", 5)),
+        ("5 == len(X)", chars("==", 5)),
+        ("len(characters(X)) != 5", chars("!=", 5)),
+        ("len(words(X)) <= 2", Compare(Measure.WORDS, Relation.LE, 2)),
+        ("len(sentences(X)) > 2", Compare(Measure.SENTENCES, Relation.GT, 2)),
+        ("len(tokens(X)) == 2", Compare(Measure.TOKENS, Relation.EQ, 2)),
+        ("int(X)", IsInt()),
+        ("int(X) > -5", Compare(Measure.INT, Relation.GT, -5)),
+        ("float(X)", IsFloat()),
+        ('X == "a"', A),
+        ('"a" == X', A),
+        ('X != "a"', Not(A)),
+        ('X in ["a"]', A),
+        ("X in []", OneOf(())),
+        ('X in ["a", "b", "a",]', OneOf(("a", "b"))),
+        ('X in ("a", "b")', OneOf(("a", "b"))),
+        ('X in ("a",)', A),
+        ('X in {"a", "b"}', OneOf(("a", "b"))),
+        ('X in set(["a", "b"])', OneOf(("a", "b"))),
+        ('X not in ["a", "b"]', Not(OneOf(("a", "b")))),
+        ('"a" in X', Contains("a")),
+        ('"a" not in X', Not(Contains("a"))),
+        ('starts_with(X, "a")', StartsWith(("a",))),
+        ('starts_with(X, "a", "b")', StartsWith(("a", "b"))),
+        ('starts_with(X, ["a", "b"])', StartsWith(("a", "b"))),
+        ('ends_with(X, ["a", "b"])', EndsWith(("a", "b"))),
+        ('stops_at(X, ".", "!")', StopsAt((".", "!"))),
+        ('stops_before(X, ["\\n"])', StopsBefore(("\n",))),
+        ("regex(X, r'\\d+')", Matches(r"\d+")),
+        ("True", Constant(True)),
+        ("ANSWER == 'a'", A),
+    ],
+)
+def test_every_operator_is_read(written: str, expected: Expression) -> None:
+    assert parse(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("not X == 'a' and X == 'b' or X == 'a'", Or((And((Not(A), B)), A))),
+        ("X == 'a' or X == 'b' and not X == 'a'", Or((A, And((B, Not(A)))))),
+        ("(X == 'a' or X == 'b') and X == 'a'", And((Or((A, B)), A))),
+        ("not (X == 'a' or X == 'b')", Not(Or((A, B)))),
+        ("not not X == 'a'", Not(Not(A))),
+        ("X == 'a' and X == 'b' and X == 'a'", And((A, B, A))),
+        ("X == 'a' and (X == 'b' and X == 'a')", And((A, And((B, A))))),
+        ("(len(X)) < (5)", chars("<", 5)),
+        ("((X == 'a'))", A),
+        ("X == 'a'\n  and\tX == 'b'", And((A, B))),
+    ],
+)
+def test_parts_are_joined_as_in_python(written: str, expected: Expression) -> None:
+    assert parse(written) == expected
+
+
+def test_chains_are_conjunctions() -> None:
+    assert parse("2 <= len(X) < 5 != len(X)") == And(
+        (chars(">=", 2), chars("<", 5), chars("!=", 5))
+    )
+    assert parse("not 1 < int(X) < 5") == Not(
+        And(
+            (
+                Compare(Measure.INT, Relation.GT, 1),
+                Compare(Measure.INT, Relation.LT, 5),
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("capitals", "small"),
+    [
+        ('STOPS_AT(X, ".")', 'stops_at(X, ".")'),
+        ('STOPS_BEFORE(X, ".")', 'stops_before(X, ".")'),
+        ("INT(X) and FLOAT(X)", "int(X) and float(X)"),
+        ('REGEX(X, "a")', 'regex(X, "a")'),
+        ("len(TOKENS(X)) < 5", "len(tokens(X)) < 5"),
+        ("len(WORDS(X)) < len(CHARS(X))", None),
+        ("len(CHARS(X)) < 5", "len(chars(X)) < 5"),
+        ('STARTS_WITH(X, "a")', 'starts_with(X, "a")'),
+    ],
+)
+def test_capitals_mean_the_same(capitals: str, small: str | None) -> None:
+    if small is None:
+        with pytest.raises(Malformed, match="two measures"):
+            parse(capitals)
+    else:
+        assert parse(capitals) == parse(small)
+
+
+@pytest.mark.parametrize(
+    "literal",
+    [
+        r"'a\'b'", r'"a\"b"', r"'\n\t\\\x41\u00e4\U0001f600\101\0'", r"r'\d\''", r'R"\n"', "u'ä'",
+        "'''a'b\n'''", '"""a"b"""', r"'\N{GREEK SMALL LETTER ALPHA}'", "'a\\\nb'", "''", "'日本😀'",
+    ],
+)  # fmt: skip
+def test_strings_are_those_of_python(literal: str) -> None:
+    assert parse(f"X == {literal}") == OneOf((eval(literal),))
+
+
+def test_an_unknown_escape_is_a_backslash_as_in_python() -> None:
+    assert parse(r"regex(X, '\d+\.')") == Matches(r"\d+\.")
+
+
+@pytest.mark.parametrize(
+    ("written", "values", "expected"),
+    [
+        ("X in OPTIONS", {"OPTIONS": ["a", "b"]}, OneOf(("a", "b"))),
+        ("X in ['a', FIRST]", {"FIRST": "b"}, OneOf(("a", "b"))),
+        ("FIRST in X and len(X) < N", {"FIRST": "b", "N": 5}, And((Contains("b"), chars("<", 5)))),
+        ("len(X) < len(FIRST)", {"FIRST": "ab"}, chars("<", 2)),
+        ("len(X) < len(words(FIRST))", {"FIRST": "ab c"}, chars("<", 2)),
+        ("X in words(FIRST)", {"FIRST": "a  b"}, OneOf(("a", "b"))),
+        ("X in sentences(FIRST)", {"FIRST": "a. b"}, OneOf(("a.", " b"))),
+        ("int(X) > int(FIRST)", {"FIRST": "07"}, Compare(Measure.INT, Relation.GT, 7)),
+        ("starts_with(FIRST, 'a') or X == 'b'", {"FIRST": "ab"}, Or((Constant(True), B))),
+        ("FIRST == 'a' and 3 < N", {"FIRST": "b", "N": 4}, And((Constant(False), Constant(True)))),
+        ("'x' not in FIRST", {"FIRST": "b"}, Constant(True)),
+        ("stops_at(X, STOPS)", {"STOPS": (".", "!")}, StopsAt((".", "!"))),
+        ("len(len) < 3", {"len": "ab"}, Constant(True)),
+    ],
+)
+def test_names_can_stand_for_values(
+    written: str, values: Mapping[str, Value], expected: Expression
+) -> None:
+    assert parse(written, values=values) == expected
+
+
+def test_parts_keep_how_they_were_written() -> None:
+    found = parts(" len(A)<3  and (int(A) or float(A)) and 1 <= len(words(A)) < 4 ")
+    assert [part.source for part in found] == [
+        "len(A)<3",
+        "(int(A) or float(A))",
+        "1 <= len(words(A)) < 4",
+    ]
+    assert found[0].expression == chars("<", 3)
+    assert [part.source for part in parts(" (int(X) and float(X)) ")] == ["(int(X) and float(X))"]
+    assert [part.source for part in parts("2 < len(X) < 4")] == ["2 < len(X) < 4"]
+
+
+@given(expressions)
+def test_what_is_written_reads_back_as_the_same(expression: Expression) -> None:
+    assert parse(text(expression)) == expression
+
+
+ERRORS = [
+    ("", 0, "the expression is empty"),
+    ("len(X)", 0, "compare it, as in len(X) < 40"),
+    ("len(X) <", 8, "the expression ends too early\n  len(X) <\n          ^\nexpected a condition"),
+    (
+        "len(wrods(X)) < 5",
+        4,
+        "`wrods` is no function\n  len(wrods(X)) < 5\n      ^^^^^\ndid you mean",
+    ),
+    ("xyz(X)", 0, "known: len, words"),
+    ('X.startswith("a")', 1, "there are no methods; write starts_with(X, ...)"),
+    ("X.foo()", 1, "there are no methods"),
+    ("len(X) + 1 < 5", 7, "there is no arithmetic"),
+    ("len(X) - 1 < 5", 7, "there is no arithmetic"),
+    ("X[0] == 'a'", 1, "there are no subscripts"),
+    ("len(X) < 5 AND int(X)", 11, "did you mean `and`?"),
+    ("len(X) < 5 && int(X)", 11, "write `and`"),
+    ("! int(X)", 0, "write `not`"),
+    ("X = 'a'", 2, "write `==` to compare"),
+    ("len(X) < 5 and len(Y) < 3", 19, "about `X`, so `Y` stands for nothing"),
+    ("stops_before(X, 'a') or int(X)", 0, "cannot stand under `or`"),
+    ("int(X) or (int(X) and stops_before(X, 'a'))", 22, "cannot stand under `or`"),
+    ("not stops_before(X, 'a')", 4, "cannot stand under `not`"),
+    ("X", 0, 'compare it, as in X == "yes"'),
+    ("'a'", 0, "a string alone is no condition"),
+    ("X in 'abc'", 0, 'write X in ["a", "b"]'),
+    ("['a'] in X", 0, "a list cannot be looked for"),
+    ("X in [1]", 6, "a list holds strings, not a number"),
+    ("X in ['a' 'b']", 10, "expected `,` or `]`"),
+    ("X in ['a'", 9, "expected `,` or `]`"),
+    ("X < 5", 0, "len(X) is its length"),
+    ("X == 5", 0, "write int(X) == 5"),
+    ("X == ['a']", 0, "write X in"),
+    ("words(X) < 5", 0, "write len(words(X))"),
+    ("'a' in words(X)", 0, "can only be counted"),
+    ("words(X)", 0, "write len(words(X))"),
+    ("len(X) == len(words(X))", 0, "two measures of the output"),
+    ("len(X) in ['a']", 0, "cannot be looked for"),
+    ("len(X) < 'a'", 0, "compared with numbers"),
+    ("float(X) < 2", 0, "only int(X) is compared"),
+    ("int(X) == True", 0, "a condition cannot be compared"),
+    ("type(X) is int", 0, "write int(X) or float(X)"),
+    ("X is 'a'", 2, "write == or in"),
+    ("len < 5", 0, "`len` is a function"),
+    ("len() < 5", 0, "an argument is missing"),
+    ("len(X, 'a') < 5", 7, "one too many"),
+    ("len(int(X)) < 5", 4, "has no length"),
+    ("stops_at(X)", 0, "the phrase is missing"),
+    ("stops_at(X, '')", 12, "an empty phrase"),
+    ("stops_at(X, [])", 12, "one phrase or more"),
+    ("stops_at(X, 5)", 12, "a phrase is a string, not a number"),
+    ("stops_at('.', X)", 14, "a phrase is a string, not the output"),
+    ("stops_at(['.'], 'a')", 9, "the first argument is the output"),
+    ("stops_before('a', 'a')", 13, "only the output can stop"),
+    ("regex(X, r'a(b')", 12, "the pattern is wrong: missing )"),
+    ("regex(X, '\\\\d(')", 9, "the pattern is wrong: missing )"),
+    ("regex(X, 5)", 9, "the pattern is a string"),
+    ("regex(X, 'a{9999999999}')", 9, "too often"),
+    ("regex(X, '" + "(" * 5000 + "')", 9, "nested too deeply"),
+    ("set('a') in X", 4, "a set is made of a list"),
+    ("len(X) < 2.5", 9, "no whole number"),
+    ("len(X) < 0x10", 9, "no whole number"),
+    ("len(X) < 1234567890123456789", 9, "at most 18 digits"),
+    ("'abc", 0, "not closed by '"),
+    ("'a\nb'", 0, "not closed by '"),
+    ("f'abc' in X", 0, "no prefix `f`"),
+    ("“a” in X", 0, "straight quotes"),
+    ("'\\xq' in X", 1, "too few digits"),
+    ("'\\U00110000' in X", 1, "beyond the last character"),
+    ("'\\N{nobody}' in X", 1, "names no character"),
+    ("'\\ud83d\\ude00' in X", 0, "half a character"),
+    ("'\ud83d' in X", 0, "half a character"),
+    ("(len(X) < 5", 11, "expected `and`, `or` or `)`"),
+    ("len(X) < 5)", 10, "expected `and`, `or` or the end"),
+    ("len(X) < 5 5", 11, "expected `and`, `or` or the end"),
+    ("len(X) not 5", 11, "expected `in` after `not`"),
+    ("len(X < 5", 6, "expected `,` or `)`"),
+    ("len(X) < -X", 10, "expected a number after `-`"),
+    ("or int(X)", 0, "expected a condition or a value"),
+    ("len(X) < 5\n  and lem(X) > 3", 17, "line 2, column 7"),
+    ("tokens(Y) == 5 and len(X) < 3", 0, "can only be counted"),
+]
+
+
+@pytest.mark.parametrize(("written", "position", "said"), ERRORS)
+def test_an_error_says_where_and_what(written: str, position: int, said: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        parse(written)
+    assert said in str(caught.value)
+    assert caught.value.position == position
+
+
+@pytest.mark.parametrize(("written", "position", "said"), ERRORS)
+def test_the_caret_stands_below_the_place(written: str, position: int, said: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        parse(written)
+    _, shown, carets, *_ = str(caught.value).split("\n")
+    column = carets.index("^")
+    assert set(carets[column:]) == {"^"}
+    if position < len(written) and written[position].isprintable():
+        assert shown[column] == written[position]
+
+
+def test_of_a_long_line_the_place_is_shown() -> None:
+    with pytest.raises(Malformed) as caught:
+        parse("int(X) or " * 90 + "lem(X)" + " or int(X)" * 9)
+    _, shown, carets, hint = str(caught.value).split("\n")
+    assert len(shown) < 80
+    assert shown[carets.index("^") :].startswith("lem(X)")
+    assert hint == "did you mean `len`?"
+
+
+def test_a_misspelt_value_is_recognised() -> None:
+    with pytest.raises(Malformed, match="did you mean `OPTIONS`"):
+        parse("len(X) < 3 and X in OPTONS", values={"OPTIONS": ["a"]})
+
+
+@pytest.mark.parametrize("value", [1.5, True, None, [1], b"a"])
+def test_other_values_are_a_mistake_of_the_caller(value: object) -> None:
+    with pytest.raises(TypeError, match="Y is no string"):
+        parse("Y in X", values={"Y": value})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("written", "limit"),
+    [
+        ("(" * 100_000, MAX_DEPTH),
+        ("(" * 65 + "int(X)" + ")" * 65, MAX_DEPTH),
+        ("not " * 40_000 + "int(X)", MAX_DEPTH),
+        ("len(" * 40_000, MAX_DEPTH),
+        ("int(X) or " * 1_000 + "int(X)", MAX_TERMS),
+        ("1 < " * 10_000 + "len(X)", MAX_TERMS),
+        ("a" * 10_000_000, MAX_TEXT_LEN),
+    ],
+)
+def test_limits_are_told(written: str, limit: int) -> None:
+    began = time.perf_counter()
+    with pytest.raises(TooComplex, match=str(limit)):
+        parse(written)
+    assert time.perf_counter() - began < 3
+
+
+def test_what_is_within_the_limits_is_read() -> None:
+    assert parse("(" * 63 + "int(X)" + ")" * 63) == IsInt()
+    assert parse(" or ".join(["len(X) < 5"] * 500)) == Or((chars("<", 5),) * 500)
+    values = [f"value {index}" for index in range(10_000)]
+    assert parse(text(OneOf(tuple(values)))) == OneOf(tuple(values))
+
+
+PIECES = (
+    "X Y len words int regex stops_before and or not in ( ) [ ] { } , . < <= == != - 5 'a' \"b\""
+    " r'[' True \n # = \\ '' Y Z set \ud800 é"
+).split(" ")
+
+
+@given(st.one_of(st.lists(st.sampled_from(PIECES)).map(" ".join), st.text()))
+def test_any_text_is_read_or_refused(written: str) -> None:
+    outcome = outcome_of(written)
+    if isinstance(outcome, Malformed):
+        assert outcome.position is not None
+        assert 0 <= outcome.position <= len(written)
+
+
+def outcome_of(written: str) -> Expression | Malformed | TooComplex:
+    try:
+        return parse(written, values={"Y": "a", "Z": ["b"]})
+    except (Malformed, TooComplex) as error:
+        return error
