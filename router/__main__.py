@@ -265,6 +265,7 @@ def _wire(
         metrics=metrics,
         info=_server_info(config, shards, info, pool, limits),
         tracer=tracer,
+        judges=checks,
     )
     app = create_app(
         services,

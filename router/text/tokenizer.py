@@ -59,8 +59,8 @@ def check_unicode(text: str, field: str) -> None:
 class Tokenizer:
     """The model's tokenizer. Safe to share between tasks; `close` ends its threads.
 
-    `path` is its tokenizer.json. `vocab_size` is one more than the highest token id. `pieces` is the table of token texts, None
-    if the decoder does not take tokens one by one.
+    `path` is its tokenizer.json. `vocab_size` is one more than the highest token id. `pieces` is
+    the table of token texts, None if the decoder does not take tokens one by one.
     """
 
     def __init__(self, backend: Backend, files: TokenizerFiles, num_workers: int = 2) -> None:
