@@ -115,7 +115,8 @@ def narrow(
 def allowed_ids(row: Bitmask) -> list[int]:
     """The tokens whose bits are set."""
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    return [int(token_id) for token_id in np.flatnonzero(bits)]
+    token_ids: list[int] = np.flatnonzero(bits).tolist()
+    return token_ids
 
 
 def next_witness(
