@@ -80,11 +80,15 @@ class Stream:
         self.end: Finished | Failed | None = None
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, request.skip_special_tokens, request.prompt_ids)
+        constraint = request.constraint
+        dropped = () if constraint is None else constraint.dropped_phrases
         self._matcher = (
-            StopMatcher(stop.stop_strings, stop.keep_stop_string) if stop.stop_strings else None
+            StopMatcher(stop.stop_strings, stop.keep_stop_string, dropped)
+            if stop.stop_strings or dropped
+            else None
         )
         self._keeps_stop_token = stop.keep_stop_string
-        self._reported = ReportedTokens(keeps_alternatives=stop.keep_stop_string)
+        self._reported = ReportedTokens(keeps_alternatives=stop.keep_stop_string and not dropped)
         self._prompt_logprobs: list[float] = []
         self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
         self._texts: list[str] = []
@@ -121,9 +125,9 @@ class Stream:
             self._prompt_logprobs += generation.prompt_logprobs
             self._prompt_top_tokens += generation.prompt_top_tokens
         reason = generation.finish_reason
+        if self.num_generated == 0 and (generation.tokens or reason is not None):
+            self._begin(now_s)
         for token in generation.tokens:
-            if self.num_generated == 0:
-                self._begin(now_s)
             ends = generation.finish_reason in _ENDS_BY_TOKEN and token is generation.tokens[-1]
             self._add_token(token, ends)
             if self._matcher is not None and self._matcher.matched is not None:
@@ -133,10 +137,16 @@ class Stream:
             self.last_token_s = now_s
         if reason is not None:
             stop_id = generation.tokens[-1].token_id if reason is FinishReason.STOP_TOKEN else None
-            self.finish(reason, now_s, stop_id)
+            self.finish(reason, now_s, stop_id, generation.constraint_satisfied)
 
-    def finish(self, reason: FinishReason, now_s: float, stop_token_id: int | None = None) -> None:
-        """The good end, unless it has ended."""
+    def finish(
+        self,
+        reason: FinishReason,
+        now_s: float,
+        stop_token_id: int | None = None,
+        satisfied: bool | None = None,
+    ) -> None:
+        """The good end, unless it has ended. `satisfied`: what the shard says of a constraint."""
         if self.end is not None:
             return
         tail, matched = "", self._matcher.matched if self._matcher is not None else None
@@ -159,6 +169,7 @@ class Stream:
             stop_string=matched,
             stop_token_id=stop_token_id if matched is None else None,
             timings=self._timings(now_s),
+            constraint_satisfied=self._is_satisfied(matched is not None, satisfied),
         )
         self._events.append(self.end)
 
@@ -168,7 +179,18 @@ class Stream:
             self.end = Failed(error)
             self._events.append(self.end)
 
+    def _is_satisfied(self, is_stopped: bool, satisfied: bool | None) -> bool | None:
+        """Whether the text satisfies the constraint; None without one.
+
+        A stop string is masked where the constraint would not hold with such an end, so where one
+        ends the text it holds. Of an end that comes unforeseen (a deadline) nobody knows.
+        """
+        if self.request.constraint is None:
+            return None
+        return satisfied is not False if is_stopped else bool(satisfied)
+
     def _begin(self, now_s: float) -> None:
+        """Its first token is there, or its end without one."""
         self.first_token_s = now_s
         if self.request.logprobs.prompt:
             self._events.append(self._scored_prompt())

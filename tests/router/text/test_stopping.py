@@ -23,6 +23,17 @@ def first_stop(text: str, stops: tuple[str, ...]) -> str | None:
     return None
 
 
+def end_of(text: str, kept: tuple[str, ...], dropped: tuple[str, ...]) -> tuple[str, str | None]:
+    """What is shown of a text and what ended it: the rule for strings of both sorts."""
+    for end in range(1, len(text) + 1):
+        for stops, keeps in ((dropped, False), (kept, True)):
+            found = [stop for stop in stops if text[:end].endswith(stop)]
+            if found:
+                longest = max(found, key=len)
+                return text[: end if keeps else end - len(longest)], longest
+    return text, None
+
+
 def shown_text(text: str, stops: tuple[str, ...], keep: bool) -> str:
     stop = first_stop(text, stops)
     if stop is None:
@@ -114,6 +125,26 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(
             default="",
         )
         assert held == longest
+
+
+@given(chunks=st.lists(letters, max_size=6), kept=stop_strings, dropped=stop_strings)
+@settings(max_examples=1000, deadline=None)
+def test_some_stop_strings_stay_while_others_are_left_out(
+    chunks: list[str], kept: tuple[str, ...], dropped: tuple[str, ...]
+) -> None:
+    matcher = StopMatcher(kept, keep=True, dropped=dropped)
+    shown = follow(matcher, chunks)
+    assert (shown, matcher.matched) == end_of("".join(chunks), kept, dropped)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_phrase_that_is_left_out_is_held_back_and_nothing_else(keep: bool) -> None:
+    matcher = StopMatcher(("ab",), keep, dropped=("xyz",))
+    assert [matcher.push(text) for text in ["1a", "2x", "y3"]] == [
+        "1a" if keep else "1",
+        *(["2", "xy3"] if keep else ["a2", "xy3"]),
+    ]
+    assert (matcher.push("xyz"), matcher.matched) == ("", "xyz")
 
 
 def test_a_long_stop_string_that_keeps_almost_matching_takes_linear_time() -> None:
