@@ -63,8 +63,8 @@ def test_a_bad_parameter_is_named(fake: Fake, body: dict[str, Any], param: str) 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [{"type": "function", "function": {"name": "look"}}]}, "tools"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "look"}}]}, "tools[0]"),
         ({"modalities": ["audio"]}, "modalities"),
     ],
     ids=["response_format", "tools", "modalities"],
