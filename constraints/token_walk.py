@@ -1,41 +1,199 @@
 """Runs a byte automaton over every token of a vocabulary at once.
 
-tokens, longest first:   matrix[byte, token]     | the first `active[byte]` columns have it
-states:                  one vector step for each byte position, 128 000 tokens in about 1 ms
+    tokens as a trie, level by level:   parent of each node | byte that leads to it
+    states:                             one vector step a level, from the parents' states
+    few ways alive:                     only the children of live nodes are stepped to
+
+A state is a place in the automaton's table and counts gathered on the way, packed in one number:
+
+    gains ... | place times the table's width      the low PLACE_BITS bits are 0 where it is dead
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from constraints.vocabulary import Vocabulary
 
-States = npt.NDArray[np.int32]
+Packed = npt.NDArray[np.int64]
+
+PLACE_BITS = 27
+PLACE_MASK = (1 << PLACE_BITS) - 1
+
+# Below this share of live nodes, ways are followed one by one.
+_SPARSE_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Level:
+    """Nodes of equal depth, in lexicographic order.
+
+    parents:      [num_nodes] in the level above
+    bytes:        [num_nodes]
+    first_child:  [num_nodes + 1] in the level below
+    first_token:  [num_nodes + 1] in `token_ids`, the tokens that end here
+    token_ids:    those tokens
+    """
+
+    parents: npt.NDArray[np.int64]
+    bytes: npt.NDArray[np.uint8]
+    first_child: npt.NDArray[np.int64]
+    first_token: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """Where tokens lead: one entry for each start and live token, in no order.
+
+    starts: which of the starts; None where there was only one
+    """
+
+    starts: npt.NDArray[np.int64] | None
+    token_ids: npt.NDArray[np.int64]
+    states: Packed
 
 
 class TokenWalk:
-    """The byte matrix of a vocabulary; immutable once made, shared by threads."""
+    """The trie of a vocabulary's tokens; immutable once made, shared by threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        lengths = np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
-        self._order = np.argsort(-lengths, kind="stable")
-        sorted_lengths = lengths[self._order]
-        max_len = int(sorted_lengths[0]) if len(lengths) else 0
-        self._matrix = np.zeros((max_len, len(lengths)), dtype=np.uint8)
-        for column, token_id in enumerate(self._order.tolist()):
-            token = vocabulary.tokens[token_id]
-            self._matrix[: len(token), column] = np.frombuffer(token, dtype=np.uint8)
-        self._active = [int((sorted_lengths > index).sum()) for index in range(max_len)]
-        # Tokens without bytes stand for nothing and lead nowhere.
-        self.is_text: npt.NDArray[np.bool_] = lengths > 0
+        self.vocab_size = len(vocabulary.tokens)
+        spelled = sorted(
+            (token, token_id) for token_id, token in enumerate(vocabulary.tokens) if token
+        )
+        tokens = [token for token, _ in spelled]
+        ids = np.array([token_id for _, token_id in spelled], dtype=np.int64)
+        self.max_token_len = max(map(len, tokens), default=0)
+        self._levels = _levels_of(tokens, ids)
+        self._num_nodes = sum(len(level.parents) for level in self._levels)
+        self._under = self._nodes_under_bytes()
 
-    def walk(self, delta: States, start: int) -> States:
-        """The state in which each token ends, [vocab_size].
+    def bytes_of_levels(self, classes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
+        """The class of each node's byte, level by level: `columns` of the other methods."""
+        return [classes[level.bytes].astype(np.int64) for level in self._levels]
 
-        delta: [num_states, 256]; tokens without bytes stay where they are
+    def walk(
+        self, table: Packed, width: int, columns: list[npt.NDArray[np.int64]], start: int
+    ) -> Ends:
+        """Every token from one place.
+
+        table:   [num_places * width] the packed state that each class of bytes leads to; place 0
+                 is dead and leads to 0
+        start:   the packed place
         """
-        states = np.full(self._matrix.shape[1], start, dtype=delta.dtype)
-        for index, active in enumerate(self._active):
-            states[:active] = delta[states[:active], self._matrix[index, :active]]
-        ends = np.empty_like(states)
-        ends[self._order] = states
-        return ends
+        if not self._levels:
+            return Ends(None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        first = table[start + columns[0]]
+        alive = (first & PLACE_MASK) != 0
+        if self._under[alive].sum() < _SPARSE_SHARE * self._num_nodes:
+            ends = self.walk_several(table, columns, np.array([start]))
+            return Ends(None, ends.token_ids, ends.states)
+        found = []
+        states = first
+        for depth, level in enumerate(self._levels):
+            if depth:
+                above = states[level.parents]
+                place = above & PLACE_MASK
+                states = table[place + columns[depth]]
+                states += above - place
+            found.append((level, states))
+        token_ids = np.concatenate([level.token_ids for level, _ in found])
+        ends_at = np.concatenate([_of_tokens(level, states) for level, states in found])
+        live = np.flatnonzero((ends_at & PLACE_MASK) != 0)
+        return Ends(None, token_ids[live], ends_at[live])
+
+    def walk_several(
+        self, table: Packed, columns: list[npt.NDArray[np.int64]], starts: Packed
+    ) -> Ends:
+        """Every token from each of some places, along live ways alone."""
+        found_starts, found_tokens, found_states = [], [], []
+        nodes = np.tile(np.arange(len(columns[0]) if columns else 0), len(starts))
+        origins = np.repeat(np.arange(len(starts)), len(columns[0]) if columns else 0)
+        above = starts[origins]
+        for depth, level in enumerate(self._levels):
+            place = above & PLACE_MASK
+            states = table[place + columns[depth][nodes]]
+            live = np.flatnonzero((states & PLACE_MASK) != 0)
+            states = states[live] + (above - place)[live]
+            nodes, origins = nodes[live], origins[live]
+            if not len(nodes):
+                break
+            which, tokens = _spread(level.first_token, nodes)
+            found_starts.append(origins[which])
+            found_tokens.append(level.token_ids[tokens])
+            found_states.append(states[which])
+            which, nodes = _spread(level.first_child, nodes)
+            origins, above = origins[which], states[which]
+        empty = [np.zeros(0, dtype=np.int64)]
+        return Ends(
+            np.concatenate(found_starts or empty),
+            np.concatenate(found_tokens or empty),
+            np.concatenate(found_states or empty),
+        )
+
+    def _nodes_under_bytes(self) -> npt.NDArray[np.int64]:
+        """How many nodes each first byte's subtree has, [nodes of the first level]."""
+        under = np.zeros(0, dtype=np.int64)
+        for level in reversed(self._levels):
+            sums = np.concatenate([[0], np.cumsum(under)])
+            under = 1 + sums[level.first_child[1:]] - sums[level.first_child[:-1]]
+        return under
+
+
+def _of_tokens(level: _Level, states: Packed) -> Packed:
+    """The states of the level's tokens, as `token_ids` has them."""
+    return np.repeat(states, np.diff(level.first_token))
+
+
+def _spread(
+    firsts: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All members of the nodes' ranges: whose they are (an index into `nodes`), and themselves."""
+    begins = firsts[nodes]
+    counts = firsts[nodes + 1] - begins
+    whose = np.repeat(np.arange(len(nodes)), counts)
+    before = np.cumsum(counts) - counts
+    return whose, np.arange(len(whose)) + (begins - before)[whose]
+
+
+def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[_Level]:
+    """The levels of the trie of sorted tokens."""
+    lengths = np.array([len(token) for token in tokens], dtype=np.int64)
+    flat = np.frombuffer(b"".join(tokens), dtype=np.uint8)
+    offsets = np.cumsum(lengths) - lengths
+    rows = np.arange(len(tokens))  # tokens that have a byte at this depth
+    nodes_above = np.zeros(len(tokens), dtype=np.int64)
+    drafts = []
+    depth = 0
+    while len(rows):
+        letters = flat[offsets[rows] + depth]
+        is_new = np.ones(len(rows), dtype=np.bool_)
+        is_new[1:] = (nodes_above[1:] != nodes_above[:-1]) | (letters[1:] != letters[:-1])
+        nodes = np.cumsum(is_new) - 1
+        ending = lengths[rows] == depth + 1
+        num_nodes = int(nodes[-1]) + 1
+        drafts.append(
+            (
+                nodes_above[is_new],
+                letters[is_new],
+                np.searchsorted(nodes[ending], np.arange(num_nodes + 1)),
+                ids[rows[ending]],
+            )
+        )
+        rows, nodes_above = rows[~ending], nodes[~ending]
+        depth += 1
+    parents_below = [draft[0] for draft in drafts[1:]] + [np.zeros(0, dtype=np.int64)]
+    return [
+        _Level(
+            parents,
+            letters,
+            np.searchsorted(below, np.arange(len(parents) + 1)),
+            first_token,
+            token_ids,
+        )
+        for (parents, letters, first_token, token_ids), below in zip(
+            drafts, parents_below, strict=True
+        )
+    ]

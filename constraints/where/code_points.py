@@ -1,7 +1,7 @@
 """Sets of code points, and the classes of characters that an automaton tells apart.
 
-    set:        sorted ranges (first, last), both included
-    partition:  every code point has one label; what no set names has label 0
+set:        sorted ranges (first, last), both included
+partition:  every code point has one label; what no set names has label 0
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,9 +40,7 @@ class Partition:
         """Label i + 1 for the set i, 0 for the rest; the sets are disjoint."""
         bounds = {0: 0}
         pieces = [
-            (first, last, label + 1)
-            for label, ranges in enumerate(sets)
-            for first, last in ranges
+            (first, last, label + 1) for label, ranges in enumerate(sets) for first, last in ranges
         ]
         for first, last, label in sorted(pieces):
             bounds[first] = label

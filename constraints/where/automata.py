@@ -1,0 +1,169 @@
+"""Small deterministic automata over characters, one for each atom of an expression.
+
+All are total: from every state every character leads somewhere. They start in state 0.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.where.code_points import WHITESPACE, Partition
+from constraints.where.limits import MAX_STEPS, OutOfReach
+
+Steps = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Automaton:
+    """steps: [num_states, num_labels] of `partition`; accepts: [num_states]."""
+
+    partition: Partition
+    steps: Steps
+    accepts: Flags
+
+    @property
+    def num_states(self) -> int:
+        """How many states there are, sinks counted."""
+        return len(self.accepts)
+
+    def decided(self) -> tuple[Flags, Flags]:
+        """For each state, whether an accepting and whether a refusing state may follow."""
+        return can_reach(self.steps, self.accepts), can_reach(self.steps, ~self.accepts)
+
+
+def can_reach(steps: Steps, wanted: Flags) -> Flags:
+    """The states from which a wanted state can be reached, the wanted ones included."""
+    reached = wanted
+    while True:
+        more = reached | reached[steps].any(axis=1)
+        if (more == reached).all():
+            return reached
+        reached = more
+
+
+def words() -> Automaton:
+    """Accepts within a word: a character that is no whitespace begins one, whitespace ends it."""
+    steps = np.array([[1, 0], [1, 0]], dtype=np.int32)
+    return Automaton(Partition.of_sets([WHITESPACE]), steps, np.array([False, True]))
+
+
+def sentences() -> Automaton:
+    """Accepts within a sentence that has no full stop yet."""
+    steps = np.array([[1, 0], [1, 0]], dtype=np.int32)
+    return Automaton(Partition.of_chars("."), steps, np.array([False, True]))
+
+
+class Phrases:
+    """The trie of some phrases with the failure links of Aho and Corasick; node 0 is the root."""
+
+    def __init__(self, phrases: Iterable[str]) -> None:
+        self.phrases = tuple(dict.fromkeys(phrases))
+        self.chars = sorted(set("".join(self.phrases)))
+        self.partition = Partition.of_chars(self.chars)
+        self._label = {char: index + 1 for index, char in enumerate(self.chars)}
+        self.children: list[dict[int, int]] = [{}]
+        self.prefixes: list[str] = [""]
+        self.ends: list[int] = [0]  # the length of the phrase that ends in this very node
+        for phrase in self.phrases:
+            self._insert(phrase)
+        if len(self.children) * (len(self.chars) + 1) > MAX_STEPS:
+            raise OutOfReach(f"{len(self.children)} prefixes of phrases")
+
+    def _insert(self, phrase: str) -> None:
+        node = 0
+        for length, char in enumerate(phrase, start=1):
+            label = self._label[char]
+            child = self.children[node].get(label)
+            if child is None:
+                child = len(self.children)
+                self.children[node][label] = child
+                self.children.append({})
+                self.prefixes.append(phrase[:length])
+                self.ends.append(0)
+            node = child
+        self.ends[node] = len(phrase)
+
+    def following(self) -> tuple[Steps, list[int]]:
+        """The longest suffix that is a node, for each node and label; how long a phrase ends there.
+
+        Answers steps [num_nodes, num_labels] and the longest phrase that ends at each node.
+        """
+        steps = np.zeros((len(self.children), len(self.chars) + 1), dtype=np.int32)
+        longest = list(self.ends)
+        fallback = [0] * len(self.children)
+        queue = deque([0])
+        while queue:
+            node = queue.popleft()
+            if node:
+                steps[node] = steps[fallback[node]]
+            for label, child in self.children[node].items():
+                fallback[child] = int(steps[node, label]) if node else 0
+                steps[node, label] = child
+                longest[child] = longest[child] or longest[fallback[child]]
+                queue.append(child)
+        return steps, longest
+
+    def prefix_tree(self) -> Steps:
+        """The trie itself: what leaves it leads to one more state, the last, that is never left."""
+        sink = len(self.children)
+        steps = np.full((sink + 1, len(self.chars) + 1), sink, dtype=np.int32)
+        for node, children in enumerate(self.children):
+            for label, child in children.items():
+                steps[node, label] = child
+        return steps
+
+
+def contains(phrase: str) -> Automaton:
+    """Accepts once the phrase has stood in the text."""
+    trie = Phrases((phrase,))
+    steps, _ = trie.following()
+    steps[-1] = len(steps) - 1
+    accepts = np.zeros(len(steps), dtype=np.bool_)
+    accepts[-1] = True
+    return Automaton(trie.partition, steps, accepts)
+
+
+def starts_with(phrases: Sequence[str]) -> Automaton:
+    """Accepts once the text began with one of the phrases."""
+    trie = Phrases(phrases)
+    steps = trie.prefix_tree()
+    found = [node for node, end in enumerate(trie.ends) if end or "" in trie.phrases]
+    for node in found:
+        steps[node] = node
+    accepts = np.zeros(len(steps), dtype=np.bool_)
+    accepts[found] = True
+    return Automaton(trie.partition, steps, accepts)
+
+
+def ends_with(phrases: Sequence[str]) -> Automaton:
+    """Accepts where the text ends with one of the phrases."""
+    trie = Phrases(phrases)
+    steps, longest = trie.following()
+    accepts = np.array([length > 0 or "" in trie.phrases for length in longest])
+    return Automaton(trie.partition, steps, accepts)
+
+
+def one_of(values: Sequence[str]) -> Automaton:
+    """Accepts these texts."""
+    trie = Phrases(values)
+    accepts = np.array([end > 0 for end in trie.ends] + [False])
+    accepts[0] = "" in trie.phrases
+    return Automaton(trie.partition, trie.prefix_tree(), accepts)
+
+
+def stops_at(phrases: Sequence[str]) -> Automaton:
+    """Accepts unless something follows one of the phrases."""
+    trie = Phrases(phrases)
+    steps, longest = trie.following()
+    sink = len(steps)
+    steps = np.vstack([steps, np.full((1, steps.shape[1]), sink, dtype=np.int32)])
+    for node, length in enumerate(longest):
+        if length or "" in trie.phrases:
+            steps[node] = sink
+    accepts = np.ones(len(steps), dtype=np.bool_)
+    accepts[sink] = False
+    return Automaton(trie.partition, steps, accepts)

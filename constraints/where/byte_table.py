@@ -1,0 +1,99 @@
+"""A machine by the byte, packed for walks over tokens.
+
+place = state of the machine times the places of UTF-8, plus the place inside a character
+entry = place reached times width, and what was gained on the way, one field for each axis
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.token_walk import PLACE_BITS, PLACE_MASK, Packed
+from constraints.where.lattice import NEVER, Lattice, Reserves
+from constraints.where.limits import MAX_NODES, OutOfReach
+from constraints.where.liveness import Ways, best_through
+from constraints.where.machine import Counts, Machine
+from constraints.where.utf8 import Utf8
+
+GAIN_BITS = 12
+_GAIN_MASK = (1 << GAIN_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByteTable:
+    """entries: [num_places * width]; place 0 is dead, its entries are 0."""
+
+    entries: Packed
+    width: int
+    num_places: int
+    num_axes: int
+    utf8: Utf8
+    start: int  # packed, without gains
+
+    @classmethod
+    def of(cls, machine: Machine, utf8: Utf8, max_token_len: int) -> "ByteTable":
+        """Raises OutOfReach where gains or places have no room."""
+        inside, width = utf8.num_places, utf8.labels.shape[1]
+        num_places = machine.num_states * inside
+        gain = int(machine.gains.max(initial=0)) * max_token_len
+        if num_places > MAX_NODES or num_places * width > PLACE_MASK or gain > _GAIN_MASK:
+            raise OutOfReach(f"{num_places} places, {gain} counts in a token")
+        shifts = PLACE_BITS + GAIN_BITS * np.arange(len(machine.axes), dtype=np.int64)
+        states = np.arange(machine.num_states, dtype=np.int64)
+        after = machine.steps.astype(np.int64) * inside * width
+        after += (machine.gains << shifts).sum(axis=2)
+        entries = np.zeros((machine.num_states, inside, width), dtype=np.int64)
+        for place in range(inside):
+            for column in range(width):
+                if (label := utf8.labels[place, column]) >= 0:
+                    entries[:, place, column] = after[:, label]
+                elif (deeper := utf8.places[place, column]) >= 0:
+                    entries[:, place, column] = (states * inside + deeper) * width
+        entries[0] = 0
+        return cls(
+            entries.reshape(-1),
+            width,
+            num_places,
+            len(machine.axes),
+            utf8,
+            machine.start * inside * width,
+        )
+
+    def targets(self, packed: Packed) -> npt.NDArray[np.int64]:
+        """The places of packed states."""
+        return (packed & PLACE_MASK) // self.width
+
+    def gains(self, packed: Packed) -> Counts:
+        """What packed states gained, [..., num_axes]."""
+        shifts = PLACE_BITS + GAIN_BITS * np.arange(self.num_axes, dtype=np.int64)
+        return (packed[..., None] >> shifts) & _GAIN_MASK
+
+    def gains_of(self, packed: int) -> list[int]:
+        """What one packed state gained, by axis."""
+        gained = packed >> PLACE_BITS
+        return [gained >> GAIN_BITS * axis & _GAIN_MASK for axis in range(self.num_axes)]
+
+    def spread(self, machine: Machine, lattice: Lattice, reserves: Reserves) -> Reserves:
+        """Reserves of every place, from those of the states between characters."""
+        inside = self.utf8.num_places
+        whole = np.full((machine.num_states, inside, reserves.shape[1]), NEVER, dtype=np.int32)
+        whole[:, 0] = reserves
+        for place in range(1, inside):
+            sources, labels = np.nonzero(
+                (machine.steps > 0) & self.utf8.complete[place, : machine.steps.shape[1]]
+            )
+            targets = machine.steps[sources, labels].astype(np.int64)
+            gains = machine.gains[sources, labels]
+            ways = Ways.of(lattice, sources, targets, gains, num_layer_axes=0)
+            found, best = best_through(lattice, ways, reserves[None], 0)
+            whole[found, place] = best
+        return whole.reshape(-1, reserves.shape[1])
+
+    def accepted(self, accepted: Reserves) -> Reserves:
+        """Reserves of holding now at every place: inside a character nothing holds."""
+        whole = np.full(
+            (len(accepted), self.utf8.num_places, accepted.shape[1]), NEVER, dtype=np.int32
+        )
+        whole[:, 0] = accepted
+        return whole.reshape(-1, accepted.shape[1])

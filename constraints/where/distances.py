@@ -1,0 +1,160 @@
+"""From which places and counts a text can be completed in how many more tokens.
+
+    within(made_len, max_len) = the best of  holding now  and of  what each token leads to
+                                             within(made_len + 1, max_len - 1)
+
+`made_len` matters only where the expression counts tokens; beyond the last bound it is held there,
+and there reserves for more and more tokens end in those for any number of them.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from constraints.errors import TooComplex
+from constraints.where.lattice import NEVER, Lattice, Reserves
+from constraints.where.limits import MAX_TOKEN_STEPS
+from constraints.where.liveness import Ways, best_through
+from constraints.where.measures import Axis
+from constraints.where.outlook import Outlook
+
+# Reserves that are kept for pairs of lengths, in bytes.
+_MAX_KEPT_BYTES = 64_000_000
+
+
+class Distances:
+    """Reserves by tokens made and tokens left; shared by threads."""
+
+    def __init__(
+        self,
+        lattice: Lattice,
+        accepted: tuple[Reserves, ...],
+        tokens: Axis | None,
+        outlook: Callable[[int], Outlook],
+        start: int,
+    ) -> None:
+        """accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens.
+
+        Raises TooComplex where there are too many ways to look at.
+        """
+        self._lattice = lattice
+        self._accepted = accepted
+        self._cap = tokens.cap if tokens else 0
+        self._segments = tokens.segments().tolist() if tokens else [0]
+        self._ways = _ways(lattice, outlook, start, accepted[0].shape)
+        self._lock = threading.RLock()
+        # By tokens left, once no bound on tokens is ahead; the last two are equal when settled.
+        self._free = [accepted[-1]]
+        self._is_settled = False
+        self._kept: OrderedDict[tuple[int, int], Reserves] = OrderedDict()
+        self._kept_bytes = 0
+
+    def within(self, made_len: int, max_len: int | None) -> Reserves:
+        """Reserves of places from which at most `max_len` more tokens complete the text.
+
+        None: any number of tokens.
+        """
+        with self._lock:
+            ahead = max(self._cap - made_len, 0)
+            if ahead == 0:
+                return self._free_within(max_len)
+            if max_len is None or max_len - ahead > len(self._free):
+                self._free_within(None if max_len is None else max_len - ahead)
+                if self._is_settled:
+                    max_len = ahead + len(self._free)
+            assert max_len is not None
+            return self._ahead_within(made_len, max_len)
+
+    def _free_within(self, max_len: int | None) -> Reserves:
+        while not self._is_settled and (max_len is None or len(self._free) <= max_len):
+            self._free.append(self._before(self._free[-1], self._accepted[-1]))
+            self._is_settled = self._free[-1] is self._free[-2]
+        last = len(self._free) - 1
+        return self._free[last if max_len is None else min(max_len, last)]
+
+    def _ahead_within(self, made_len: int, max_len: int) -> Reserves:
+        """The diagonal from where reserves are known down to the lengths asked for."""
+        depth = 0
+        while (found := self._known(made_len + depth, max_len - depth)) is None:
+            depth += 1
+        for back in range(depth - 1, -1, -1):
+            at = made_len + back, max_len - back
+            accepted = self._accepted[self._segments[at[0]]]
+            found = self._before(found, accepted)
+            self._keep(at, found)
+        return found
+
+    def _known(self, made_len: int, max_len: int) -> Reserves | None:
+        if made_len >= self._cap:
+            return self._free_within(max_len)
+        if max_len == 0:
+            return self._accepted[self._segments[made_len]]
+        kept = self._kept.get((made_len, max_len))
+        if kept is not None:
+            self._kept.move_to_end((made_len, max_len))
+        return kept
+
+    def _keep(self, at: tuple[int, int], reserves: Reserves) -> None:
+        self._kept[at] = reserves
+        self._kept_bytes += reserves.nbytes
+        while self._kept_bytes > _MAX_KEPT_BYTES and len(self._kept) > 1:
+            _, gone = self._kept.popitem(last=False)
+            self._kept_bytes -= gone.nbytes
+
+    def _before(self, after: Reserves, accepted: Reserves) -> Reserves:
+        """Reserves one token earlier; `after` itself where they are equal to it."""
+        reserves = accepted.copy()
+        sources, best = best_through(self._lattice, self._ways, after[None], 0)
+        reserves[sources] = np.maximum(reserves[sources], best)
+        return after if (reserves == after).all() else reserves
+
+
+def _ways(
+    lattice: Lattice, outlook: Callable[[int], Outlook], start: int, shape: tuple[int, ...]
+) -> Ways:
+    """The ways of tokens between all places that tokens reach from the start."""
+    num_places, num_cells = shape
+    seen = np.zeros(num_places, dtype=np.bool_)
+    seen[start] = True
+    queue = [start]
+    sources, targets, gains = [], [], []
+    num_ways = 0
+    while queue:
+        place = queue.pop()
+        view = outlook(place)
+        fresh = np.unique(view.targets)
+        fresh = fresh[~seen[fresh]]
+        seen[fresh] = True
+        queue.extend(fresh.tolist())
+        sources.append(np.full(view.num_kinds, place, dtype=np.int64))
+        targets.append(view.targets)
+        gains.append(view.gains)
+        num_ways += view.num_kinds
+        if num_ways > MAX_TOKEN_STEPS // 8:
+            raise TooComplex("too many ways of tokens to look at")
+    ways = Ways.of(
+        lattice,
+        np.concatenate(sources),
+        np.concatenate(targets),
+        np.concatenate(gains),
+        num_layer_axes=0,
+    )
+    if len(ways.sources) * num_cells > MAX_TOKEN_STEPS:
+        raise TooComplex("too many tokens and counts to look at")
+    return ways
+
+
+def is_within(lattice: Lattice, reserves: Reserves, place: int, counts: list[int]) -> bool:
+    """Whether one place with these counts is alive."""
+    cell = sum(
+        min(counts[axis], lattice.axes[axis].cap) * stride
+        for axis, stride in zip(lattice.cells, lattice.strides().tolist(), strict=True)
+    )
+    weighed = 0
+    if lattice.reserve is not None:
+        cap = lattice.axes[lattice.reserve].cap
+        weighed = min(counts[lattice.reserve], cap) * lattice.weight
+    reserve = int(reserves[place, cell])
+    return reserve > NEVER and weighed <= reserve

@@ -1,0 +1,331 @@
+"""The engine for `where` expressions: a language, and where one output stands in it.
+
+    place    of the byte table: the joint state of all automata, and the place inside a character
+    counts   of characters, words and sentences, each held at its last bound
+    legal    a token after which the reserve of the place covers the counts
+
+Masks take account of `max_len` exactly, for a text is looked at in tokens as well as in bytes.
+len(tokens(X)) counts every token made, those of a phrase that stops_before drops included.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.errors import IllegalToken, TooComplex
+from constraints.matcher import Bitmask
+from constraints.token_walk import PLACE_MASK, TokenWalk
+from constraints.vocabulary import Vocabulary
+from constraints.where.byte_table import ByteTable
+from constraints.where.distances import Distances, is_within
+from constraints.where.lattice import Lattice, Reserves
+from constraints.where.machine import Machine
+from constraints.where.outlook import Outlook
+
+# Outlooks that a language remembers, in entries of 8 bytes.
+_MAX_OUTLOOK_ENTRIES = 32_000_000
+# Forced bytes that are told at once.
+_MAX_FORCED = 4096
+
+
+@dataclass(eq=False)
+class WhereLanguage:
+    """A compiled expression; immutable but for what it remembers, shared by threads.
+
+    live:   reserves of every place, as far as bytes can tell
+    """
+
+    vocabulary: Vocabulary
+    walk: TokenWalk
+    machine: Machine
+    lattice: Lattice
+    table: ByteTable
+    accepted: tuple[Reserves, ...]
+    live: Reserves
+    dropped: tuple[str, ...] = ()
+    _columns: list[npt.NDArray[np.int64]] = field(default_factory=list, repr=False)
+    _outlooks: OrderedDict[int, Outlook] = field(default_factory=OrderedDict, repr=False)
+    _num_entries: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    def __post_init__(self) -> None:
+        self._columns = self.walk.bytes_of_levels(self.table.utf8.classes)
+        ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
+        ends[list(self.vocabulary.end_ids)] = True
+        self.end_mask = np.packbits(ends, bitorder="little")
+        self.entries = self.table.entries.data
+        self.classes = self.table.utf8.classes.tolist()
+        # Whether any number of tokens may be made, and how many only where that is all there is.
+        self.tokens = self.machine.tokens
+        self.distances: Distances | None = None
+        try:
+            self.distances = Distances(
+                self.lattice,
+                self.accepted,
+                self.tokens,
+                self.outlook,
+                self.table.start // self.table.width,
+            )
+        except TooComplex:
+            if self.tokens is not None:
+                raise
+
+    @property
+    def knows_distances(self) -> bool:
+        """Masks take account of `max_len`, and `shortest` is exact."""
+        return self.distances is not None
+
+    @property
+    def dropped_phrases(self) -> tuple[str, ...]:
+        """The phrases of stops_before."""
+        return self.dropped
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """Nothing: expressions are kept whole."""
+        return ()
+
+    def matcher(self) -> "WhereMatcher":
+        """A matcher at the beginning of an output."""
+        return WhereMatcher(self, self.table.start, [0] * len(self.lattice.axes), 0)
+
+    def reserves(self, made_len: int, max_len: int | None) -> Reserves:
+        """Reserves of places from which `max_len` more tokens can complete the text."""
+        if self.distances is None or (max_len is None and self.tokens is None):
+            return self.live
+        return self.distances.within(made_len, max_len)
+
+    def outlook(self, place: int) -> Outlook:
+        """What tokens lead to from a place."""
+        with self._lock:
+            found = self._outlooks.get(place)
+            if found is not None:
+                self._outlooks.move_to_end(place)
+                return found
+            width = self.table.width
+            ends = self.walk.walk(self.table.entries, width, self._columns, place * width)
+            found = Outlook(ends, self.table, self.lattice, self.walk.vocab_size)
+            self._outlooks[place] = found
+            self._num_entries += found.num_entries
+            while self._num_entries > _MAX_OUTLOOK_ENTRIES and len(self._outlooks) > 1:
+                _, gone = self._outlooks.popitem(last=False)
+                self._num_entries -= gone.num_entries
+            return found
+
+
+class WhereMatcher:
+    """One output's place in a `where` language; used by one thread at a time."""
+
+    def __init__(
+        self, language: WhereLanguage, packed: int, counts: list[int], made_len: int
+    ) -> None:
+        self._language = language
+        self._packed = packed  # a place of the byte table, without gains
+        self._counts = counts
+        self._made_len = made_len
+        self._has_ended = False
+
+    def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
+        """Overwrite `row` with the legal tokens, within `max_len` tokens where that is known."""
+        language = self._language
+        octets = row.view(np.uint8)
+        octets[:] = 0
+        if not self._has_ended and (max_len is None or max_len > 0):
+            left = None if max_len is None else max_len - 1
+            reserves = language.reserves(self._made_len + 1, left)
+            outlook = language.outlook(self._place)
+            mask = outlook.mask(outlook.legal(reserves, self._counts))
+            octets[: len(mask)] = mask
+        if self.is_complete:
+            octets[: len(language.end_mask)] |= language.end_mask
+
+    @property
+    def _place(self) -> int:
+        return self._packed // self._language.table.width
+
+    def advance(self, token_id: int) -> None:
+        """Accept a token. Raises IllegalToken."""
+        after = self._after(token_id, self._packed, self._counts, self._made_len)
+        if self._has_ended or after is None:
+            raise IllegalToken(f"token {token_id} cannot follow")
+        packed, self._counts = after
+        if token_id in self._language.vocabulary.end_ids:
+            self._has_ended = True
+            return
+        self._packed = packed
+        self._made_len += 1
+
+    def _after(
+        self, token_id: int, packed: int, counts: list[int], made_len: int
+    ) -> tuple[int, list[int]] | None:
+        """Where a legal token leads; None for others."""
+        language = self._language
+        if not 0 <= token_id < len(language.vocabulary.tokens):
+            return None
+        if token_id in language.vocabulary.end_ids:
+            return (packed, counts) if self._holds(packed, counts, made_len) else None
+        token = language.vocabulary.tokens[token_id]
+        if not token:
+            return None
+        packed, counts = self._read(token, packed, counts)
+        reserves = language.reserves(made_len + 1, None)
+        return (packed, counts) if self._is_alive(reserves, packed, counts) else None
+
+    def _read(self, text: bytes, packed: int, counts: list[int]) -> tuple[int, list[int]]:
+        """The place and the counts after some bytes; place 0 where they lead nowhere."""
+        entries, classes = self._language.entries, self._language.classes
+        state = packed
+        for byte in text:
+            place = state & PLACE_MASK
+            step = entries[place + classes[byte]]
+            if not step & PLACE_MASK:
+                return 0, counts
+            state = step + (state - place)
+        gains = self._language.table.gains_of(state)
+        axes = self._language.lattice.axes
+        held = [
+            min(count + gain, axis.cap)
+            for count, gain, axis in zip(counts, gains, axes, strict=True)
+        ]
+        return state & PLACE_MASK, held
+
+    def _is_alive(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
+        language = self._language
+        return is_within(language.lattice, reserves, packed // language.table.width, counts)
+
+    def _holds(self, packed: int, counts: list[int], made_len: int) -> bool:
+        accepted, tokens = self._language.accepted, self._language.tokens
+        segment = 0 if tokens is None else int(np.searchsorted(tokens.cuts, made_len, "right"))
+        return self._is_alive(accepted[segment], packed, counts)
+
+    def num_legal(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens could be accepted one after the other; changes nothing."""
+        packed, counts, made_len = self._packed, self._counts, self._made_len
+        if self._has_ended:
+            return 0
+        for num_accepted, token_id in enumerate(token_ids):
+            after = self._after(token_id, packed, counts, made_len)
+            if after is None:
+                return num_accepted
+            if token_id in self._language.vocabulary.end_ids:
+                return num_accepted + 1
+            packed, counts = after
+            made_len += 1
+        return len(token_ids)
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that every legal text goes on with.
+
+        None are told where tokens are counted, for bytes do not say how they are split.
+        """
+        forced = bytearray()
+        packed, counts = self._packed, self._counts
+        if self._has_ended or self._language.tokens is not None:
+            return b""
+        while len(forced) < _MAX_FORCED and not self._holds(packed, counts, self._made_len):
+            following = self._single_byte(packed, counts)
+            if following is None:
+                break
+            forced.append(following)
+            packed, counts = self._read(bytes([following]), packed, counts)
+        return bytes(forced)
+
+    def _single_byte(self, packed: int, counts: list[int]) -> int | None:
+        """The one byte that can follow; None where there are several or none."""
+        language = self._language
+        only: int | None = None
+        tried: set[int] = set()
+        for byte, kind in enumerate(language.classes):
+            # Bytes of a class do the same: the first stands for all, a second one decides.
+            if kind in tried:
+                if only is not None and language.classes[only] == kind:
+                    return None
+                continue
+            tried.add(kind)
+            after, counted = self._read(bytes([byte]), packed, counts)
+            if after and self._is_alive(language.live, after, counted):
+                if only is not None:
+                    return None
+                only = byte
+        return only
+
+    def shortest(
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
+    ) -> tuple[int, ...] | None:
+        """The fewest tokens that complete the text, the lowest ids first; None: over `max_len`.
+
+        Hints are not needed.
+        """
+        if self._has_ended:
+            return ()
+        needed = self._needed_len(max_len)
+        if needed is None:
+            return None
+        tokens: list[int] = []
+        ahead = self.fork()
+        for left in range(needed - 1, -1, -1):
+            outlook = self._language.outlook(ahead._place)
+            reserves = self._language.reserves(ahead._made_len + 1, left)
+            token_id = outlook.first_token(outlook.legal(reserves, ahead._counts))
+            assert token_id is not None, "a text that can be completed has a next token"
+            ahead.advance(token_id)
+            tokens.append(token_id)
+        return tuple(tokens)
+
+    def _needed_len(self, max_len: int) -> int | None:
+        """The fewest tokens that complete the text; None if more than `max_len`."""
+
+        def is_enough(length: int) -> bool:
+            reserves = self._language.reserves(self._made_len, length)
+            return self._is_alive(reserves, self._packed, self._counts)
+
+        # The more may be made, the more can be completed; short completions are common.
+        low, high = 0, 1
+        while high < max_len and not is_enough(high):
+            low, high = high, high * 2
+        high = min(high, max_len)
+        if not is_enough(high):
+            return None
+        if is_enough(0):
+            return 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_enough(middle) else (middle, high)
+        return high
+
+    def fork(self) -> "WhereMatcher":
+        """Another matcher at the same place."""
+        twin = WhereMatcher(self._language, self._packed, self._counts, self._made_len)
+        twin._has_ended = self._has_ended
+        return twin
+
+    @property
+    def is_complete(self) -> bool:
+        """What was accepted so far is in the language."""
+        return self._holds(self._packed, self._counts, self._made_len)
+
+    @property
+    def is_over(self) -> bool:
+        """It is, and nothing but the end may follow."""
+        if self._has_ended:
+            return True
+        if not self.is_complete:
+            return False
+        if self._language.tokens is None:
+            return not self._may_go_on()
+        outlook = self._language.outlook(self._place)
+        reserves = self._language.reserves(self._made_len + 1, None)
+        return not outlook.legal(reserves, self._counts).any()
+
+    def _may_go_on(self) -> bool:
+        """Whether any byte may follow."""
+        language = self._language
+        for byte in range(256):
+            packed, counts = self._read(bytes([byte]), self._packed, self._counts)
+            if packed and self._is_alive(language.live, packed, counts):
+                return True
+        return False

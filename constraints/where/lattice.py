@@ -1,0 +1,163 @@
+"""Counts, as a machine's acceptance needs them: some on a lattice, one as a reserve.
+
+    cell      the counts of all measures but one, each held at its cap, as one number
+    reserve   for each state and cell, how far the remaining measure may have gone: the state is
+              alive iff  weighed(count) <= reserve.  A measure with upper bounds alone weighs its
+              count, one with lower bounds alone weighs it negatively; without such a measure
+              reserves are ALWAYS or NEVER.
+
+So upper bounds alone cost nothing, however high they are, and the highest bound is the cheapest.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.errors import TooComplex
+from constraints.where.grid import Grid
+from constraints.where.limits import MAX_CELLS
+from constraints.where.machine import Counts, Machine
+from constraints.where.measures import Axis
+
+Reserves = npt.NDArray[np.int32]  # [num_states, num_cells]
+
+ALWAYS = 1 << 29
+NEVER = -ALWAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """How the counts of a machine's axes are laid out.
+
+    cells:   places of the axes on the lattice, the highest cap first
+    reserve: place of the axis that is weighed, None where there is none
+    weight:  1 or -1
+    is_falling: there is one axis on the lattice, and more of it never helps
+    """
+
+    axes: tuple[Axis, ...]
+    cells: tuple[int, ...]
+    reserve: int | None
+    weight: int
+    is_falling: bool = False
+
+    @classmethod
+    def of(cls, machine: Machine) -> "Lattice":
+        """The smallest lattice for a machine. Raises TooComplex."""
+        weights = {
+            place: weight
+            for place in range(len(machine.axes))
+            if (weight := _weight(machine, place)) is not None
+        }
+        reserve = max(weights, key=lambda place: machine.axes[place].cap, default=None)
+        others = [place for place in range(len(machine.axes)) if place != reserve]
+        others.sort(key=lambda place: -machine.axes[place].cap)
+        weight = 1 if reserve is None else weights[reserve]
+        is_falling = len(others) == 1 and weights.get(others[0]) == 1
+        lattice = cls(machine.axes, tuple(others), reserve, weight, is_falling)
+        if lattice.num_cells * machine.num_states > MAX_CELLS:
+            bounds = ", ".join(f"{axis.measure.value} ({axis.cap})" for axis in machine.axes)
+            raise TooComplex(f"too many counts to tell apart at once: {bounds}")
+        return lattice
+
+    @property
+    def caps(self) -> tuple[int, ...]:
+        """Of the axes on the lattice."""
+        return tuple(self.axes[place].cap for place in self.cells)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Counts of each axis on the lattice."""
+        return tuple(cap + 1 for cap in self.caps)
+
+    @property
+    def num_cells(self) -> int:
+        """All combinations of them."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def strides(self) -> npt.NDArray[np.int64]:
+        """What one more of each axis adds to a cell, [len(cells)]."""
+        shape = self.shape
+        return np.array(
+            [int(np.prod(shape[index + 1 :], dtype=np.int64)) for index in range(len(shape))],
+            dtype=np.int64,
+        )
+
+    def weighed(self, gains: Counts) -> npt.NDArray[np.int64]:
+        """What gains [..., num_axes] take from the reserve, [...]."""
+        if self.reserve is None:
+            return np.zeros(gains.shape[:-1], dtype=np.int64)
+        return gains[..., self.reserve] * self.weight
+
+    def moved(self, gains: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """The cell that each cell becomes by gains of the axes on the lattice, [num_cells]."""
+        cells = np.zeros((1,) * len(self.shape), dtype=np.int64)
+        for index, (gain, cap, stride) in enumerate(
+            zip(gains, self.caps, self.strides().tolist(), strict=True)
+        ):
+            shape = [1] * len(self.shape)
+            shape[index] = cap + 1
+            counts = np.minimum(np.arange(cap + 1) + gain, cap)
+            cells = cells + (counts * stride).reshape(shape)
+        return cells.reshape(-1)
+
+    def settled(self, reserves: Reserves) -> Reserves:
+        """Reserves as they are compared: beyond what can be weighed they are ALWAYS or NEVER."""
+        if self.weight > 0:
+            reserves[reserves < 0] = NEVER
+        else:
+            cap = 0 if self.reserve is None else self.axes[self.reserve].cap
+            reserves[reserves >= 0] = ALWAYS
+            reserves[reserves < -cap] = NEVER
+        reserves[reserves > ALWAYS // 2] = ALWAYS
+        return reserves
+
+    def accepted(self, machine: Machine, accepts: Grid) -> Reserves:
+        """The reserves of holding now. accepts: [num_states, chars, words, sentences] segments."""
+        shape = [machine.num_states] + [len(axis.firsts) for axis in self.axes]
+        grid = accepts.reshape(shape)
+        if self.reserve is None:
+            reserves = np.where(grid, ALWAYS, NEVER).astype(np.int32)
+        else:
+            reserves = self._bounds(np.moveaxis(grid, 1 + self.reserve, -1))
+        order = sorted(self.cells)
+        reserves = np.transpose(reserves, [0] + [1 + order.index(place) for place in self.cells])
+        for index, place in enumerate(self.cells):
+            reserves = np.take(reserves, self.axes[place].segments(), axis=1 + index)
+        reserves = np.ascontiguousarray(reserves.reshape(machine.num_states, -1))
+        return self._with_pending(machine, reserves)
+
+    def _bounds(self, grid: Grid) -> npt.NDArray[np.int32]:
+        """The reserve of each row of segments, [..., segments] to [...]."""
+        assert self.reserve is not None
+        firsts = np.array([*self.axes[self.reserve].firsts, ALWAYS + 1])
+        num_held = grid.sum(axis=-1)
+        if self.weight > 0:
+            bounds = np.where(num_held > 0, firsts[num_held] - 1, NEVER)
+        else:
+            least = firsts[grid.shape[-1] - num_held]
+            bounds = np.where(num_held > 0, np.where(least == 0, ALWAYS, -least), NEVER)
+        return bounds.astype(np.int32)
+
+    def _with_pending(self, machine: Machine, reserves: Reserves) -> Reserves:
+        """Looked up as if what is pending had been counted."""
+        pending, kinds = np.unique(machine.pending, axis=0, return_inverse=True)
+        kinds = kinds.reshape(-1)
+        for kind, gains in enumerate(pending):
+            if not gains.any():
+                continue
+            states = kinds == kind
+            moved = self.moved(tuple(int(gains[place]) for place in self.cells))
+            reserves[states] = reserves[states][:, moved] - int(self.weighed(gains))
+        return self.settled(reserves)
+
+
+def _weight(machine: Machine, place: int) -> int | None:
+    """1 if more of the axis never helps, -1 if it never hurts, None otherwise."""
+    # [num_states, segments of chars, words, sentences, tokens]; axes that are counted only
+    along = 1 + [index for index, size in enumerate(machine.accepts.shape[1:4]) if size > 1][place]
+    grid = np.moveaxis(machine.accepts, along, 0)
+    if (grid[1:] <= grid[:-1]).all():
+        return 1
+    return -1 if (grid[1:] >= grid[:-1]).all() else None

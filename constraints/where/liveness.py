@@ -1,0 +1,207 @@
+"""From which states and counts an expression can still hold: reserves, by backward induction.
+
+    reserves[state, cell] = the best of  holding now  and of  what each character leads to
+
+Counts never sink, so the lattice is done from its highest layer down; inside a layer the states
+are done again until nothing changes. Where layers repeat, those down to the next bound are equal.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.errors import TooComplex
+from constraints.where.lattice import ALWAYS, Lattice, Reserves
+from constraints.where.machine import Counts, Machine
+
+# Ways times cells that one compilation may look at.
+_MAX_WORK = 1_500_000_000
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ways:
+    """Ways from place to place, by source. Each array is [num_ways].
+
+    sources: ascending
+    layers:  gain on the first axis of the lattice
+    moves:   row of `moved` for the other axes
+    costs:   what is taken from the reserve
+    """
+
+    sources: Indices
+    targets: Indices
+    layers: Indices
+    moves: Indices
+    costs: npt.NDArray[np.int32]
+    moved: Indices  # [num_moves, num_cells of one layer]
+
+    @classmethod
+    def of(
+        cls,
+        lattice: Lattice,
+        sources: Indices,
+        targets: Indices,
+        gains: Counts,
+        *,
+        num_layer_axes: int = 1,
+    ) -> "Ways":
+        """gains: [num_ways, num_axes]. Ways that are never better than another are left out.
+
+        num_layer_axes: 0 for the whole lattice in one layer
+        """
+        capped = np.minimum(gains, np.array([axis.cap for axis in lattice.axes], dtype=np.int64))
+        steps = capped[:, list(lattice.cells)]
+        costs = lattice.weighed(capped)
+        kept = _needed(lattice, sources, targets, steps, costs)
+        sources, targets, steps, costs = sources[kept], targets[kept], steps[kept], costs[kept]
+        layered = min(num_layer_axes, len(lattice.cells))
+        inner = Lattice(lattice.axes, lattice.cells[layered:], None, 1)
+        keys = steps[:, layered:] @ inner.strides()
+        _, first, moves = np.unique(keys, return_index=True, return_inverse=True)
+        moved = [inner.moved(tuple(steps[way, layered:].tolist())) for way in first.tolist()]
+        return cls(
+            sources,
+            targets,
+            steps[:, 0] if layered else np.zeros(len(sources), dtype=np.int64),
+            moves.reshape(-1),
+            costs.astype(np.int32),
+            np.array(moved, dtype=np.int64).reshape(-1, inner.num_cells),
+        )
+
+    def picked(self, chosen: npt.NDArray[np.bool_]) -> "Ways":
+        """Some of them."""
+        return Ways(
+            self.sources[chosen],
+            self.targets[chosen],
+            self.layers[chosen],
+            self.moves[chosen],
+            self.costs[chosen],
+            self.moved,
+        )
+
+
+def _needed(
+    lattice: Lattice, sources: Indices, targets: Indices, steps: Counts, costs: Indices
+) -> Indices:
+    """Ways, by source and target, without those that another way betters or equals.
+
+    A way betters another between the same places if it takes less from the reserve, and either
+    gains the same on the lattice or, where no more of an axis ever helps, no more.
+    """
+    order = np.lexsort([costs, *steps.T[::-1], targets, sources])
+    if len(order) < 2:
+        return order
+    same_places = np.zeros(len(order), dtype=np.bool_)
+    same_places[1:] = (sources[order][1:] == sources[order][:-1]) & (
+        targets[order][1:] == targets[order][:-1]
+    )
+    if lattice.is_falling:
+        groups = np.cumsum(~same_places) - 1
+    else:
+        same_steps = np.ones(len(order), dtype=np.bool_)
+        same_steps[1:] = (steps[order][1:] == steps[order][:-1]).all(axis=1)
+        groups = np.cumsum(~(same_places & same_steps)) - 1
+    # Lower from group to group, so that a running minimum starts anew in each.
+    span = int(costs.max() - costs.min()) + 1
+    lowered = costs[order] - groups * span
+    is_best = np.ones(len(order), dtype=np.bool_)
+    is_best[1:] = lowered[1:] < np.minimum.accumulate(lowered)[:-1]
+    return order[is_best]
+
+
+def best_through(
+    lattice: Lattice, ways: Ways, values: npt.NDArray[np.int32], layer: int
+) -> tuple[Indices, npt.NDArray[np.int32]]:
+    """The best reserves that ways lead to from a layer.
+
+    values: [num_layers, num_places, cells of one layer]. Answers the sources that have ways and
+    [num_sources, cells of one layer].
+    """
+    if not len(ways.sources):
+        return ways.sources, np.zeros((0, values.shape[2]), dtype=np.int32)
+    layers = np.minimum(layer + ways.layers, len(values) - 1)
+    reached = values[layers[:, None], ways.targets[:, None], ways.moved[ways.moves]]
+    reached -= ways.costs[:, None]
+    begins = np.flatnonzero(np.diff(ways.sources, prepend=-1))
+    best = lattice.settled(np.maximum.reduceat(reached, begins, axis=0))
+    return ways.sources[begins], best
+
+
+class Induction:
+    """Reserves layer by layer: `values` is [layers, num_places, cells of one layer]."""
+
+    def __init__(self, lattice: Lattice, ways: Ways, accepted: Reserves) -> None:
+        self._lattice = lattice
+        self._num_layers = lattice.shape[0] if lattice.cells else 1
+        self._ways = ways
+        self._accepted = np.ascontiguousarray(
+            accepted.reshape(len(accepted), self._num_layers, -1).swapaxes(0, 1)
+        )
+        self._values = self._accepted.copy()
+        self._work = 0
+
+    def reserves(self) -> Reserves:
+        """[num_places, num_cells]. Raises TooComplex."""
+        top = self._num_layers - 1
+        self._settle(top, self._ways)
+        inner = self._ways.picked(self._ways.layers == 0)
+        outer = self._ways.picked(self._ways.layers > 0)
+        depth = int(self._ways.layers.max(initial=0)) + 1
+        same = (self._accepted[:-1] == self._accepted[1:]).all(axis=(1, 2))
+        layer = top - 1
+        while layer >= 0:
+            if same[layer] and self._repeats(layer + 1, depth):
+                bottom = layer
+                while bottom > 0 and same[bottom - 1]:
+                    bottom -= 1
+                self._values[bottom : layer + 1] = self._values[layer + 1]
+                layer = bottom - 1
+                continue
+            self._improve(layer, outer)
+            self._settle(layer, inner)
+            layer -= 1
+        return np.ascontiguousarray(self._values.swapaxes(0, 1)).reshape(self._values.shape[1], -1)
+
+    def _repeats(self, layer: int, depth: int) -> bool:
+        """Whether the layers that the layers below can reach are all equal to this one."""
+        last = min(layer + depth, self._num_layers - 1)
+        first = self._values[layer]
+        return all((self._values[above] == first).all() for above in range(layer + 1, last + 1))
+
+    def _improve(self, layer: int, ways: Ways) -> bool:
+        """One round of ways within or out of the layer; whether anything got better."""
+        self._work += len(ways.sources) * self._values.shape[2]
+        if self._work > _MAX_WORK:
+            raise TooComplex("too many counts and characters to look at")
+        sources, best = best_through(self._lattice, ways, self._values, layer)
+        before = self._values[layer, sources]
+        better = np.maximum(before, best)
+        self._values[layer, sources] = better
+        return bool((better > before).any())
+
+    def _settle(self, layer: int, ways: Ways) -> None:
+        """Rounds until nothing gets better."""
+        num_places, num_cells = self._values.shape[1:]
+        rounds = 0
+        while True:
+            before = self._values[layer].copy()
+            if not self._improve(layer, ways):
+                return
+            rounds += 1
+            if rounds > num_places * num_cells + 1:
+                # Better by more steps than there are places: by going round, as often as one likes.
+                self._values[layer][self._values[layer] > before] = ALWAYS
+
+
+def live_reserves(machine: Machine, lattice: Lattice, accepted: Reserves) -> Reserves:
+    """The reserves of every state between two characters. Raises TooComplex."""
+    sources, labels = np.nonzero(machine.steps)
+    ways = Ways.of(
+        lattice,
+        sources,
+        machine.steps[sources, labels].astype(np.int64),
+        machine.gains[sources, labels],
+    )
+    return Induction(lattice, ways, accepted).reserves()

@@ -1,0 +1,245 @@
+"""The machine of an expression: all its automata in step, with what every character counts.
+
+atoms -> automata -> one partition of the characters -> reachable joint states -> the fewest
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.where import automata, numerals, patterns
+from constraints.where.automata import Automaton, Steps
+from constraints.where.code_points import Partition, join
+from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
+from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach
+from constraints.where.measures import Axis, atoms, axis_of
+from constraints.where.terms import (
+    Compare,
+    Constant,
+    Contains,
+    EndsWith,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    OneOf,
+    StartsWith,
+    StopsAt,
+)
+
+Counts = npt.NDArray[np.int64]
+
+# Measures that follow from the text; tokens do not.
+TEXT_MEASURES = MEASURES[:3]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """States 0 .. num_states - 1; state 0 is where nothing can hold any more.
+
+    start:   the state of the empty text
+    steps:   [num_states, num_labels]
+    gains:   [num_states, num_labels, num_axes] what a character adds to each count
+    pending: [num_states, num_axes] what is added to the counts before looking them up in `accepts`
+    accepts: [num_states, segments of each measure]
+    axes:    of the measures that are counted, tokens apart
+    tokens:  the axis of tokens, None where they do not matter
+    """
+
+    partition: Partition
+    start: int
+    steps: Steps
+    gains: Counts
+    pending: Counts
+    accepts: Grid
+    axes: tuple[Axis, ...]
+    tokens: Axis | None
+
+    @property
+    def num_states(self) -> int:
+        """The dead state 0 included."""
+        return len(self.steps)
+
+
+def automaton_of(atom: Expression) -> Automaton:
+    """The automaton of an atom that counts nothing. Raises OutOfReach, Malformed."""
+    match atom:
+        case OneOf(values):
+            return automata.one_of(values)
+        case Contains(phrase):
+            return automata.contains(phrase)
+        case StartsWith(phrases):
+            return automata.starts_with(phrases)
+        case EndsWith(phrases):
+            return automata.ends_with(phrases)
+        case StopsAt(phrases):
+            return automata.stops_at(phrases)
+        case Matches(pattern):
+            return patterns.matches(pattern)
+        case IsInt():
+            return numerals.is_int()
+        case IsFloat():
+            return numerals.is_float()
+        case Compare(Measure.INT, relation, bound):
+            return numerals.compared(relation, bound)
+    raise OutOfReach(f"no automaton for {atom!r}")
+
+
+def build(expression: Expression) -> Machine:
+    """The machine of an expression without stops_before. Raises OutOfReach, TooComplex."""
+    finite: dict[Expression, None] = dict.fromkeys(
+        atom
+        for atom in atoms(expression)
+        if not is_counted(atom) and not isinstance(atom, Constant)
+    )
+    parts = {atom: automaton_of(atom) for atom in finite}
+    counted = {
+        measure: axis for measure in MEASURES if (axis := axis_of(measure, expression)) is not None
+    }
+    joint = _Joint(expression, parts, counted)
+    rows, steps = joint.explore()
+    return Machine(
+        partition=joint.partition,
+        start=1,
+        steps=steps,
+        gains=joint.gains(rows),
+        pending=np.zeros((len(rows), len(joint.axes)), dtype=np.int64),
+        accepts=joint.grid(rows),
+        axes=joint.axes,
+        tokens=counted.get(Measure.TOKENS),
+    )
+
+
+class _Joint:
+    """Automata side by side; a joint state is a row of their states, row 0 the dead one."""
+
+    def __init__(
+        self,
+        expression: Expression,
+        parts: Mapping[Expression, Automaton],
+        counted: Mapping[Measure, Axis],
+    ) -> None:
+        self._expression = expression
+        self._counted = counted
+        self.axes = tuple(counted[measure] for measure in TEXT_MEASURES if measure in counted)
+        members = list(parts.values())
+        self._flags: dict[Measure, int] = {}
+        for measure, flag in (
+            (Measure.WORDS, automata.words),
+            (Measure.SENTENCES, automata.sentences),
+        ):
+            if measure in counted:
+                self._flags[measure] = len(members)
+                members.append(flag())
+        self.partition, columns = join([member.partition for member in members])
+        if sum(member.num_states for member in members) * columns.shape[1] > MAX_STEPS:
+            raise OutOfReach("automata with too many states and characters")
+        self._steps = [
+            member.steps[:, column] for member, column in zip(members, columns, strict=True)
+        ]
+        self._members = members
+        self._columns = columns
+        self._atoms = {atom: index for index, atom in enumerate(parts)}
+        self._possible = [member.decided() for member in members]
+        self._weights = _mixed_radix([member.num_states for member in members])
+
+    def explore(self) -> tuple[npt.NDArray[np.int32], Steps]:
+        """Rows of the states that can be reached, and the steps between them.
+
+        Row 0 stands for all rows in which the expression can hold no more; it is never left.
+        Row 1 is the start.
+        """
+        num_labels = self._columns.shape[1]
+        rows = np.zeros((1, len(self._members)), dtype=np.int32)
+        known = np.zeros(1, dtype=np.int64)  # keys of all rows but the dead one, in order found
+        found, steps = [rows], [np.zeros((1, num_labels), dtype=np.int32)]
+        num_rows = 2
+        while len(rows):
+            flat = self._after(rows)
+            keys = flat.astype(np.int64) @ self._weights
+            unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+            fresh_rows = flat[first]
+            is_dead = ~np.broadcast_to(self._may_hold(fresh_rows), len(unique))
+            is_known = np.isin(unique, known)
+            is_fresh = ~is_dead & ~is_known
+            ids = np.zeros(len(unique), dtype=np.int32)
+            fresh = np.flatnonzero(is_fresh)
+            ids[fresh] = num_rows + np.arange(len(fresh))
+            known_order = np.argsort(known, kind="stable")
+            seen = np.flatnonzero(is_known & ~is_dead)
+            places = np.searchsorted(known, unique[seen], sorter=known_order)
+            ids[seen] = known_order[places] + 1
+            steps.append(ids[inverse.reshape(-1)].reshape(len(rows), num_labels))
+            rows = fresh_rows[fresh]
+            found.append(rows)
+            known = np.concatenate([known, unique[fresh]])
+            num_rows += len(fresh)
+            if num_rows > MAX_STATES or num_rows * num_labels > MAX_STEPS:
+                raise OutOfReach(f"more than {num_rows} states")
+        dead = np.zeros((1, len(self._members)), dtype=np.int32)
+        return np.concatenate([dead, *found]), np.concatenate(steps)
+
+    def _after(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The rows after each label, [num_rows * num_labels, num_members]."""
+        num_labels = self._columns.shape[1]
+        after = np.empty((len(rows), num_labels, len(self._members)), dtype=np.int32)
+        for index, steps in enumerate(self._steps):
+            after[:, :, index] = steps[rows[:, index]]
+        return after.reshape(len(rows) * num_labels, len(self._members))
+
+    def _may_hold(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        possible = {
+            atom: (
+                self._possible[index][0][rows[:, index]],
+                self._possible[index][1][rows[:, index]],
+            )
+            for atom, index in self._atoms.items()
+        }
+        return may_hold(self._expression, possible)
+
+    def grid(self, rows: npt.NDArray[np.int32]) -> Grid:
+        """Where the expression holds; nowhere in row 0."""
+        truths = {
+            atom: self._members[index].accepts[rows[:, index]]
+            for atom, index in self._atoms.items()
+        }
+        grid = holds(self._expression, truths, self._counted)
+        shape = [len(rows)] + [
+            len(self._counted[measure].firsts) if measure in self._counted else 1
+            for measure in MEASURES
+        ]
+        whole = np.array(np.broadcast_to(grid, shape))
+        whole[0] = False
+        return whole
+
+    def gains(self, rows: npt.NDArray[np.int32]) -> Counts:
+        """What each label adds to the counts in each row."""
+        num_labels = self._columns.shape[1]
+        gains = np.zeros((len(rows), num_labels, len(self.axes)), dtype=np.int64)
+        for place, axis in enumerate(self.axes):
+            if axis.measure is Measure.CHARS:
+                gains[:, :, place] = 1
+                continue
+            flag = self._flags[axis.measure]
+            is_outside = rows[:, flag] == 0
+            begins = self._columns[flag] == 0
+            if axis.measure is Measure.SENTENCES:
+                begins = np.ones_like(begins)
+            gains[:, :, place] = is_outside[:, None] & begins[None, :]
+        gains[0] = 0
+        return gains
+
+
+def _mixed_radix(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Weights that turn a row of digits into one number."""
+    weights = []
+    weight = 1
+    for size in sizes:
+        weights.append(weight)
+        weight *= size
+    if weight >= 2**62:
+        raise OutOfReach("too many automata")
+    return np.array(weights, dtype=np.int64)

@@ -1,0 +1,104 @@
+"""What the tokens of a vocabulary lead to from one place, in few kinds, and masks of them.
+
+token -> kind -> (place, what each count gains)      a kind is legal or not as a whole
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.token_walk import PLACE_BITS, PLACE_MASK, Ends
+from constraints.where.byte_table import GAIN_BITS, ByteTable
+from constraints.where.lattice import Lattice, Reserves
+from constraints.where.machine import Counts
+
+# Kinds are numbered by a table of all places and gains while it has so many entries.
+_MAX_TABLE = 1 << 22
+# Masks that one place remembers.
+_MAX_MASKS = 32
+
+
+class Outlook:
+    """Immutable but for remembered masks; shared by threads."""
+
+    def __init__(self, ends: Ends, table: ByteTable, lattice: Lattice, vocab_size: int) -> None:
+        kinds, packed = _kinds(ends, table)
+        self.targets = table.targets(packed)
+        self.gains: Counts = table.gains(packed)
+        self.num_kinds = len(packed)
+        self._lattice = lattice
+        self._num_bits = -(-vocab_size // 32) * 32
+        self._token_ids = ends.token_ids
+        self._kinds = kinds
+        # The first token of each kind.
+        self._examples = np.full(self.num_kinds, vocab_size, dtype=np.int64)
+        np.minimum.at(self._examples, kinds, ends.token_ids)
+        self._dense: npt.NDArray[np.uint16 | np.int64] | None = None
+        if len(ends.token_ids) * 8 > vocab_size:
+            # One more kind, never legal, for all other tokens.
+            self._dense = np.full(self._num_bits, self.num_kinds, dtype=np.int64)
+            self._dense[ends.token_ids] = kinds
+        self._cells = self.targets * lattice.num_cells
+        self._strides = lattice.strides().tolist()
+        # What it weighs in memory, in numbers of 8 bytes.
+        self.num_entries = len(kinds) * 2 + (0 if self._dense is None else self._num_bits)
+        self._masks: dict[bytes, npt.NDArray[np.uint8]] = {}
+
+    def legal(self, reserves: Reserves, counts: list[int]) -> npt.NDArray[np.bool_]:
+        """Whether each kind leads to a place that is alive in `reserves`."""
+        lattice = self._lattice
+        cells = self._cells
+        for place, stride in zip(lattice.cells, self._strides, strict=True):
+            cap = lattice.axes[place].cap
+            cells = cells + np.minimum(self.gains[:, place] + counts[place], cap) * stride
+        weighed: npt.NDArray[np.int64] | int = 0
+        if lattice.reserve is not None:
+            axis = lattice.reserve
+            cap = lattice.axes[axis].cap
+            weighed = np.minimum(self.gains[:, axis] + counts[axis], cap) * lattice.weight
+        legal: npt.NDArray[np.bool_] = reserves.reshape(-1).take(cells) >= weighed
+        return legal
+
+    def mask(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """The bitmask of the legal kinds, little-endian, in whole words. Not to be written to."""
+        key = legal.tobytes()
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = self._packed(legal)
+            if len(self._masks) >= _MAX_MASKS:
+                self._masks.clear()
+            self._masks[key] = mask
+        return mask
+
+    def _packed(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        if self._dense is not None:
+            bits = np.append(legal, False).take(self._dense)
+        else:
+            bits = np.zeros(self._num_bits, dtype=np.bool_)
+            bits[self._token_ids[legal[self._kinds]]] = True
+        return np.packbits(bits, bitorder="little")
+
+    def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
+        """The lowest token of a legal kind."""
+        return int(self._examples[legal].min()) if legal.any() else None
+
+
+def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The kind of each end, and the packed state of each kind."""
+    states = ends.states
+    if not len(states):
+        return states, states
+    keys = (states & PLACE_MASK) // table.width
+    size = table.num_places
+    for axis in range(table.num_axes):
+        gained = (states >> (PLACE_BITS + GAIN_BITS * axis)) & ((1 << GAIN_BITS) - 1)
+        keys += gained * size
+        size *= int(gained.max()) + 1
+        if size > _MAX_TABLE:
+            packed, kinds = np.unique(states, return_inverse=True)
+            return kinds.reshape(-1), packed
+    packed_at = np.full(size, -1, dtype=np.int64)
+    packed_at[keys] = states
+    present = np.flatnonzero(packed_at >= 0)
+    numbers = np.zeros(size, dtype=np.int64)
+    numbers[present] = np.arange(len(present))
+    return numbers[keys], packed_at[present]

@@ -1,0 +1,140 @@
+"""UTF-8 by the byte, as far as a partition of the code points tells characters apart.
+
+    place 0      between two characters
+    other places inside a character; equal if the same bytes can follow with the same outcome
+
+Only well-formed UTF-8 has a way: no surrogates, no overlong forms, nothing above U+10FFFF.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.where.code_points import NUM_CODE_POINTS, Partition
+
+_NOTHING = -1
+_SURROGATES = range(0xD800 >> 6, 0xE000 >> 6)
+Row = npt.NDArray[np.int64]  # [64], what each continuation byte leads to
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Utf8:
+    """Per place and class of bytes, -1 for nothing.
+
+    labels:   [num_places, num_classes] the label of the character that the byte completes
+    places:   [num_places, num_classes] the place inside a character that it leads to
+    classes:  [256] the class of each byte
+    complete: [num_places, num_labels] whether a character of the label may be completed
+    """
+
+    labels: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.uint8]
+    complete: npt.NDArray[np.bool_]
+
+    @property
+    def num_places(self) -> int:
+        """Place 0 included."""
+        return len(self.labels)
+
+
+def utf8_of(partition: Partition) -> Utf8:
+    """The bytes of a partition's characters."""
+    build = _Build(partition)
+    labels = np.full((1, 256), _NOTHING)
+    places = np.full((1, 256), _NOTHING)
+    labels[0, :0x80] = build.ascii
+    for lead in range(0xC2, 0xE0):
+        places[0, lead] = build.last_of(lead & 0x1F)
+    for lead in range(0xE0, 0xF0):
+        row = build.middle(lead & 0x0F)
+        if lead == 0xE0:
+            row[: 0x800 >> 6] = _NOTHING
+        places[0, lead] = build.place(row, completes=False)
+    for lead in range(0xF0, 0xF5):
+        places[0, lead] = build.first(lead & 0x07)
+    labels = np.vstack([labels, *build.labels])
+    places = np.vstack([places, *build.places])
+    both, classes = np.unique(np.vstack([labels, places]), axis=1, return_inverse=True)
+    labels, places = both[: len(labels)], both[len(labels) :]
+    return Utf8(
+        labels,
+        places,
+        classes.reshape(-1).astype(np.uint8),
+        _completed(labels, places, partition.num_labels),
+    )
+
+
+def _completed(labels: Row, places: Row, num_labels: int) -> npt.NDArray[np.bool_]:
+    complete = np.zeros((len(labels), num_labels), dtype=np.bool_)
+    for _ in range(4):
+        for place in range(len(labels)):
+            complete[place, labels[place][labels[place] >= 0]] = True
+            inner = places[place][places[place] >= 0]
+            complete[place] |= complete[inner].any(axis=0)
+    return complete
+
+
+class _Build:
+    """Places by what follows, deepest first."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self.labels: list[Row] = []
+        self.places: list[Row] = []
+        self._known: dict[tuple[bool, bytes], int] = {}
+        block_labels = _labels_at(partition, np.arange(0, NUM_CODE_POINTS, 64))
+        # Most blocks of 64 code points have one label: only the others are looked into.
+        mixed = np.unique(partition.starts[partition.starts % 64 != 0] // 64)
+        uniform = {
+            int(label): self.place(np.full(64, label), completes=True)
+            for label in np.unique(block_labels)
+        }
+        self._last = np.array([uniform[int(label)] for label in np.unique(block_labels)])[
+            np.searchsorted(np.unique(block_labels), block_labels)
+        ]
+        for block in mixed.tolist():
+            self._last[block] = self.place(self._block(block), completes=True)
+        self._last[_SURROGATES] = _NOTHING
+        self.ascii = np.concatenate([self._block(0), self._block(1)])
+
+    def _block(self, block: int) -> Row:
+        return _labels_at(self._partition, np.arange(block * 64, block * 64 + 64))
+
+    def last_of(self, block: int) -> int:
+        """The place before the last byte of a block's characters."""
+        return int(self._last[block])
+
+    def middle(self, lead: int) -> Row:
+        """What follows two bytes before the end, for 4096 code points."""
+        return self._last[lead * 64 : lead * 64 + 64].copy()
+
+    def first(self, lead: int) -> int:
+        """The place after the first of four bytes."""
+        row = np.full(64, _NOTHING)
+        for index in range(64):
+            block = lead * 64 + index
+            if 0x10 <= block <= 0x10F:
+                row[index] = self.place(self.middle(block), completes=False)
+        return self.place(row, completes=False)
+
+    def place(self, row: Row, *, completes: bool) -> int:
+        """The place before these 64 continuation bytes, -1 if none leads anywhere."""
+        if (row == _NOTHING).all():
+            return _NOTHING
+        key = completes, row.astype(np.int64).tobytes()
+        place = self._known.get(key)
+        if place is None:
+            place = self._known[key] = len(self.labels) + 1
+            whole = np.full((1, 256), _NOTHING)
+            whole[0, 0x80:0xC0] = row
+            nothing = np.full((1, 256), _NOTHING)
+            self.labels.append(whole if completes else nothing)
+            self.places.append(nothing if completes else whole)
+        return place
+
+
+def _labels_at(partition: Partition, code_points: Row) -> Row:
+    found = np.searchsorted(partition.starts, code_points, side="right") - 1
+    return partition.labels[found].astype(np.int64)
