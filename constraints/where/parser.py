@@ -35,7 +35,7 @@ from constraints.where.terms import (
     StopsBefore,
 )
 
-MAX_TEXT_LEN = 200_000  # characters
+MAX_TEXT_LEN = 100_000  # characters
 MAX_DEPTH = 64  # parentheses, calls and `not` within each other
 MAX_TERMS = 1_000  # comparisons, calls and `not`
 
