@@ -19,6 +19,7 @@ from llguidance import LLMatcher
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.limits import Limits
 from constraints.guiding.search import shortest_completion
+from constraints.guiding.witness import spelled
 from constraints.matcher import Bitmask
 from constraints.vocabulary import Vocabulary
 
@@ -60,7 +61,7 @@ class GrammarLanguage:
     ) -> None:
         """`explain` makes an error of the engine's message; what it answers is raised."""
         self.vocabulary = vocabulary
-        self.hints = hints
+        self.hints = tuple(spelled(hint, vocabulary) or () for hint in hints)
         self.grammar = grammar
         self.not_enforced = not_enforced
         self._limits = limits
@@ -77,6 +78,8 @@ class GrammarLanguage:
             raise explain(first.get_error())
         self.is_over_at_once = original.is_accepting() and _only_ends(row, vocabulary)
         self.compile_s = time.perf_counter() - began
+        # Found when first asked for; all outputs begin with it.
+        self.first_completion: tuple[int, ...] | None = None
         self._originals = [_Original(original)]
 
     def matcher(self) -> "GrammarMatcher":
@@ -167,7 +170,13 @@ class GrammarMatcher:
     ) -> tuple[int, ...] | None:
         """Tokens that complete the text from here, at most `max_len`; None: none found."""
         language = self._language
-        return shortest_completion(self, language.vocabulary, max_len, tails, language.hints)
+        known = None if self._has_begun else language.first_completion
+        if known is not None and len(known) <= max_len:
+            return known
+        found = shortest_completion(self, language.vocabulary, max_len, tails, language.hints)
+        if found is not None and not self._has_begun:
+            language.first_completion = found
+        return found
 
     def fork(self) -> "GrammarMatcher":
         """Another matcher at the same place; it shares this one's lexer and its lock."""

@@ -51,7 +51,10 @@ def checked(document: Json, lenient: bool) -> Rewritten:
     """A schema's value, rewritten and looked through."""
     rewritten = rewrite(document, lenient=lenient)
     if not prune(rewritten.root, rewritten.definitions):
-        raise Contradiction("nothing satisfies the schema: every instance would be endless")
+        raise Contradiction(
+            "nothing satisfies the schema: what it requires is false, or would contain itself"
+            " without end"
+        )
     open_one_ofs(rewritten.root, rewritten.definitions)
     if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
         pointer = rewritten.needs_u[0]

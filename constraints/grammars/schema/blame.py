@@ -82,8 +82,10 @@ class Blame:
     def message(self, part: Json) -> str:
         """What the engine says of a part; "" if it takes it."""
         grammar = grammar_of(part, self._rewritten.definitions, Whitespace.COMPACT)
-        message = LLMatcher.validate_grammar(grammar, limits=self._limits.for_engine())
-        return "" if LLMatcher.is_validate_warning(message) else message
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
+            grammar, limits=self._limits.for_engine()
+        )
+        return messages[0] if is_wrong else ""
 
     def _inside(self, part: Json) -> list[Json]:
         if not isinstance(part, dict):

@@ -165,7 +165,8 @@ def _additional_items(place: Place, value: Json, pointer: str) -> None:
 def _unevaluated_items(place: Place, value: Json, pointer: str) -> None:
     rewritten = place.walk.schema(value, pointer)
     items = place.schema.get("items")
-    if value is True or isinstance(items, dict | bool) or "additionalItems" in place.schema:
+    is_told = isinstance(items, list) and "additionalItems" in place.schema
+    if value is True or isinstance(items, dict | bool) or is_told:
         return
     if place.schema.keys() & {*_CONDITIONS, "allOf", "$ref", "contains"}:
         place.walk.refuse(pointer, "what is evaluated depends on the instance; not enforced")

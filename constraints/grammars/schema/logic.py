@@ -1,5 +1,6 @@
 """Keywords that combine schemas. What the engine does not know becomes alternatives."""
 
+from constraints.errors import NotEnforced
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, below
 
@@ -8,8 +9,12 @@ _MAX_DEPENDENCIES = 6
 
 
 def _reference(place: Place, value: Json, pointer: str) -> None:
-    target = place.walk.resolve(value, place.pointer)
-    place.out["$ref"] = f"#/$defs/{place.walk.definition(target)}"
+    try:
+        target = place.walk.resolve(value, place.pointer)
+    except NotEnforced as error:
+        place.walk.refuse(pointer, str(error))
+    else:
+        place.out["$ref"] = f"#/$defs/{place.walk.definition(target)}"
 
 
 def _all_of(place: Place, value: Json, pointer: str) -> None:
@@ -56,7 +61,7 @@ def _dependencies(place: Place, value: Json, pointer: str) -> None:
         return
     for name, needed in value.items():
         if isinstance(needed, list):
-            met: Json = {"required": [name, *needed]}
+            met: Json = {"required": [*needed, name]}
         else:
             met = {"allOf": [{"required": [name]}, needed]}
         without = {"properties": {name: False}}

@@ -34,17 +34,18 @@ class References:
         resource = self._resources.get(address)
         if resource is None:
             raise NotEnforced(
-                f"{pointer}/$ref leads to {address!r}, which is not in this schema; other"
-                " documents are not fetched",
+                f"{address!r} is not in this schema, and other documents are not fetched",
                 below(pointer, "$ref"),
             )
         if fragment and not fragment.startswith("/"):
             target = self._anchors.get(f"{address}#{fragment}")
         else:
-            target = resource + fragment.rstrip("/")
+            target = resource + fragment
+            if fragment == "/" and not self._is_schema(target):
+                target = resource  # as many write the whole document
         if target is None or not self._is_schema(target):
             raise NotEnforced(
-                f"{pointer}/$ref leads to {reference!r}, where there is no schema",
+                f"{reference!r} leads to no schema",
                 below(pointer, "$ref"),
             )
         return target

@@ -8,8 +8,6 @@ from constraints.grammars.schema.reading import Json
 
 # Whole numbers that a double holds exactly reach to here; the engine counts in doubles.
 _EXACT = 2**53
-# Bounds from here on are those of machine words, and mean that there is none.
-_WORD = 2**62
 _SMALLEST = 1e-9
 _LARGEST = 1e15
 _INEXACT = "{} is beyond the numbers that are held exactly"
@@ -70,10 +68,11 @@ def _exclusive_bound(place: Place, value: Json, pointer: str) -> None:
 def _put_bound(place: Place, keyword: str, value: Json, pointer: str) -> None:
     is_low = keyword.endswith("inimum")
     is_tiny = bool(value) and abs(value) < _SMALLEST
-    if is_tiny or (abs(value) > _EXACT and ((value < 0) != is_low or abs(value) < _WORD)):
+    if is_tiny or (abs(value) > _EXACT and (value < 0) != is_low):
         place.walk.refuse(pointer, _INEXACT.format(value))
-    elif abs(value) <= _EXACT:
-        place.out[keyword] = value
+    else:
+        # The bounds of machine words, and larger ones, come down to what is exact.
+        place.out[keyword] = max(-_EXACT, min(value, _EXACT))
 
 
 def _multiple_of(place: Place, value: Json, pointer: str) -> None:
