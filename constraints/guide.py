@@ -58,14 +58,18 @@ class Guide:
         self._ends = frozenset((*vocabulary.end_ids, *stop_token_ids))
         self._takes_forced = takes_forced
         self._stops = stops
-        self._matcher: Matcher = (
-            StoppedMatcher(language, vocabulary, stops) if stops.strings else language.matcher()
-        )
+        self._language = language
+        self._matcher = self._new_matcher()
         self._knows_distances = language.knows_distances and not stops.strings
         self._num_tokens = 0
         self._is_ended = False
         self._checked: tuple[int, Witness | None] | None = None
         self._witness: Witness = () if budget.cuts else self._first_witness()
+
+    def _new_matcher(self) -> Matcher:
+        if self._stops.strings:
+            return StoppedMatcher(self._language, self._vocabulary, self._stops)
+        return self._language.matcher()
 
     def _first_witness(self) -> Witness:
         """The first completion that is found, or the first that fits."""
@@ -236,4 +240,17 @@ class Guide:
         twin = object.__new__(Guide)
         twin.__dict__.update(self.__dict__)
         twin._matcher = self._matcher.fork()
+        return twin
+
+    def restart(self) -> "Guide":
+        """Another guide at the beginning of an output; asked of one that has not left it.
+
+        It has no engine in common with this one, where `fork` may share one and its lock; any
+        number of threads may ask at the same time.
+        """
+        if self._num_tokens or self._is_ended:
+            raise AssertionError("a guide that has moved cannot be started again")
+        twin = object.__new__(Guide)
+        twin.__dict__.update(self.__dict__)
+        twin._matcher = self._new_matcher()
         return twin

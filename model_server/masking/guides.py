@@ -17,6 +17,7 @@ import torch
 
 from constraints.guide import Guide
 from constraints.spec import Budget
+from model_server.masking.beginnings import Beginning, Beginnings
 from model_server.masking.crew import Crew, Job
 from model_server.masking.guided_output import Advance, GuidedOutput, Words
 from model_server.masking.languages import Languages
@@ -80,7 +81,7 @@ class Guides:
         fill_limit_s: float = FILL_LIMIT_S,
         open_limit_s: float = OPEN_LIMIT_S,
     ) -> None:
-        self._languages = languages
+        self._beginnings = Beginnings(languages)
         self._num_words = -(-vocab_size // BITS_PER_WORD)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._is_pinned = is_pinned
@@ -157,15 +158,14 @@ class Guides:
     def _guide(self, new: NewSequence, constraint: Constraint) -> Guide:
         """On a hand. Raises ConstraintError."""
         stop, logprobs = new.stop, new.logprobs
-        guide = Guide(
-            self._languages.compile(constraint.spec),
-            self._languages.vocabulary(),
+        beginning = Beginning(
+            constraint,
             Budget(stop.max_new_tokens, stop.min_new_tokens, constraint.cuts),
-            constraint.stops,
             stop.stop_token_ids,
             # What nobody drew has neither logits of its own nor alternatives.
             takes_forced=not logprobs.raw and not logprobs.num_top_tokens,
         )
+        guide = self._beginnings.guide(beginning)
         guide.replay(new.token_ids[new.prompt_len :])
         return guide
 
