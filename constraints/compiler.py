@@ -10,6 +10,7 @@ from constraints.errors import ConstraintError
 from constraints.grammars import choice, json_schema, lark, messages, regex
 from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.limits import LIMITS
+from constraints.guiding.hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
@@ -111,7 +112,12 @@ class Compiler:
             case Kind.JSON_SCHEMA:
                 schema = json_schema.prepare(spec.text, spec.whitespace, spec.lenient, limits)
                 return GrammarLanguage(
-                    self.vocabulary, schema.text, limits, schema.explain, schema.not_enforced
+                    self.vocabulary,
+                    schema.text,
+                    limits,
+                    schema.explain,
+                    schema.not_enforced,
+                    hints_of(spec),
                 )
             case Kind.REGEX:
                 grammar = regex.to_grammar(spec.text)
@@ -121,4 +127,6 @@ class Compiler:
                 grammar = choice.to_grammar(spec.text)
             case Kind.WHERE:
                 raise NotImplementedError
-        return GrammarLanguage(self.vocabulary, grammar, limits, messages.explain)
+        return GrammarLanguage(
+            self.vocabulary, grammar, limits, messages.explain, hints=hints_of(spec)
+        )

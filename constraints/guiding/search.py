@@ -42,6 +42,9 @@ _KINDS = (
 )
 
 
+_CLOSERS = (b"}", b"]", b")")
+
+
 @dataclass(frozen=True, slots=True)
 class Alphabet:
     """The tokens that edges are made of, sorted by kind.
@@ -129,14 +132,13 @@ class Search:
         matcher: Matcher,
         vocabulary: Vocabulary,
         tails: Sequence[Witness] = (),
-        hints: Sequence[bytes] = (),
+        hints: Sequence[Witness] = (),
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._alphabet = alphabet_of(vocabulary)
         self._tails = tuple(tails)[:MAX_TAILS]
-        spellings = (spelled(hint, vocabulary) for hint in hints)
-        self._hints = tuple(tokens for tokens in spellings if tokens)
+        self._hints = tuple(hint for hint in hints if hint)
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
         self._deadline = monotonic() + MAX_TIME_S
         self._twins: dict[tuple[int, bytes], int] = {}
@@ -212,8 +214,14 @@ class Search:
         if number > MAX_TWINS:
             self._is_cut = True
             return (), False
+        singles = tuple((token_id,) for token_id in allowed.tolist())
         hints = tuple(hint for hint in self._hints if matcher.num_legal(hint) == len(hint))
-        return hints + tuple((token_id,) for token_id in allowed.tolist()), is_new
+        # A short hint may be legal again and again; what closes is better than any hint.
+        num_first = int(bool(hints) and (len(hints[-1]) == 1 or self._closes(singles[:1])))
+        return singles[:num_first] + hints + singles[num_first:], is_new
+
+    def _closes(self, edges: tuple[Witness, ...]) -> bool:
+        return any(self._vocabulary.tokens[edge[0]] in _CLOSERS for edge in edges)
 
     def _endings(self, matcher: Matcher, path: Witness) -> Iterator[Witness]:
         """Completions that end here, or with one of the tails."""
@@ -238,7 +246,7 @@ def shortest_completion(
     vocabulary: Vocabulary,
     max_len: int,
     tails: Sequence[Witness] = (),
-    hints: Sequence[bytes] = (),
+    hints: Sequence[Witness] = (),
 ) -> Witness | None:
     """Tokens that complete the text, at most `max_len`; None: none was found.
 

@@ -1,0 +1,87 @@
+"""Texts that stand in a constraint's language as wholes or as pieces, read off its source.
+
+They spare a search what masks do not tell: the least instance of a schema, the one word in a
+pattern that ends a loop. A wrong hint costs a question to the matcher and nothing else.
+"""
+
+import json
+import re
+
+from constraints.guiding.least import Least
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+
+MAX_HINTS = 12
+MAX_HINT_LEN = 64
+# Sources that are longer are not read.
+MAX_SOURCE_LEN = 1 << 20
+
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+# In a pattern: a class, an escape, something special, or a run of plain characters.
+_PIECES = re.compile(r"\[(?:[^\]\\]|\\.)*\]|\\(.)|\{[\d,]*\}|[()|?*+.^$]|([^\\\[\](){}|?*+.^$]+)")
+
+
+def hints_of(spec: ConstraintSpec) -> tuple[bytes, ...]:
+    """The best first. Of a schema, the whole instance is the first one."""
+    if len(spec.text) > MAX_SOURCE_LEN:
+        return ()
+    match spec.kind:
+        case Kind.JSON_SCHEMA:
+            found = _of_schema(spec)
+        case Kind.REGEX:
+            found = _of_pattern(spec.text)
+        case Kind.LARK:
+            found = _of_grammar(spec.text)
+        case Kind.CHOICE:
+            found = sorted(json.loads(spec.text), key=len)[:MAX_HINTS]
+        case Kind.WHERE:
+            found = []
+    texts = dict.fromkeys(text for text in found if text)
+    # Half of a surrogate pair has no bytes.
+    return tuple(text.encode(errors="ignore") for text in texts)[:MAX_HINTS]
+
+
+def _of_schema(spec: ConstraintSpec) -> list[str]:
+    least = Least(
+        json.loads(spec.text), (", ", ": ") if spec.whitespace is Whitespace.SPACED else (",", ":")
+    )
+    try:
+        whole = least.guess()
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError):
+        return []  # a schema that is none: the compiler says so, in better words
+    parts = sorted((part for part in least.parts if len(part) <= MAX_HINT_LEN), key=len)
+    # Only what has a quotation mark cannot be taken for a piece of a longer string.
+    quoted = [part for part in parts if '"' in part and part != whole]
+    return ([whole] if whole is not None else []) + quoted
+
+
+def _of_pattern(pattern: str) -> list[str]:
+    """Runs of plain characters, without those that a repetition takes for itself."""
+    runs, run = [], ""
+    for match in _PIECES.finditer(pattern):
+        escaped, plain = match.groups()
+        if escaped is not None and not escaped.isalnum():
+            plain = escaped
+        if plain is not None:
+            run += plain
+            continue
+        if match.group()[0] in "?*+{" and len(run) > 1:
+            runs += [run[:-1], run[-1]]
+        else:
+            runs.append(run)
+        run = ""
+    return sorted(dict.fromkeys([*runs, run]), key=len, reverse=True)
+
+
+def _of_grammar(grammar: str) -> list[str]:
+    quoted = [_unquoted(match.group()) for match in _QUOTED.finditer(grammar)]
+    patterns = [match.group(1) for match in _PATTERN.finditer(_QUOTED.sub("", grammar))]
+    runs = [run for pattern in patterns for run in _of_pattern(pattern)]
+    return sorted(dict.fromkeys([*quoted, *runs]), key=len, reverse=True)
+
+
+def _unquoted(literal: str) -> str:
+    try:
+        return str(json.loads(literal))
+    except ValueError:
+        return ""
