@@ -2,20 +2,20 @@
 
 import numpy as np
 
-from constraints.errors import Contradiction
 from constraints.token_walk import TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
+from constraints.where.conflict import contradiction, top_parts
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
 from constraints.where.lattice import Lattice, Reserves
+from constraints.where.limits import OutOfReach
 from constraints.where.liveness import live_reserves
 from constraints.where.machine import Machine, build
 from constraints.where.reduction import reduced
 from constraints.where.stopping import stopping
-from constraints.where.terms import And, Expression, StopsBefore, all_of
+from constraints.where.terms import Expression, StopsBefore, all_of
 from constraints.where.utf8 import utf8_of
-from constraints.where.writing import text
 
 # Of more conjuncts than these it is not found out which contradict each other.
 _MAX_BLAMED = 24
@@ -32,7 +32,10 @@ def compile_where(
     walk = walk or TokenWalk(vocabulary)
     language = _language(expression, vocabulary, walk)
     if language is None:
-        raise _contradiction(expression, vocabulary, walk)
+        is_blamed = len(top_parts(expression)) <= _MAX_BLAMED
+        raise contradiction(
+            expression, lambda part: is_blamed and _is_empty(part, vocabulary, walk)
+        )
     return language
 
 
@@ -79,35 +82,19 @@ def _accepted(machine: Machine, lattice: Lattice) -> tuple[Reserves, ...]:
     )
 
 
-def _conjuncts(expression: Expression) -> tuple[Expression, ...]:
-    """What must all hold, however the conjunctions are nested."""
-    if not isinstance(expression, And):
-        return (expression,)
-    return tuple(part for each in expression.parts for part in _conjuncts(each))
-
-
 def _dropped(expression: Expression) -> tuple[str, ...]:
     """The phrases of all stops_before."""
-    stops = (part for part in _conjuncts(expression) if isinstance(part, StopsBefore))
+    stops = (part for part in top_parts(expression) if isinstance(part, StopsBefore))
     return tuple(dict.fromkeys(phrase for stop in stops for phrase in stop.phrases))
 
 
 def _without_stops(expression: Expression) -> Expression:
     """What must hold of the text without the dropped phrase."""
-    return all_of(part for part in _conjuncts(expression) if not isinstance(part, StopsBefore))
+    return all_of(part for part in top_parts(expression) if not isinstance(part, StopsBefore))
 
 
-def _contradiction(
-    expression: Expression, vocabulary: Vocabulary, walk: TokenWalk
-) -> Contradiction:
-    """Names parts of which none can be left out without the contradiction's going."""
-    parts = list(dict.fromkeys(_conjuncts(expression)))
-    if len(parts) <= _MAX_BLAMED:
-        for part in tuple(parts):
-            others = [other for other in parts if other != part]
-            if others and _language(all_of(others), vocabulary, walk) is None:
-                parts = others
-    written = tuple(map(text, parts))
-    if len(written) == 1:
-        return Contradiction(f"no text satisfies {written[0]}", written)
-    return Contradiction(f"no text satisfies all of: {'; '.join(written)}", written)
+def _is_empty(expression: Expression, vocabulary: Vocabulary, walk: TokenWalk) -> bool:
+    try:
+        return _language(expression, vocabulary, walk) is None
+    except OutOfReach:
+        return False
