@@ -24,6 +24,11 @@ _log = logging.getLogger(__name__)
 Words = npt.NDArray[np.int32]
 T = TypeVar("T")
 
+TOO_SLOW = "its constraint takes too long to follow"
+# How long an output may hold up the steps that it is in, by its own computing: at first, and more
+# with every token. Whoever needs more is ended for the sake of those beside it.
+_PATIENCE_NS = 1_000_000_000
+_PATIENCE_PER_TOKEN_NS = 5_000_000
 # Tokens that may be refused before the completion that is known to fit is followed.
 _MAX_REFUSED = 4
 
@@ -64,6 +69,7 @@ class GuidedOutput:
         self.request_id = request_id
         self.words: Words = np.zeros(num_words, dtype=np.int32)
         self.fill_ns = 0
+        self._patience_ns = _PATIENCE_NS
         self.error: str | None = None
         self._open_guide = open_guide
         self._guide: Guide | None = None
@@ -116,6 +122,12 @@ class GuidedOutput:
         self._num_refused = 0
         return self._ask(lambda guide: self._advance(guide, token_id))
 
+    def held_up(self, held_ns: int) -> None:
+        """A step was held up for so long by this output. Too often, and it has failed."""
+        self._patience_ns -= held_ns
+        if self._patience_ns < 0 and self.error is None:
+            self.error = TOO_SLOW
+
     def fail(self, error: BaseException) -> None:
         """End this output by what its guide raised."""
         if isinstance(error, ConstraintError):
@@ -131,16 +143,21 @@ class GuidedOutput:
         if token_id not in self._end_ids and self._left_len > 0 and not guide.is_over:
             forced = guide.take_forced()
             self._left_len -= len(forced)
+        self._patience_ns += _PATIENCE_PER_TOKEN_NS * (1 + len(forced))
         is_over = guide.is_over
         ends = is_over or self._left_len <= 0 or token_id in self._end_ids
         return Advance(forced, is_over, guide.is_satisfied if ends else None)
 
     def _ask(self, question: Callable[[Guide], T]) -> T | None:
+        """On the device's thread, which computes nothing else meanwhile."""
+        began_ns = time.thread_time_ns()
         try:
             return question(self._present_guide)
         except BaseException as error:  # noqa: BLE001 - an engine's panic too: it is told
             self.fail(error)
             return None
+        finally:
+            self.held_up(time.thread_time_ns() - began_ns)
 
     @property
     def _present_guide(self) -> Guide:

@@ -19,7 +19,7 @@ from constraints.guide import Guide
 from constraints.spec import Budget
 from model_server.masking.beginnings import Beginning, Beginnings
 from model_server.masking.crew import Crew, Job
-from model_server.masking.guided_output import Advance, GuidedOutput, Words
+from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput, Words
 from model_server.masking.languages import Languages
 from model_server.request import Constraint, NewSequence
 from model_server.sampling.logits_processors import BITS_PER_WORD
@@ -29,7 +29,8 @@ from model_server.sampling.rows import Rows
 # How long a step waits for one output's mask, and for the first one with what comes before it.
 # Engines bound their own steps far below; beyond it, the output is given up for the others' sake.
 FILL_LIMIT_S = 0.5
-OPEN_LIMIT_S = 3.0
+OPEN_LIMIT_S = 2.0
+_REPLAY_LIMIT_S = 0.002  # more, for each token of output that is replayed
 
 
 class StepMasks(Masks):
@@ -109,7 +110,8 @@ class Guides:
             left_len=stop.max_new_tokens - written_len,
         )
         self._outputs[request_id] = output
-        self._submit(output, Job(output.open, self._open_limit_s))
+        limit_s = self._open_limit_s + _REPLAY_LIMIT_S * written_len
+        self._submit(output, Job(output.open, limit_s))
 
     def close(self, request_id: int) -> None:
         """Forget a request, if it is known. What a hand still does for it is lost."""
@@ -148,7 +150,7 @@ class Guides:
             if output.error is not None or output.request_id not in drawn:
                 continue
             advance = output.advance(drawn[output.request_id])
-            if advance is None:
+            if advance is None or output.error is not None:
                 continue
             advances[output.request_id] = advance
             if advance.is_satisfied is None:
@@ -178,10 +180,14 @@ class Guides:
         job = self._jobs.pop(output.request_id, None)
         if job is None or output.error is not None:
             return
+        began_ns = time.perf_counter_ns()
         if not self._crew.finishes(job):
-            output.error = "its constraint takes too long to follow"
+            output.error = TOO_SLOW
         elif job.error is not None:
             output.fail(job.error)
+        else:
+            # What it waited for a hand is not its own fault.
+            output.held_up(min(output.fill_ns, time.perf_counter_ns() - began_ns))
 
     def _stage(self, num_rows: int) -> torch.Tensor:
         return torch.zeros(

@@ -12,6 +12,7 @@ from constraints.errors import EngineFailed
 from constraints.matcher import Bitmask, Language, Matcher
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
+from model_server.masking.guided_output import TOO_SLOW
 from model_server.masking.languages import Languages
 from model_server.request import FinishReason, SamplingParams
 from tests.model_server.driver import Driver
@@ -130,7 +131,7 @@ def test_a_mask_that_never_comes_ends_its_row_alone(
     assert time.monotonic() - began_s < 10.0
     last = driver.requests[1].generations[-1]
     assert last.finish_reason is FinishReason.ERROR
-    assert last.error == "its constraint takes too long to follow"
+    assert last.error == TOO_SLOW
     assert len(driver.outputs[1]) >= num_good
     assert_the_others_are_as_ever(shard, driver)
 
@@ -155,6 +156,16 @@ def test_an_engine_that_breaks_ends_its_row_alone(
     last = driver.requests[1].generations[-1]
     assert last.finish_reason is FinishReason.ERROR
     assert said in (last.error or "")
+    assert_the_others_are_as_ever(shard, driver)
+
+
+def test_an_engine_that_is_slow_at_every_token_ends_its_row_alone(shard: Shard) -> None:
+    """Each mask is in time for itself; together they would hold the others up for seconds."""
+    driver = driver_with(shard, lambda: time.sleep(0.4), 1, fill_limit_s=30.0)
+    driver.run()
+    last = driver.requests[1].generations[-1]
+    assert (last.finish_reason, last.error) == (FinishReason.ERROR, TOO_SLOW)
+    assert 1 < len(driver.outputs[1]) < 8
     assert_the_others_are_as_ever(shard, driver)
 
 
