@@ -7,13 +7,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from constraints.errors import ConstraintError
-from constraints.grammars import choice, json_schema, lark, messages, regex
+from constraints.grammars import choice, json_schema, lark, messages, regex, where_fallback
 from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.limits import LIMITS
 from constraints.guiding.hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
+from constraints.token_walk import TokenWalk
 from constraints.vocabulary import Vocabulary
+from constraints.where.compile import compile_where
+from constraints.where.limits import OutOfReach
+from constraints.where.parser import parse
 
 # Texts of cached specs, languages weigh a few times as much.
 _MAX_CACHED_CHARS = 32_000_000
@@ -39,6 +43,8 @@ class Compiler:
         # Least recently used first. A future is there from the start of its compilation.
         self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._cached_chars = 0
+        self._walk_lock = threading.Lock()
+        self._walk: TokenWalk | None = None
         self._hits = 0
         self._misses = 0
         self._compile_s = 0.0
@@ -96,6 +102,13 @@ class Compiler:
                 # A bug of ours, or this thread is being ended: nobody may wait for ever.
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
 
+    def _token_walk(self) -> TokenWalk:
+        """The vocabulary's, made when it is first needed: it takes half a second."""
+        with self._walk_lock:
+            if self._walk is None:
+                self._walk = TokenWalk(self.vocabulary)
+            return self._walk
+
     def _evict(self, newest: ConstraintSpec) -> None:
         while (
             len(self._cache) > self._max_cached or self._cached_chars > _MAX_CACHED_CHARS
@@ -126,7 +139,11 @@ class Compiler:
             case Kind.CHOICE:
                 grammar = choice.to_grammar(spec.text)
             case Kind.WHERE:
-                raise NotImplementedError
+                expression = parse(spec.text)
+                try:
+                    return compile_where(expression, self.vocabulary, self._token_walk())
+                except OutOfReach:
+                    grammar = where_fallback.to_grammar(expression)
         return GrammarLanguage(
             self.vocabulary, grammar, limits, messages.explain, hints=hints_of(spec)
         )

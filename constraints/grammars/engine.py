@@ -61,6 +61,9 @@ class GrammarLanguage:
     ) -> None:
         """`explain` makes an error of the engine's message; what it answers is raised."""
         self.vocabulary = vocabulary
+        self.textless = frozenset(
+            index for index, token in enumerate(vocabulary.tokens) if not token
+        )
         self.hints = tuple(spelled(hint, vocabulary) or () for hint in hints)
         self.grammar = grammar
         self.not_enforced = not_enforced
@@ -145,12 +148,9 @@ class GrammarMatcher:
         """How many of these tokens could be accepted one after the other."""
         if self._has_ended:
             return 0
-        text_len = next(
-            (index for index, each in enumerate(token_ids) if not self._is_text(each)),
-            len(token_ids),
-        )
-        end = token_ids[text_len : text_len + 1]
-        tried = [*token_ids[:text_len], *(each for each in end if each in self._end_ids)]
+        tried = list(token_ids)
+        if not self._language.textless.isdisjoint(tried[:-1]) or not self._may_be_last(tried):
+            tried = self._legible(tried)
         if not tried:
             return 0
         if tried[0] in self._end_ids:
@@ -198,6 +198,16 @@ class GrammarMatcher:
         if not self._has_begun:
             return self._language.is_over_at_once
         return self.is_complete and self._inner.is_stopped()
+
+    def _may_be_last(self, token_ids: list[int]) -> bool:
+        return bool(token_ids) and (self._is_text(token_ids[-1]) or token_ids[-1] in self._end_ids)
+
+    def _legible(self, token_ids: list[int]) -> list[int]:
+        """The tokens up to the first without text, which is one of them if it is an end token."""
+        for index, token_id in enumerate(token_ids):
+            if not self._is_text(token_id):
+                return token_ids[: index + int(token_id in self._end_ids)]
+        return token_ids
 
     def _is_text(self, token_id: int) -> bool:
         return 0 <= token_id < len(self._tokens) and self._tokens[token_id] != b""

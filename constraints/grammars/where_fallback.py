@@ -1,0 +1,157 @@
+r"""`where` expressions that our own automata leave alone, as terminals of llguidance.
+
+    expression -> one of several conjunctions -> P1 & P2 & ~(B1 | B2)
+
+All complements of a conjunction are one: written one by one they blow up. Counts of tokens and
+phrases that are dropped have no place in a text, and are refused.
+"""
+
+from collections.abc import Iterator
+
+from constraints.errors import Contradiction, TooComplex
+from constraints.grammars.engine import HEADER
+from constraints.grammars.number_ranges import at_least, between
+from constraints.grammars.patterns import Chars, written_set
+from constraints.grammars.regex import translate
+from constraints.where.code_points import WHITESPACE
+from constraints.where.interval import Interval
+from constraints.where.normal import Conjunction, disjuncts
+from constraints.where.terms import (
+    Contains,
+    EndsWith,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    OneOf,
+    StartsWith,
+    StopsAt,
+    StopsBefore,
+)
+
+_ANYTHING = "(?s:.*)"
+_BLANK = written_set(Chars(WHITESPACE))
+_INK = written_set(Chars(WHITESPACE, negated=True))
+# The last of some sentences, with its full stop or without.
+_SENTENCE = r"(?:[^.]+\.?|\.)"
+
+
+def to_grammar(expression: Expression) -> str:
+    """The grammar of the texts that satisfy the expression. Raises Contradiction, TooComplex."""
+    terminals = [_terminal(conjunction) for conjunction in disjuncts(expression)]
+    if not terminals:
+        raise Contradiction("no text satisfies the expression")
+    return f"{HEADER}start: TEXT\nTEXT: {' | '.join(terminals)}\n"
+
+
+def _terminal(conjunction: Conjunction) -> str:
+    held = [
+        each
+        for measure, interval in conjunction.intervals
+        for each in (_of_measure(measure, interval),)
+        if each is not None
+    ]
+    excluded: list[str] = []
+    for measure, interval in conjunction.intervals:
+        excluded.extend(_of_holes(measure, interval))
+    for atom in conjunction.held:
+        (excluded if isinstance(atom, StopsAt) else held).extend(_of_atom(atom))
+    for atom in conjunction.excluded:
+        (held if isinstance(atom, StopsAt) else excluded).extend(_of_atom(atom))
+    conjuncts = [f"/{each}/" for each in held] or [f"/{_ANYTHING}/"]
+    if excluded:
+        # A complement has broken UTF-8 in it as well, which nothing else may let in.
+        conjuncts.append(f"/{_ANYTHING}/")
+        conjuncts.append(f"~({' | '.join(f'/{each}/' for each in excluded)})")
+    return f"({' & '.join(dict.fromkeys(conjuncts))})"
+
+
+def _of_atom(atom: Expression) -> Iterator[str]:
+    """The pattern of an atom; of StopsAt, of the texts that go on after a phrase."""
+    match atom:
+        case OneOf(values):
+            yield _one_of(values)
+        case Contains(phrase):
+            yield f"{_ANYTHING}{_literal(phrase)}{_ANYTHING}"
+        case StartsWith(phrases):
+            yield f"{_one_of(phrases)}{_ANYTHING}"
+        case EndsWith(phrases):
+            yield f"{_ANYTHING}{_one_of(phrases)}"
+        case Matches(pattern):
+            yield f"(?:{translate(pattern)})"
+        case IsInt():
+            yield "-?[0-9]+"
+        case IsFloat():
+            yield r"-?[0-9]+(?:\.[0-9]+)?"
+        case StopsAt(phrases):
+            yield f"{_ANYTHING}{_one_of(phrases)}(?s:.+)"
+        case StopsBefore():
+            raise TooComplex("stops_before together with this expression is too much")
+        case _:
+            raise TypeError(f"no atom: {atom!r}")
+
+
+def _of_measure(measure: Measure, interval: Interval) -> str | None:
+    low, high = interval.low or 0, interval.high
+    match measure:
+        case Measure.TOKENS:
+            raise TooComplex("len(tokens(X)) together with this expression is too much")
+        case Measure.INT:
+            return _integers(interval)
+        case Measure.CHARS:
+            return None if low == 0 and high is None else f"(?s:.){_times(low, high)}"
+        case Measure.WORDS:
+            return _words(low, high)
+        case Measure.SENTENCES:
+            return _sentences(low, high)
+
+
+def _of_holes(measure: Measure, interval: Interval) -> Iterator[str]:
+    for hole in sorted(interval.holes):
+        pattern = _of_measure(measure, Interval(hole, hole))
+        if pattern is not None:
+            yield pattern
+
+
+def _words(low: int, high: int | None) -> str:
+    if high == 0:
+        return f"{_BLANK}*"
+    more = _times(max(low - 1, 0), None if high is None else high - 1)
+    words = f"{_INK}+(?:{_BLANK}+{_INK}+){more}"
+    return f"{_BLANK}*(?:{words}{_BLANK}*){'' if low else '?'}"
+
+
+def _sentences(low: int, high: int | None) -> str:
+    if high == 0:
+        return "(?:)"
+    before = _times(max(low - 1, 0), None if high is None else high - 1)
+    text = rf"(?:(?:[^.]*\.){before}{_SENTENCE})"
+    return text if low else f"{text}?"
+
+
+def _integers(interval: Interval) -> str:
+    """Texts -?[0-9]+ whose value lies in the interval, with any number of leading zeros."""
+    low, high = interval.low, interval.high
+    options: list[str] = []
+    if high is None or high >= 0:
+        least = max(low or 0, 0)
+        digits = at_least(least) if high is None else between(least, high)
+        options.append(f"0*{digits}")
+    if low is None or low <= 0:
+        least = max(-(high if high is not None else 0), 0)
+        digits = at_least(least) if low is None else between(least, -low)
+        options.append(f"-0*{digits}")
+    return f"(?:{'|'.join(options)})"
+
+
+def _times(low: int, high: int | None) -> str:
+    return f"{{{low},{'' if high is None else high}}}"
+
+
+def _one_of(texts: tuple[str, ...]) -> str:
+    return f"(?:{'|'.join(map(_literal, texts))})" if texts else written_set(Chars(()))
+
+
+def _literal(text: str) -> str:
+    return "".join(written_set(Chars(((ord(char), ord(char)),))) for char in text)
