@@ -10,6 +10,7 @@ A state is a place in the automaton's table and counts gathered on the way, pack
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +48,21 @@ class _Level:
 class Ends:
     """Where tokens lead: one entry for each start and live token, in no order.
 
-    starts: which of the starts; None where there was only one
+    starts: which of the starts
     """
 
-    starts: npt.NDArray[np.int64] | None
+    starts: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
     states: Packed
+
+    def split(self, num_starts: int) -> "list[Ends]":
+        """Those of each start."""
+        order = np.argsort(self.starts, kind="stable")
+        bounds = np.searchsorted(self.starts[order], np.arange(num_starts + 1)).tolist()
+        return [
+            Ends(self.starts[part], self.token_ids[part], self.states[part])
+            for part in (order[begin:end] for begin, end in pairwise(bounds))
+        ]
 
 
 class TokenWalk:
@@ -74,22 +84,20 @@ class TokenWalk:
         """The class of each node's byte, level by level: `columns` of the other methods."""
         return [classes[level.bytes].astype(np.int64) for level in self._levels]
 
-    def walk(
-        self, table: Packed, width: int, columns: list[npt.NDArray[np.int64]], start: int
-    ) -> Ends:
+    def walk(self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int) -> Ends:
         """Every token from one place.
 
         table:   [num_places * width] the packed state that each class of bytes leads to; place 0
                  is dead and leads to 0
+        columns: of `bytes_of_levels`
         start:   the packed place
         """
         if not self._levels:
-            return Ends(None, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+            return self.walk_several(table, columns, np.array([start]))
         first = table[start + columns[0]]
         alive = (first & PLACE_MASK) != 0
         if self._under[alive].sum() < _SPARSE_SHARE * self._num_nodes:
-            ends = self.walk_several(table, columns, np.array([start]))
-            return Ends(None, ends.token_ids, ends.states)
+            return self.walk_several(table, columns, np.array([start]))
         found = []
         states = first
         for depth, level in enumerate(self._levels):
@@ -102,15 +110,16 @@ class TokenWalk:
         token_ids = np.concatenate([level.token_ids for level, _ in found])
         ends_at = np.concatenate([_of_tokens(level, states) for level, states in found])
         live = np.flatnonzero((ends_at & PLACE_MASK) != 0)
-        return Ends(None, token_ids[live], ends_at[live])
+        return Ends(np.zeros_like(live), token_ids[live], ends_at[live])
 
     def walk_several(
         self, table: Packed, columns: list[npt.NDArray[np.int64]], starts: Packed
     ) -> Ends:
         """Every token from each of some places, along live ways alone."""
+        num_roots = len(columns[0]) if columns else 0
         found_starts, found_tokens, found_states = [], [], []
-        nodes = np.tile(np.arange(len(columns[0]) if columns else 0), len(starts))
-        origins = np.repeat(np.arange(len(starts)), len(columns[0]) if columns else 0)
+        nodes = np.tile(np.arange(num_roots), len(starts))
+        origins = np.repeat(np.arange(len(starts)), num_roots)
         above = starts[origins]
         for depth, level in enumerate(self._levels):
             place = above & PLACE_MASK

@@ -9,7 +9,7 @@ and there reserves for more and more tokens end in those for any number of them.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Distances:
         lattice: Lattice,
         accepted: tuple[Reserves, ...],
         tokens: Axis | None,
-        outlook: Callable[[int], Outlook],
+        outlooks: Callable[[Sequence[int]], list[Outlook]],
         start: int,
     ) -> None:
         """accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens.
@@ -43,7 +43,7 @@ class Distances:
         self._accepted = accepted
         self._cap = tokens.cap if tokens else 0
         self._segments = tokens.segments().tolist() if tokens else [0]
-        self._ways = _ways(lattice, outlook, start, accepted[0].shape)
+        self._ways = _ways(lattice, outlooks, start, accepted[0].shape)
         self._lock = threading.RLock()
         # By tokens left, once no bound on tokens is ahead; the last two are equal when settled.
         self._free = [accepted[-1]]
@@ -112,28 +112,30 @@ class Distances:
 
 
 def _ways(
-    lattice: Lattice, outlook: Callable[[int], Outlook], start: int, shape: tuple[int, ...]
+    lattice: Lattice,
+    outlooks: Callable[[Sequence[int]], list[Outlook]],
+    start: int,
+    shape: tuple[int, ...],
 ) -> Ways:
     """The ways of tokens between all places that tokens reach from the start."""
     num_places, num_cells = shape
     seen = np.zeros(num_places, dtype=np.bool_)
     seen[start] = True
-    queue = [start]
+    wave = [start]
     sources, targets, gains = [], [], []
     num_ways = 0
-    while queue:
-        place = queue.pop()
-        view = outlook(place)
-        fresh = np.unique(view.targets)
-        fresh = fresh[~seen[fresh]]
-        seen[fresh] = True
-        queue.extend(fresh.tolist())
-        sources.append(np.full(view.num_kinds, place, dtype=np.int64))
-        targets.append(view.targets)
-        gains.append(view.gains)
-        num_ways += view.num_kinds
+    while wave:
+        views = outlooks(wave)
+        for place, view in zip(wave, views, strict=True):
+            sources.append(np.full(view.num_kinds, place, dtype=np.int64))
+            targets.append(view.targets)
+            gains.append(view.gains)
+            num_ways += view.num_kinds
         if num_ways > MAX_TOKEN_STEPS // 8:
             raise TooComplex("too many ways of tokens to look at")
+        fresh = np.unique(np.concatenate([view.targets for view in views]))
+        wave = fresh[~seen[fresh]].tolist()
+        seen[wave] = True
     ways = Ways.of(
         lattice,
         np.concatenate(sources),

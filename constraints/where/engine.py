@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from constraints.errors import IllegalToken, TooComplex
 from constraints.matcher import Bitmask
-from constraints.token_walk import PLACE_MASK, TokenWalk
+from constraints.token_walk import PLACE_MASK, Ends, TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
 from constraints.where.distances import Distances, is_within
@@ -28,6 +28,8 @@ from constraints.where.outlook import Outlook
 
 # Outlooks that a language remembers, in entries of 8 bytes.
 _MAX_OUTLOOK_ENTRIES = 32_000_000
+# Places that are walked from at once.
+_MAX_WALKED = 128
 # Forced bytes that are told at once.
 _MAX_FORCED = 4096
 
@@ -67,7 +69,7 @@ class WhereLanguage:
                 self.lattice,
                 self.accepted,
                 self.tokens,
-                self.outlook,
+                self.outlooks,
                 self.table.start // self.table.width,
             )
         except TooComplex:
@@ -106,15 +108,30 @@ class WhereLanguage:
             if found is not None:
                 self._outlooks.move_to_end(place)
                 return found
-            width = self.table.width
-            ends = self.walk.walk(self.table.entries, width, self._columns, place * width)
-            found = Outlook(ends, self.table, self.lattice, self.walk.vocab_size)
-            self._outlooks[place] = found
-            self._num_entries += found.num_entries
-            while self._num_entries > _MAX_OUTLOOK_ENTRIES and len(self._outlooks) > 1:
-                _, gone = self._outlooks.popitem(last=False)
-                self._num_entries -= gone.num_entries
-            return found
+            start = place * self.table.width
+            ends = self.walk.walk(self.table.entries, self._columns, start)
+            return self._kept(place, ends)
+
+    def outlooks(self, places: Sequence[int]) -> list[Outlook]:
+        """Those of several places. Few tokens go on inside a character: these are done at once."""
+        inside = [place for place in places if place % self.table.utf8.num_places]
+        for begin in range(0, len(inside), _MAX_WALKED):
+            batch = inside[begin : begin + _MAX_WALKED]
+            starts = np.array(batch, dtype=np.int64) * self.table.width
+            ends = self.walk.walk_several(self.table.entries, self._columns, starts)
+            with self._lock:
+                for place, part in zip(batch, ends.split(len(batch)), strict=True):
+                    self._kept(place, part)
+        return [self.outlook(place) for place in places]
+
+    def _kept(self, place: int, ends: Ends) -> Outlook:
+        view = Outlook(ends, self.table, self.lattice, self.walk.vocab_size)
+        self._outlooks[place] = view
+        self._num_entries += view.num_entries
+        while self._num_entries > _MAX_OUTLOOK_ENTRIES and len(self._outlooks) > 1:
+            _, gone = self._outlooks.popitem(last=False)
+            self._num_entries -= gone.num_entries
+        return view
 
 
 class WhereMatcher:
