@@ -19,7 +19,16 @@ from constraints.errors import (
 )
 from constraints.guiding.search import is_barren
 from constraints.guiding.stops import StoppedMatcher
-from constraints.guiding.witness import Witness, allowed_ids, narrow, next_witness, tails_of
+from constraints.guiding.witness import (
+    Witness,
+    allowed_ids,
+    clear_bits,
+    narrow,
+    next_witness,
+    set_bits,
+    spelled,
+    tails_of,
+)
 from constraints.matcher import Bitmask, Language, Matcher
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary
@@ -53,59 +62,62 @@ class Guide:
 
         Raises Contradiction (with the stop strings), DoesNotFit and TooComplex.
         """
+        self._language = language
         self._vocabulary = vocabulary
         self._budget = budget
-        self._ends = frozenset((*vocabulary.end_ids, *stop_token_ids))
-        self._takes_forced = takes_forced
         self._stops = stops
-        self._language = language
+        known = [each for each in stop_token_ids if each < len(vocabulary.tokens)]
+        self._ends = frozenset((*vocabulary.end_ids, *known))
+        # A stop token ends the output, so that it cannot be used as text.
+        self._barred = frozenset(each for each in known if vocabulary.tokens[each])
+        self._takes_forced = takes_forced
         self._matcher = self._new_matcher()
-        self._knows_distances = language.knows_distances and not stops.strings
+        has_stops = isinstance(self._matcher, StoppedMatcher)
+        self._max_len = ANY_LEN if budget.cuts else budget.max_len
+        # Stop strings lead into dead ends, whatever the budget is and whoever watches it.
+        self._needs_witness = has_stops or not (language.knows_distances or budget.cuts)
         self._num_tokens = 0
         self._is_ended = False
         self._checked: tuple[int, Witness | None] | None = None
-        self._witness: Witness = () if budget.cuts else self._first_witness()
+        self._witness = self._first_witness() if has_stops or not budget.cuts else ()
 
     def _new_matcher(self) -> Matcher:
-        if self._stops.strings:
-            return StoppedMatcher(self._language, self._vocabulary, self._stops)
-        return self._language.matcher()
+        """A matcher at the beginning of an output."""
+        if not (self._stops.strings or self._barred):
+            return self._language.matcher()
+        return StoppedMatcher(self._language, self._vocabulary, self._stops, self._barred)
 
     def _first_witness(self) -> Witness:
         """The first completion that is found, or the first that fits."""
-        max_len = self._budget.max_len
         witness = self._matcher.shortest(ANY_LEN)
         if witness is None:
             raise self._none_found()
-        while len(witness) > max_len:
+        while len(witness) > self._max_len:
             shorter = self._matcher.shortest(len(witness) - 1)
             if shorter is None:
-                raise DoesNotFit(len(witness), max_len)
+                raise DoesNotFit(len(witness), self._max_len)
             witness = shorter
         return witness
 
     def _none_found(self) -> ConstraintError:
-        if not self._stops.strings:
+        strings = self._stops.strings
+        if not isinstance(self._matcher, StoppedMatcher):
             return TooComplex("no text that satisfies the constraint was found within the limits")
-        quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in self._stops.strings)
+        quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in strings)
+        what = f"the stop strings {quoted}" if strings else "the stop tokens"
         if is_barren(self._matcher, self._vocabulary):
             return Contradiction(
-                f"no text satisfies the constraint without meeting one of the stop strings"
-                f" {quoted} where it cannot end",
-                self._stops.strings,
+                f"every text that satisfies the constraint meets one of {what} before its end",
+                strings,
             )
         return TooComplex(
             f"no text was found within the limits that satisfies the constraint and meets none of"
-            f" the stop strings {quoted} where it cannot end"
+            f" {what} before its end"
         )
 
     @property
     def _remaining(self) -> int:
-        return self._budget.max_len - self._num_tokens
-
-    @property
-    def _needs_witness(self) -> bool:
-        return not (self._budget.cuts or self._knows_distances)
+        return self._max_len - self._num_tokens
 
     @property
     def _is_tight(self) -> bool:
@@ -116,23 +128,15 @@ class Guide:
         """Overwrite `row` with the tokens that may be drawn now."""
         if self.is_over:
             row.fill(0)
-            self._allow_ends(row)
+            set_bits(row, self._ends)
             return
         self._matcher.fill_mask(row, None if self._budget.cuts else self._remaining)
-        words = row.view(np.uint32)
-        for token_id in self._ends:
-            words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+        clear_bits(row, self._ends)
         if self._is_tight:
             narrow(row, self._matcher, self._vocabulary, self._witness, self._ends)
-        if self._matcher.is_complete and (
-            self._num_tokens >= self._budget.min_len or not row.any()
-        ):
-            self._allow_ends(row)
-
-    def _allow_ends(self, row: Bitmask) -> None:
-        words = row.view(np.uint32)
-        for token_id in self._ends:
-            words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+        may_end = self._num_tokens >= self._budget.min_len or not row.any()
+        if may_end and self._matcher.is_complete:
+            set_bits(row, self._ends)
 
     def check(self, token_id: int) -> bool:
         """Whether the output can still be completed in its budget after this legal token.
@@ -190,11 +194,7 @@ class Guide:
 
     def witness_token(self) -> int | None:
         """The next token of the completion that is known to fit; None: the text may end here."""
-        if self._needs_witness:
-            return self._witness[0] if self._witness else None
-        if self._matcher.is_complete:
-            return None
-        witness = self._matcher.shortest(ANY_LEN if self._budget.cuts else self._remaining)
+        witness = self._witness if self._needs_witness else self._matcher.shortest(self._remaining)
         return witness[0] if witness else None
 
     def take_forced(self) -> tuple[int, ...]:
@@ -211,19 +211,28 @@ class Guide:
                 break
         return tuple(taken)
 
-    def _forced_run(self) -> tuple[int, ...]:
+    def _forced_run(self) -> Witness:
         """Tokens that must follow: spelled as the model would, or the one that is left."""
         forced = self._matcher.forced_bytes()
-        if forced:
-            tokens, _ = self._vocabulary.backend.tokenize_partial(forced)
-            if tokens:
-                return tuple(tokens)
-        if not self._is_tight:
-            return ()
+        tokens, rest = self._vocabulary.backend.tokenize_partial(forced) if forced else ([], b"")
+        if rest and self._ends_with(forced):
+            return spelled(forced, self._vocabulary) or ()
+        if tokens or not self._is_tight:
+            return tuple(tokens)
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         self.fill(row)
         legal = allowed_ids(row)
         return tuple(legal) if len(legal) == 1 and legal[0] not in self._ends else ()
+
+    def _ends_with(self, text: bytes) -> bool:
+        """Nothing can follow this text, so that its last token is no beginning of a longer one."""
+        tokens = spelled(text, self._vocabulary)
+        if tokens is None or self._matcher.num_legal(tokens) < len(tokens):
+            return False
+        ahead = self._matcher.fork()
+        for token_id in tokens:
+            ahead.advance(token_id)
+        return ahead.is_over
 
     @property
     def is_satisfied(self) -> bool:

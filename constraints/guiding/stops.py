@@ -1,4 +1,4 @@
-"""Stop strings as a part of the language.
+"""Stop strings and stop tokens as a part of the language.
 
 A stop string ends an output wherever it stands in it, so a token that completes one is legal only
 where the output may end with it:
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from constraints.errors import IllegalToken
 from constraints.guiding.search import shortest_completion
-from constraints.guiding.witness import Witness, completes, spelled
+from constraints.guiding.witness import Witness, clear_bits, completes, set_bits, spelled
 from constraints.matcher import Bitmask, Language, Matcher
 from constraints.spec import StopRule
 from constraints.token_walk import TokenWalk
@@ -131,7 +131,7 @@ class StopTable:
 
     def _make_view(self, state: int) -> StopView:
         start = (state + 1) * self._width
-        ends = self._walk.walk(self._places, self._width, self._columns, start)
+        ends = self._walk.walk(self._places, self._columns, start)
         states = ends.states // self._width - 1
         is_ending = np.array(self.automaton.matched, dtype=np.int64)[states] > 0
         bits = np.zeros(self._vocabulary.num_words * 32, dtype=np.bool_)
@@ -162,8 +162,16 @@ class StoppedMatcher:
                a stop string that is not complete yet begins here, at the earliest
     """
 
-    def __init__(self, language: Language, vocabulary: Vocabulary, stops: StopRule) -> None:
+    def __init__(
+        self,
+        language: Language,
+        vocabulary: Vocabulary,
+        stops: StopRule,
+        barred: frozenset[int] = frozenset(),
+    ) -> None:
+        """`barred`: tokens that may not be used as text."""
         self._vocabulary = vocabulary
+        self._barred = barred
         self._table = table_of(vocabulary, stops.strings)
         self._matcher: Matcher = language.matcher()
         # Follows some way behind, to be asked whether the text before a stop string is complete.
@@ -176,16 +184,15 @@ class StoppedMatcher:
         """Overwrite `row` with the legal tokens, those after which there is no end among them."""
         if self._is_stopped:
             row.fill(0)
-            _set_bits(row, self._vocabulary.end_ids)
+            set_bits(row, self._vocabulary.end_ids)
             return
         self._matcher.fill_mask(row, max_len)
         view = self._table.view(self._state)
         row &= view.clear
-        words = row.view(np.uint32)
-        is_legal = (words[view.ending >> 5] >> (view.ending & 31).astype(np.uint32)) & 1
-        for token_id in view.ending[is_legal.astype(np.bool_)].tolist():
-            if not self._may_stop((token_id,)):
-                words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+        clear_bits(row, self._barred)
+        is_legal = (row[view.ending >> 5] >> (view.ending & 31).astype(np.int32)) & 1
+        ending = view.ending[is_legal.astype(np.bool_)].tolist()
+        clear_bits(row, [token_id for token_id in ending if not self._may_stop((token_id,))])
 
     def advance(self, token_id: int) -> None:
         """Accept a token. Raises IllegalToken."""
@@ -196,10 +203,9 @@ class StoppedMatcher:
         token = self._vocabulary.tokens[token_id]
         state, length = self._table.automaton.run(self._state, token)
         is_match = bool(self._table.automaton.matched[state])
-        if self._is_stopped or (
-            is_match and (length < len(token) or not self._may_stop((token_id,)))
-        ):
-            raise IllegalToken(f"no text ends or goes on with the stop string in token {token_id}")
+        is_barred = self._is_stopped or token_id in self._barred
+        if is_barred or (is_match and (length < len(token) or not self._may_stop((token_id,)))):
+            raise IllegalToken(f"token {token_id} ends the output where it is not complete")
         self._matcher.advance(token_id)
         self._state, self._is_stopped = state, is_match
         if self._behind is not None and not is_match:
@@ -226,6 +232,8 @@ class StoppedMatcher:
             return int(len(token_ids) > 0 and token_ids[0] in ends)
         state = self._state
         for index, token_id in enumerate(token_ids):
+            if token_id in self._barred:
+                return min(index, self._matcher.num_legal(token_ids[:index]))
             token = self._vocabulary.tokens[token_id]
             state, length = self._table.automaton.run(state, token)
             if not self._table.automaton.matched[state]:
@@ -300,9 +308,3 @@ class StoppedMatcher:
 def _utf8(string: str) -> bytes:
     # Half of a surrogate pair is no text, so that such a string is never met; it is no error.
     return string.encode(errors="surrogatepass")
-
-
-def _set_bits(row: Bitmask, token_ids: Sequence[int]) -> None:
-    words = row.view(np.uint32)
-    for token_id in token_ids:
-        words[token_id >> 5] |= np.uint32(1 << (token_id & 31))

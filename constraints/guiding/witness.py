@@ -9,6 +9,8 @@ Every answer is legal and ends in a complete text; none is longer than the budge
 asked for.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from constraints.matcher import Bitmask, Matcher
@@ -35,7 +37,9 @@ def completes(matcher: Matcher, vocabulary: Vocabulary, tokens: Witness) -> bool
     return ahead.is_complete
 
 
-def rest_of(witness: Witness, token_id: int, vocabulary: Vocabulary) -> Witness | None:
+def rest_of(
+    matcher: Matcher, vocabulary: Vocabulary, witness: Witness, token_id: int
+) -> Witness | None:
     """What the witness has after this token, where its bytes begin with the token's.
 
     A part of a token that is left over is spelled in as few tokens as are easily found.
@@ -49,10 +53,13 @@ def rest_of(witness: Witness, token_id: int, vocabulary: Vocabulary) -> Witness 
     while len(ahead) < len(token) and count < len(witness):
         ahead += vocabulary.tokens[witness[count]]
         count += 1
-    if not ahead.startswith(token):
+    if not token or not ahead.startswith(token):
         return None
     left = spelled(ahead[len(token) :], vocabulary)
-    return None if left is None else (*left, *witness[count:])
+    if left is None:
+        return None
+    rest = (*left, *witness[count:])
+    return rest if completes(matcher, vocabulary, (token_id, *rest)) else None
 
 
 def spelled(text: bytes, vocabulary: Vocabulary) -> Witness | None:
@@ -60,7 +67,7 @@ def spelled(text: bytes, vocabulary: Vocabulary) -> Witness | None:
     if not text:
         return ()
     backend = vocabulary.backend
-    tokens = backend.tokenize_bytes(text)
+    tokens = vocabulary.spell(text)
     if b"".join([vocabulary.tokens[token_id] for token_id in tokens]) == text:
         return tuple(tokens)
     # Some tokenizers put a space before whatever they are given.
@@ -72,20 +79,28 @@ def spelled(text: bytes, vocabulary: Vocabulary) -> Witness | None:
     return tuple(tokens) if is_spelled else None
 
 
-def kept(
-    matcher: Matcher, vocabulary: Vocabulary, witness: Witness, token_id: int, max_len: int
+def next_witness(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    witness: Witness,
+    token_id: int,
+    max_len: int,
+    max_tries: int = MAX_TRIES,
 ) -> Witness | None:
-    """The witness or an end of it that completes the text after this token, within `max_len`."""
-    for tail in tails_of(witness, max_len):
+    """A completion after this token that comes of the witness, without a search."""
+    rest = rest_of(matcher, vocabulary, witness, token_id)
+    if rest is not None and len(rest) <= max_len:
+        return rest
+    for tail in tails_of(witness, max_len, max_tries):
         if completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None
 
 
-def tails_of(witness: Witness, max_len: int) -> tuple[Witness, ...]:
+def tails_of(witness: Witness, max_len: int, max_tries: int = MAX_TRIES) -> tuple[Witness, ...]:
     """The longest ends of a witness that have at most `max_len` tokens; a few."""
     first = max(0, len(witness) - max_len)
-    last = min(len(witness), first + MAX_TRIES)
+    last = min(len(witness), first + max_tries - 1)
     return tuple(witness[start:] for start in range(first, last + 1))
 
 
@@ -94,22 +109,34 @@ def narrow(
 ) -> None:
     """Leave the tokens after which a completion is known that is shorter than the witness.
 
-    Tokens other than the witness's first are looked at only where they are few.
+    Tokens other than the witness's first are looked at only where they are few, and not closely.
     """
-    words = row.view(np.uint32)
+    left = len(witness) - 1
     legal = allowed_ids(row)
     known = [witness[0]]
     if len(legal) <= MAX_LOOKS:
+        others = [each for each in legal if each not in ends and each != witness[0]]
         known += [
-            token_id
-            for token_id in legal
-            if token_id not in ends
-            and token_id != witness[0]
-            and next_witness(matcher, vocabulary, witness, token_id, len(witness) - 1) is not None
+            each
+            for each in others
+            if next_witness(matcher, vocabulary, witness, each, left, 2) is not None
         ]
-    words.fill(0)
-    for token_id in known:
+    row.fill(0)
+    set_bits(row, known)
+
+
+def set_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
+    """Allow these tokens."""
+    words = row.view(np.uint32)
+    for token_id in token_ids:
         words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def clear_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
+    """Mask these tokens."""
+    words = row.view(np.uint32)
+    for token_id in token_ids:
+        words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
 
 
 def allowed_ids(row: Bitmask) -> list[int]:
@@ -117,13 +144,3 @@ def allowed_ids(row: Bitmask) -> list[int]:
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     token_ids: list[int] = np.flatnonzero(bits).tolist()
     return token_ids
-
-
-def next_witness(
-    matcher: Matcher, vocabulary: Vocabulary, witness: Witness, token_id: int, max_len: int
-) -> Witness | None:
-    """A completion after this token that comes of the witness, without a search."""
-    rest = rest_of(witness, token_id, vocabulary)
-    if rest is not None and len(rest) <= max_len:
-        return rest
-    return kept(matcher, vocabulary, witness, token_id, max_len)
