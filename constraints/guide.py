@@ -214,7 +214,7 @@ class Guide:
     def _forced_run(self) -> Witness:
         """Tokens that must follow: spelled as the model would, or the one that is left."""
         forced = self._matcher.forced_bytes()
-        tokens, rest = self._vocabulary.backend.tokenize_partial(forced) if forced else ([], b"")
+        tokens, rest = self._vocabulary.spell_beginning(forced) if forced else ([], b"")
         if rest and self._ends_with(forced):
             return spelled(forced, self._vocabulary) or ()
         if tokens or not self._is_tight:

@@ -11,6 +11,7 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 from constraints.errors import NotEnforced
+from constraints.text_tokens import split
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,12 +23,14 @@ class Vocabulary:
     end_ids:     tokens that end an output
     fingerprint: of all this, for caches
     backend:     llguidance's view of the same
+    speller:     what tells a text in the tokens that the model knows, where that is another
     """
 
     tokens: tuple[bytes, ...]
     end_ids: tuple[int, ...]
     fingerprint: str
     backend: LLTokenizer = field(repr=False)
+    speller: LLTokenizer | None = field(default=None, repr=False)
 
     @classmethod
     def load(
@@ -39,10 +42,14 @@ class Vocabulary:
         Raises NotEnforced for a tokenizer whose tokens cannot be told as bytes.
         """
         ends = tuple(dict.fromkeys(end_ids))
+
+        def made(source: str) -> LLTokenizer:
+            return LLTokenizer(source, n_vocab=vocab_size, eos_token=list(ends) or None)
+
         try:
-            backend = LLTokenizer(
-                str(tokenizer_path), n_vocab=vocab_size, eos_token=list(ends) or None
-            )
+            sources = split(tokenizer_path.read_text(encoding="utf-8"), ends)
+            backend = made(str(tokenizer_path) if sources is None else sources[0])
+            speller = None if sources is None else made(sources[1])
         except (ValueError, RuntimeError, OSError) as error:
             raise NotEnforced(
                 f"{tokenizer_path}: no token bytes, so no constraints: {error}"
@@ -53,7 +60,15 @@ class Vocabulary:
             for i in range(backend.vocab_size)
         )
         digest = hashlib.sha256(repr((tokens, ends)).encode()).hexdigest()
-        return cls(tokens, ends, digest, backend)
+        return cls(tokens, ends, digest, backend, speller)
+
+    def spell(self, text: bytes) -> list[int]:
+        """The bytes in the tokens that the model would have read them in, if it knows them all."""
+        return (self.speller or self.backend).tokenize_bytes(text)
+
+    def spell_beginning(self, text: bytes) -> tuple[list[int], bytes]:
+        """As `spell`, and the end that is left: it might be other tokens if more text followed."""
+        return (self.speller or self.backend).tokenize_partial(text)
 
     @property
     def num_words(self) -> int:

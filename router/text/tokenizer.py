@@ -15,6 +15,7 @@ from typing import TypeVar
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
+from constraints.text_tokens import CALL_MARKERS
 from router.errors import InvalidRequest, StartupFailed
 from router.text.pieces import Pieces, build_pieces
 from router.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
@@ -68,7 +69,10 @@ class Tokenizer:
         self.path: Path = files.tokenizer_path
         self._backend = backend
         self._special_ids = frozenset(
-            i for i, token in backend.get_added_tokens_decoder().items() if token.special
+            i
+            for i, token in backend.get_added_tokens_decoder().items()
+            # What begins a call of a tool is shown: without it nobody could tell that one begins.
+            if token.special and token.content not in CALL_MARKERS
         )
         self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer")
         self.pieces: Pieces | None = build_pieces(backend, tokens, self._special_ids)

@@ -208,9 +208,10 @@ def test_langchain_s_turns_with_tools_are_read(model: ChatOpenAI) -> None:
 
 def test_the_hub_s_tools_and_formats_are_obeyed(hub: InferenceClient) -> None:
     schema = Address.model_json_schema()
+    form: Any = {"type": "json_schema", "json_schema": {"schema": schema}}
     answer = hub.chat_completion(
         QUESTION,
-        response_format={"type": "json_schema", "json_schema": {"schema": schema}},
+        response_format=form,
         max_tokens=60,
     )
     assert Address.model_validate_json(answer.choices[0].message.content)
@@ -236,6 +237,7 @@ def test_the_hub_s_grammars_are_obeyed(hub: InferenceClient, grammar: Any, patte
     )
 
     assert re.fullmatch(pattern, answer.generated_text)
+    assert answer.details is not None
     assert str(answer.details.finish_reason) == "eos_token"
 
 
