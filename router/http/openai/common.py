@@ -123,7 +123,8 @@ class OpenAiBody(Promises, Formats):
             truncate=self._truncate(limits),
             top_n_tokens=max(tops, default=None),
             max_top_n_tokens=MAX_TOP_LOGPROBS,
-            raw_logprobs=True,
+            # Whoever is told none is spared them, and may have forced tokens for nothing.
+            raw_logprobs=bool(tops) or self.num_draws > self.num_choices,
             grammar=grammar,
             decoder_input_details=scores_prompt or self.prompt_logprobs is not None,
             names={
