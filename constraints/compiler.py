@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from constraints.errors import ConstraintError
 from constraints.grammars import choice, json_schema, lark, messages, regex, where_fallback
@@ -121,6 +122,7 @@ class Compiler:
 
     def _compile(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
+        explain = messages.explain
         match spec.kind:
             case Kind.JSON_SCHEMA:
                 schema = json_schema.prepare(spec.text, spec.whitespace, spec.lenient, limits)
@@ -136,6 +138,7 @@ class Compiler:
                 grammar = regex.to_grammar(spec.text)
             case Kind.LARK:
                 grammar = lark.to_grammar(spec.text)
+                explain = partial(lark.explain, spec.text)
             case Kind.CHOICE:
                 grammar = choice.to_grammar(spec.text)
             case Kind.WHERE:
@@ -144,6 +147,4 @@ class Compiler:
                     return compile_where(expression, self.vocabulary, self._token_walk())
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression)
-        return GrammarLanguage(
-            self.vocabulary, grammar, limits, messages.explain, hints=hints_of(spec)
-        )
+        return GrammarLanguage(self.vocabulary, grammar, limits, explain, hints=hints_of(spec))

@@ -27,11 +27,18 @@ class Malformed(ConstraintError):
 
 
 class NotEnforced(ConstraintError):
-    """A part would be ignored. `pointer` is its JSON Pointer in a schema, None elsewhere."""
+    """A part would be ignored.
 
-    def __init__(self, message: str, pointer: str | None = None) -> None:
+    `pointer` is its JSON Pointer in a schema, `position` its offset in another text; None
+    elsewhere.
+    """
+
+    def __init__(
+        self, message: str, pointer: str | None = None, position: int | None = None
+    ) -> None:
         super().__init__(message)
         self.pointer = pointer
+        self.position = position
 
 
 class Contradiction(ConstraintError):

@@ -36,7 +36,7 @@ class SchemaGrammar:
 
 def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
     """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
-    rewritten = checked(read(text), lenient)
+    rewritten = checked(read(text), lenient=lenient)
     blame = Blame(rewritten, limits)
     if lenient:
         _relax(rewritten, blame)
@@ -47,7 +47,7 @@ def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) ->
     )
 
 
-def checked(document: Json, lenient: bool) -> Rewritten:
+def checked(document: Json, *, lenient: bool) -> Rewritten:
     """A schema's value, rewritten and looked through."""
     rewritten = rewrite(document, lenient=lenient)
     if not prune(rewritten.root, rewritten.definitions):

@@ -1,8 +1,140 @@
-"""Grammars in llguidance's dialect of Lark."""
+"""Grammars in llguidance's dialect of Lark, held to what a mask can promise.
 
+Patterns are read as Python's, as Lark itself does; schemas inside are rewritten as everywhere.
+What would need sampling of its own, other tokens, or a second look at the text is refused.
+"""
+
+import re
+from collections.abc import Iterator
+
+from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
+from constraints.grammars import json_schema, messages
 from constraints.grammars.engine import HEADER
+from constraints.grammars.lark_reader import Word, endless_rules, misplaced, words
+from constraints.grammars.regex import translate_terminal
+from constraints.grammars.schema.engine_options import json_literal
+from constraints.spec import Whitespace
+from constraints.where.complaint import complaint
+
+_REFUSED_STATEMENTS = {
+    "%llguidance": "options of the engine cannot be set",
+    "%lark": "a grammar inside of a grammar is not supported; write its rules out",
+    "%declare": "terminals without a pattern are not supported",
+    "%override": "nothing is imported that could be overridden",
+    "%extend": "nothing is imported that could be extended",
+}
+_REFUSED_ATTRIBUTES = {
+    "max_tokens": "it would end a terminal in the middle; bound its pattern instead",
+    "temperature": "it is the request's, and the same for the whole output",
+    "stop": "it would hide text that was generated; let a rule end with the text instead",
+    "stop_capture": "captures are not returned",
+    "suffix": "write `lazy` and put the suffix into the pattern",
+}
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 
 
 def to_grammar(text: str) -> str:
-    """The grammar with our options. Raises Malformed, NotEnforced."""
-    return HEADER + text
+    """The grammar as the engine takes it. Raises Malformed, NotEnforced, Contradiction."""
+    found = words(text)
+    _check(text, found)
+    endless = endless_rules(found)
+    if endless:
+        names = tuple(dict.fromkeys(word.text for word in endless))
+        wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
+        raise Contradiction(str(wrong), names)
+    pieces, at = [HEADER], 0
+    for word, written in _rewritten(text, found):
+        pieces += [text[at : word.start], written]
+        at = word.end
+    return "".join([*pieces, text[at:]])
+
+
+def explain(text: str, message: str) -> ConstraintError:
+    """What the engine's message says of a grammar, with a place in the grammar's own text."""
+    error = messages.explain(message)
+    match = _PLACE.match(str(error))
+    if match is None:
+        return error
+    line, column, what = int(match[1]) - 1, int(match[2]), match[3].strip()
+    # The engine shows the lines around the place as it sees them, which are not the client's.
+    what = re.split(r"\n +\d+ \| ", what, maxsplit=1)[0]
+    what = re.sub(r" \(at .*\)$", "", what).replace("%llguidance", "").strip()
+    lines = text.split("\n")
+    if not 1 <= line <= len(lines):
+        return type(error)(what)
+    start = sum(len(each) + 1 for each in lines[: line - 1])
+    start += min(max(column - 1, 0), max(len(lines[line - 1]) - 1, 0))
+    placed = complaint(text, start, start + 1, what)
+    if isinstance(error, NotEnforced):
+        return NotEnforced(str(placed), position=start)
+    return placed if isinstance(error, Malformed) else type(error)(str(placed))
+
+
+def _check(text: str, found: list[Word]) -> None:
+    in_attributes = False
+    for index, word in enumerate(found):
+        if word.text in _REFUSED_STATEMENTS:
+            raise _refused(text, word, f"{word.text}: {_REFUSED_STATEMENTS[word.text]}")
+        if word.kind == "special":
+            raise _refused(
+                text, word, "tokens that stand for no text cannot be asked for; write its text"
+            )
+        if word.kind == "reference":
+            raise _refused(text, word, "there are no other grammars to refer to")
+        if word.text == "[" and _begins_attributes(found, index):
+            in_attributes = True
+        elif word.text == "]":
+            in_attributes = False
+        elif in_attributes and word.text in _REFUSED_ATTRIBUTES:
+            raise _refused(text, word, f"{word.text}: {_REFUSED_ATTRIBUTES[word.text]}")
+
+
+def _begins_attributes(found: list[Word], index: int) -> bool:
+    """Attributes stand between a rule's name, at the beginning of a line, and its colon."""
+    before = [word.kind for word in found[max(0, index - 2) : index]]
+    return before[-1:] == ["rule"] and before[:-1] in ([], ["newline"])
+
+
+def _refused(text: str, word: Word, what: str) -> NotEnforced:
+    return NotEnforced(str(misplaced(text, word, what)), position=word.start)
+
+
+def _rewritten(text: str, found: list[Word]) -> Iterator[tuple[Word, str]]:
+    """The words that the engine gets otherwise than they are written."""
+    for word in found:
+        if word.kind == "regexp":
+            yield word, f"/{_pattern(text, word)}/"
+        elif word.text == "%json":
+            yield word, _schema(text, word)
+
+
+def _pattern(text: str, word: Word) -> str:
+    pattern, _, flags = word.text[1:].rpartition("/")
+    if "l" in flags:
+        raise _refused(text, word, "the flag l is not supported")
+    prefix = f"(?{flags})" if flags else ""
+    try:
+        return translate_terminal(prefix + pattern)
+    except (Malformed, NotEnforced) as error:
+        # The pattern's own place, told within the grammar.
+        place = error.position
+        what = str(error).partition("\n")[0].partition(": ")[2]
+        start = word.start + 1 + max(0, (place or 0) - len(prefix))
+        wrong = complaint(text, start, start + 1 if place is not None else word.end, what)
+        if isinstance(error, Malformed):
+            raise wrong from None
+        raise NotEnforced(str(wrong), position=start) from None
+
+
+def _schema(text: str, word: Word) -> str:
+    try:
+        rewritten = json_schema.checked(word.value, lenient=False)
+    except ConstraintError as error:
+        wrong = misplaced(text, word, "in this schema")
+        told = f"{wrong}\n{error}"
+        if isinstance(error, NotEnforced):
+            raise NotEnforced(told, error.pointer, word.start) from None
+        raise type(error)(told) from None
+    literal = json_literal(rewritten.root, rewritten.definitions, Whitespace.FLEXIBLE)
+    # As many lines as before, so that the engine counts them as the client does.
+    return literal[:-1] + "\n" * text.count("\n", word.start, word.end) + literal[-1]

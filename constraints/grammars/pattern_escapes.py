@@ -18,6 +18,7 @@ class Dialect(Enum):
 
     PYTHON = "python"
     ECMA = "ecma"
+    LARK = "lark"  # Python's, and \p{...}
 
 
 _DIGIT: Ranges = ((0x30, 0x39),)
@@ -55,7 +56,8 @@ class EscapeReader:
 
     def __init__(self, text: str, dialect: Dialect) -> None:
         self._text = text
-        self._is_python = dialect is Dialect.PYTHON
+        self._is_python = dialect is not Dialect.ECMA
+        self._has_properties = dialect is not Dialect.PYTHON
         self._at = 0
         self._flags = Flags()
 
@@ -63,7 +65,8 @@ class EscapeReader:
         return complaint(self._text, start, max(self._at, start + 1), what, hint)
 
     def _unsupported(self, start: int, what: str) -> ConstraintError:
-        return NotEnforced(str(self._wrong(start, f"{what} is not supported")))
+        wrong = self._wrong(start, f"{what} is not supported")
+        return NotEnforced(str(wrong), position=start)
 
     def _peek(self, length: int = 1) -> str:
         return self._text[self._at : self._at + length]
@@ -98,7 +101,7 @@ class EscapeReader:
             return self._hex(start, char)
         if char == "N" and self._is_python:
             return self._unicode_name(start)
-        if char in "pP" and not self._is_python:
+        if char in "pP" and self._has_properties:
             return self._property(start, char)
         letter = self._peek()
         if char == "c" and not self._is_python and letter.isascii() and letter.isalpha():

@@ -51,6 +51,14 @@ def translate(pattern: str) -> str:
     return _written_without_anchors(_choice(whole), pattern)
 
 
+def translate_terminal(pattern: str) -> str:
+    """A terminal's pattern, in Python's syntax and \\p{...}; it knows nothing of the text's edges.
+
+    Raises Malformed, NotEnforced.
+    """
+    return _written_without_anchors(parse(pattern, Dialect.LARK), pattern)
+
+
 def translate_search(pattern: str) -> str:
     """A schema's pattern (ECMA 262) in the engine's syntax, for the whole text that has it.
 
@@ -146,16 +154,9 @@ def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
         return written_set(Chars(()))
     for anchor in _anchors(pattern):
         sign = "^" if anchor.is_start else "$"
-        raise NotEnforced(
-            str(
-                complaint(
-                    text,
-                    anchor.position,
-                    anchor.position + 1,
-                    f"`{sign}` is supported at the edges of a pattern only",
-                )
-            )
-        )
+        what = f"`{sign}` is supported only where the edge of the text is known to be"
+        wrong = complaint(text, anchor.position, anchor.position + 1, what)
+        raise NotEnforced(str(wrong), position=anchor.position)
     return _written(pattern)
 
 
