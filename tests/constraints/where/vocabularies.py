@@ -2,11 +2,25 @@
 
 from collections.abc import Sequence
 
-from llguidance import LLTokenizer
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.vocabulary import Vocabulary
 
 
+class TokenList:
+    """A tokenizer that is nothing but its tokens: texts are cut into single bytes."""
+
+    def __init__(self, tokens: Sequence[bytes], end_id: int) -> None:
+        self.tokens = [token or b"<end>" for token in tokens]
+        self.eos_token_id = end_id
+        self.bos_token_id = None
+        self.special_token_ids = [index for index, token in enumerate(tokens) if not token]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self.tokens.index(bytes([byte])) for byte in text]
+
+
 def vocabulary_of(tokens: Sequence[bytes], end_ids: Sequence[int]) -> Vocabulary:
-    """A vocabulary of these very tokens; the engine of `where` asks nothing else of it."""
-    return Vocabulary(tuple(tokens), tuple(end_ids), "of a test", LLTokenizer("byte"))
+    """A vocabulary of these very tokens, every single byte among them."""
+    backend = LLTokenizer(TokenizerWrapper(TokenList(tokens, end_ids[0])), n_vocab=len(tokens))
+    return Vocabulary(tuple(tokens), tuple(end_ids), "of a test", backend)

@@ -1,0 +1,66 @@
+"""The grammar of an expression against the oracle: every bit of every mask, end tokens included."""
+
+import random
+
+import numpy as np
+import pytest
+
+from constraints.errors import Contradiction, TooComplex
+from constraints.grammars import messages
+from constraints.grammars.engine import GrammarLanguage, GrammarMatcher
+from constraints.grammars.limits import LIMITS
+from constraints.grammars.where_fallback import to_grammar
+from constraints.spec import Kind
+from constraints.where.parser import parse
+from tests.constraints.where.expressions import END_ID, EXPRESSIONS, TOKENS
+from tests.constraints.where.oracle import Oracle
+from tests.constraints.where.vocabularies import vocabulary_of
+
+VOCABULARY = vocabulary_of(TOKENS, (END_ID,))
+BEYOND = [each for each in EXPRESSIONS if "tokens(" in each or "stops_before" in each]
+WITHIN = [each for each in EXPRESSIONS if each not in BEYOND]
+
+
+def compiled(written: str) -> GrammarLanguage:
+    limits = LIMITS[Kind.WHERE]
+    return GrammarLanguage(VOCABULARY, to_grammar(parse(written)), limits, messages.explain)
+
+
+def legal(matcher: GrammarMatcher) -> frozenset[int]:
+    row = np.zeros(VOCABULARY.num_words, dtype=np.int32)
+    matcher.fill_mask(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return frozenset(np.flatnonzero(bits).tolist())
+
+
+@pytest.mark.parametrize("written", WITHIN)
+def test_masks_are_those_of_the_oracle(written: str) -> None:
+    language = compiled(written)
+    oracle = Oracle(parse(written), TOKENS, (END_ID,))
+    draw = random.Random(written)
+    for _ in range(2):
+        matcher = language.matcher()
+        prefix: list[int] = []
+        for _ in range(8):
+            allowed = legal(matcher)
+            assert allowed == oracle.legal(prefix), prefix
+            further = sorted(allowed - {END_ID})
+            if not further:
+                break
+            token_id = draw.choice(further)
+            matcher.advance(token_id)
+            prefix.append(token_id)
+
+
+@pytest.mark.parametrize("written", BEYOND)
+def test_what_it_cannot_say_is_refused(written: str) -> None:
+    with pytest.raises(TooComplex):
+        to_grammar(parse(written))
+
+
+@pytest.mark.parametrize(
+    "written", ["len(X) < 3 and len(X) > 4", '"ab" in X and not ("a" in X and "b" in X)', "X in []"]
+)
+def test_a_contradiction_is_told(written: str) -> None:
+    with pytest.raises(Contradiction):
+        compiled(written)
