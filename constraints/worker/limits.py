@@ -13,16 +13,19 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+# Half of what a thread commonly has: what a worker can recurse into, a shard's thread can too.
+_STACK_BYTES = 4 << 20
 # The weight of 19 against 0 is 15 to 1024: next to nothing while somebody else wants the core.
 LOWEST_NICENESS = 19
 
 
 def take_no_more_than(memory_bytes: int) -> None:
-    """Lets the address space grow by so much from here, and writes no core files.
+    """Lets the address space grow by so much from here, the stack by less; writes no core files.
 
     What cannot be allocated then is a MemoryError in Python and an abort elsewhere.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     used_bytes = address_space_bytes()
     if used_bytes is not None:
         limit = used_bytes + memory_bytes

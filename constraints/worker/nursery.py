@@ -80,6 +80,15 @@ class WorkerProcess:
         except (EOFError, OSError):
             self._channel.close()
             raise WorkerEnded(await asyncio.shield(self.ended)) from None
+        except asyncio.CancelledError:
+            self._channel.close()
+            raise
+
+    def bury(self, how: Exit) -> None:
+        """It has ended. Whoever waits for its answer finds the channel closed on the other side."""
+        self.ended.set_result(how)
+        if self._asking is None or self._asking.done():
+            self._channel.close()
 
     def give_way(self) -> None:
         """Lower its priority, once and for all."""
@@ -97,9 +106,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it now; `ended` tells when it has."""
         self._nursery.tell(f"kill {self.number}")
-        if self._asking is None:
-            self.let_go()
-        else:  # it fails as soon as the channel closes on the other side
+        if self._asking is not None:
             self._asking.add_done_callback(_read_in_vain)
 
     def let_go(self) -> None:
@@ -223,13 +230,13 @@ class Nursery:
             self.ready.set_exception(NurseryFailed(message["failed"]))
         else:
             worker = self._workers.pop(message["exited"])
-            worker.ended.set_result(Exit(message["status"], message["cpu_s"]))
+            worker.bury(Exit(message["status"], message["cpu_s"]))
 
     def _bury(self) -> None:
         """The kernel ends what the zygote leaves behind."""
         self._control.close()
         for worker in self._workers.values():
-            worker.ended.set_result(Exit(None, 0.0))
+            worker.bury(Exit(None, 0.0))
         self._workers.clear()
 
     async def _read_last_words(self) -> None:

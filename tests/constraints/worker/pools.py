@@ -1,0 +1,41 @@
+"""Pools over the byte tokenizer, for the time of a test."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from constraints.spec import ConstraintSpec, Kind, StopRule
+from constraints.worker.jobs import Check
+from constraints.worker.pool import PoolRules, VocabularyFile, WorkerPool
+from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE, save_byte_tokenizer
+
+MAX_LEN = 4096
+
+
+def vocabulary_file(folder: Path) -> VocabularyFile:
+    """The byte tokenizer's."""
+    path = save_byte_tokenizer(folder) / "tokenizer.json"
+    return VocabularyFile(path, VOCAB_SIZE, (EOS_ID,), MAX_LEN)
+
+
+@asynccontextmanager
+async def pooling(folder: Path, **rules: float) -> AsyncIterator[WorkerPool]:
+    """A pool that is ready; `rules` as PoolRules has them."""
+    pool = WorkerPool(vocabulary_file(folder), PoolRules(**rules))  # type: ignore[arg-type]
+    try:
+        await pool.wait_ready()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def regex(pattern: str) -> Check:
+    """A job that is done in a moment."""
+    return Check(ConstraintSpec(Kind.REGEX, pattern), StopRule(), MAX_LEN)
+
+
+def costly(number: int = 0) -> Check:
+    """A job that computes for half a second, and passes; each number is another text."""
+    choices = json.dumps([f"{7919 * index % 100003:x} {number}" for index in range(100_000)])
+    return Check(ConstraintSpec(Kind.CHOICE, choices), StopRule(), MAX_LEN)

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from constraints.errors import (
+    ConstraintError,
+    Contradiction,
+    DoesNotFit,
+    EngineFailed,
+    Malformed,
+    NotEnforced,
+    TooComplex,
+)
+from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.verdict import Judged, Judgement, Passed
+from constraints.worker.jobs import (
+    HEADER,
+    Answer,
+    Bug,
+    Check,
+    Job,
+    Judge,
+    answer_from_json,
+    answer_to_json,
+    error_from_json,
+    error_to_json,
+    frame,
+    job_from_json,
+    job_to_json,
+)
+
+SPEC = ConstraintSpec(Kind.JSON_SCHEMA, '{"const": "é\\u0000"}', Whitespace.SPACED, lenient=True)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Check(SPEC, StopRule(("\n\n", "é"), kept=False), 77),
+        Check(ConstraintSpec(Kind.WHERE, "len(X) < 3"), StopRule(), 1),
+        Judge(SPEC, ("", "é\n"), 9),
+        Judge(SPEC, (), 9),
+    ],
+)
+def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
+    assert job_from_json(json.loads(json.dumps(job_to_json(job)))) == job
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Passed(3, ("\n",), ("/a~1b",), 0.25),
+        Judged("x", 1, (Judgement(True, None, (), 4), Judgement(False, 2, ("'é'",), 1, "broke"))),
+        Judged(None, None, ()),
+        Bug("Traceback"),
+    ],
+)
+def test_an_answer_arrives_as_it_was_sent(answer: Answer) -> None:
+    assert answer_from_json(json.loads(json.dumps(answer_to_json(answer)))) == answer
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Malformed("here", 4),
+        Malformed("somewhere"),
+        NotEnforced("not", "/a"),
+        Contradiction("no", ("a", "b")),
+        DoesNotFit(9, 3),
+        TooComplex("long"),
+        EngineFailed("broke"),
+        ConstraintError("else"),
+    ],
+)
+def test_an_error_arrives_with_its_class_its_message_and_its_numbers(
+    error: ConstraintError,
+) -> None:
+    arrived = error_from_json(json.loads(json.dumps(error_to_json(error))))
+    assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
+
+
+def test_a_frame_tells_its_length_in_bytes_and_not_in_characters() -> None:
+    framed = frame({"a": "é"})
+    assert HEADER.unpack(framed[: HEADER.size]) == (len(framed) - HEADER.size,)
+    assert json.loads(framed[HEADER.size :]) == {"a": "é"}

@@ -1,0 +1,242 @@
+"""The pool over real processes: what it answers, what it survives, and who gets how much."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from constraints.errors import ConstraintError, Contradiction, Malformed, TooComplex
+from constraints.spec import ConstraintSpec, Kind
+from constraints.verdict import Judged, Passed
+from constraints.worker.jobs import Check, Judge
+from constraints.worker.nursery import NurseryFailed
+from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
+from tests.constraints.worker.pools import MAX_LEN, costly, pooling, regex, vocabulary_file
+
+# Half a second of computing, or more.
+_COSTLY = costly()
+
+
+def children_of(pid: int) -> list[int]:
+    """Ids of a process's children, also of those that have ended and wait to be asked."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def zygotes() -> list[int]:
+    """Those of this process."""
+    return [pid for pid in children_of(os.getpid()) if b"constraints.worker" in _argv(pid)]
+
+
+def _argv(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def until(holds: object, timeout_s: float = 5.0) -> None:
+    """Waits for a condition, given as a function."""
+    assert callable(holds)
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_what_can_be_kept_passes_with_the_length_of_a_text(tmp_path: Path) -> None:
+    async with pooling(tmp_path) as pool:
+        passed = await pool.do(regex("ab{3}"))
+        assert isinstance(passed, Passed)
+        assert passed.min_len == 4
+        assert passed.dropped_phrases == passed.not_enforced == ()
+
+
+async def test_what_is_wrong_with_a_constraint_is_raised_as_it_was_found(tmp_path: Path) -> None:
+    async with pooling(tmp_path) as pool:
+        with pytest.raises(Malformed) as malformed:
+            await pool.do(regex("a["))
+        assert malformed.value.position == 1
+        with pytest.raises(Contradiction):
+            await pool.do(
+                Check(
+                    ConstraintSpec(Kind.JSON_SCHEMA, '{"type":"integer","minimum":2,"maximum":1}'),
+                    regex("").stops,
+                    MAX_LEN,
+                )
+            )
+
+
+async def test_texts_are_judged_in_their_order(tmp_path: Path) -> None:
+    async with pooling(tmp_path) as pool:
+        job = Judge(ConstraintSpec(Kind.REGEX, "[0-9]{2}"), ("12", "1", "é", "123"), MAX_LEN)
+        judged = await pool.do(job)
+        assert isinstance(judged, Judged)
+        assert [each.position for each in judged.judgements] == [None, 1, 0, 2]
+        assert judged.min_len == 2
+
+
+async def test_who_computes_too_long_is_ended_and_replaced(tmp_path: Path) -> None:
+    async with pooling(tmp_path, cpu_s=0.1) as pool:
+        with pytest.raises(TooComplex, match=r"more than 0\.1 s"):
+            await pool.do(_COSTLY)
+        assert isinstance(await pool.do(regex("a")), Passed)
+        assert pool.num_ended == 1
+
+
+async def test_who_takes_too_much_memory_is_ended_and_replaced(tmp_path: Path) -> None:
+    async with pooling(tmp_path, memory_bytes=1 << 20) as pool:
+        with pytest.raises(TooComplex, match="1 MiB"):
+            await pool.do(_COSTLY)
+        assert isinstance(await pool.do(regex("a")), Passed)
+
+
+async def test_a_worker_that_breaks_is_told_of_and_replaced(tmp_path: Path) -> None:
+    async with pooling(tmp_path) as pool:
+        rules = "\n".join(f'r{index}: "a{index}" r{index + 1}?' for index in range(60_000))
+        deep = ConstraintSpec(Kind.LARK, f'start: r0\n{rules}\nr60000: "z"\n'[:999_999])
+        with pytest.raises(ConstraintError):
+            await pool.do(Check(deep, regex("").stops, MAX_LEN))
+        assert isinstance(await pool.do(regex("a")), Passed)
+
+
+async def test_a_slow_job_holds_up_quick_ones_for_no_more_than_a_slice(tmp_path: Path) -> None:
+    async with pooling(tmp_path, num_quick=1, num_slow=1, slice_s=0.02) as pool:
+        slow = [asyncio.ensure_future(pool.do(costly(number))) for number in range(4)]
+        await asyncio.sleep(0.2)
+        begun_s = time.perf_counter()
+        for number in range(5):
+            assert isinstance(await pool.do(regex(f"a{number}")), Passed)
+        quick_s = time.perf_counter() - begun_s
+        assert not all(each.done() for each in slow)
+        await asyncio.gather(*slow, return_exceptions=True)
+        assert quick_s < 0.5
+
+
+async def test_more_waiting_jobs_than_allowed_are_turned_away_at_once(tmp_path: Path) -> None:
+    async with pooling(tmp_path, num_quick=1, max_waiting=2, slice_s=5.0, wait_s=5.0) as pool:
+        first = [asyncio.ensure_future(pool.do(costly(number))) for number in range(3)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(PoolBusy, match="too many"):
+            await pool.do(regex("a"))
+        for each in first:
+            each.cancel()
+        await asyncio.gather(*first, return_exceptions=True)
+
+
+async def test_nobody_waits_longer_than_is_promised(tmp_path: Path) -> None:
+    async with pooling(tmp_path, num_quick=1, num_slow=1, wait_s=0.3, cpu_s=20.0) as pool:
+        begun_s = time.perf_counter()
+        jobs = [pool.do(costly(number)) for number in range(8)]
+        answers = await asyncio.gather(*jobs, return_exceptions=True)
+        assert time.perf_counter() - begun_s < 1.5
+        assert any(isinstance(answer, PoolBusy) for answer in answers)
+
+
+async def test_a_job_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
+    async with pooling(tmp_path, cpu_s=60.0, wait_s=60.0) as pool:
+        asking = asyncio.create_task(pool.do(_COSTLY))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert pool.num_ended == 1
+        assert isinstance(await pool.do(regex("a")), Passed)
+
+
+async def test_a_zygote_that_is_killed_comes_back_and_nothing_is_left_of_the_first(
+    tmp_path: Path,
+) -> None:
+    async with pooling(tmp_path, wait_s=20.0) as pool:
+        await pool.do(regex("a"))
+        (first,) = zygotes()
+        workers = children_of(first)
+        assert workers
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        await until(lambda: zygotes() not in ([], [first]))
+        assert isinstance(await pool.do(regex("b")), Passed)
+
+
+async def test_ended_workers_leave_no_zombies(tmp_path: Path) -> None:
+    async with pooling(tmp_path, cpu_s=0.05) as pool:
+        for _ in range(5):
+            with pytest.raises(TooComplex):
+                await pool.do(_COSTLY)
+        (zygote,) = zygotes()
+        await until(lambda: not any(_is_zombie(pid) for pid in children_of(zygote)))
+        assert 1 <= len(children_of(zygote)) <= 5
+    await until(lambda: zygotes() == [])
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
+
+
+async def test_the_zygote_has_one_thread_and_no_environment_of_ours(tmp_path: Path) -> None:
+    async with pooling(tmp_path) as pool:
+        await pool.do(regex("a"))
+        (zygote,) = zygotes()
+        assert len(list(Path(f"/proc/{zygote}/task").iterdir())) == 1
+        names = {
+            word.partition(b"=")[0]
+            for word in Path(f"/proc/{zygote}/environ").read_bytes().split(b"\0")
+        }
+        assert names - {b""} <= {b"PYTHONPATH", b"OPENBLAS_NUM_THREADS"}
+
+
+async def test_workers_hold_nothing_but_their_own_channel(tmp_path: Path) -> None:
+    async with pooling(tmp_path) as pool:
+        for number in range(3):
+            await pool.do(regex(f"a{number}"))
+        (zygote,) = zygotes()
+        await until(lambda: all(_num_sockets(pid) == 1 for pid in children_of(zygote)))
+
+
+def _num_sockets(pid: int) -> int:
+    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return sum(link.startswith("socket:") for link in links)
+
+
+async def test_a_tokenizer_that_will_not_do_is_told_at_once_and_for_good(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    pool = WorkerPool(VocabularyFile(path, None, (), MAX_LEN), PoolRules())
+    try:
+        for _ in range(2):
+            with pytest.raises(NurseryFailed, match=r"tokenizer\.json"):
+                await pool.do(regex("a"))
+    finally:
+        await pool.close()
+
+
+def test_everything_ends_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+    vocabulary_file(tmp_path)
+    program = f"""
+import asyncio, pathlib, sys
+from tests.constraints.worker.pools import pooling, regex
+async def main():
+    async with pooling(pathlib.Path({str(tmp_path)!r})) as pool:
+        await pool.do(regex("a"))
+        print("ready", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        zygote = next(pid for pid in children_of(owner.pid) if b"constraints.worker" in _argv(pid))
+        family = [zygote, *children_of(zygote)]
+        assert len(family) > 1
+        owner.kill()
+    deadline_s = time.monotonic() + 5.0
+    while any(_is_alive(pid) for pid in family):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
