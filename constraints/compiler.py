@@ -137,7 +137,7 @@ class Compiler:
             case Kind.REGEX:
                 grammar = regex.to_grammar(spec.text)
             case Kind.LARK:
-                grammar = lark.to_grammar(spec.text)
+                grammar = lark.to_grammar(spec.text, spec.whitespace)
                 explain = partial(lark.explain, spec.text)
             case Kind.CHOICE:
                 grammar = choice.to_grammar(spec.text)

@@ -27,6 +27,10 @@ GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
 )
 
 
+# JSON, and grammars that may have some inside.
+_SPACED = (Kind.JSON_SCHEMA, Kind.LARK)
+
+
 @dataclass(frozen=True, slots=True)
 class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
@@ -42,9 +46,11 @@ class RawGrammar:
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""
-        is_json = self.kind is Kind.JSON_SCHEMA
-        for word, value in (("whitespace", self.whitespace), ("lenient", self.lenient)):
-            if value and not is_json:
+        for word, value, kinds in (
+            ("whitespace", self.whitespace, _SPACED),
+            ("lenient", self.lenient, (Kind.JSON_SCHEMA,)),
+        ):
+            if value and self.kind not in kinds:
                 raise _invalid(name, f"`{word}` is said of JSON, and this is `{self.kind.value}`")
         spec = ConstraintSpec(
             self.kind,

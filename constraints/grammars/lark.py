@@ -33,8 +33,11 @@ _REFUSED_ATTRIBUTES = {
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 
 
-def to_grammar(text: str) -> str:
-    """The grammar as the engine takes it. Raises Malformed, NotEnforced, Contradiction."""
+def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> str:
+    """The grammar as the engine takes it; `whitespace` is that of the JSON inside.
+
+    Raises Malformed, NotEnforced, Contradiction.
+    """
     found = words(text)
     _check(text, found)
     endless = endless_rules(found)
@@ -43,7 +46,7 @@ def to_grammar(text: str) -> str:
         wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
         raise Contradiction(str(wrong), names)
     pieces, at = [HEADER], 0
-    for word, written in _rewritten(text, found):
+    for word, written in _rewritten(text, found, whitespace):
         pieces += [text[at : word.start], written]
         at = word.end
     return "".join([*pieces, text[at:]])
@@ -99,13 +102,13 @@ def _refused(text: str, word: Word, what: str) -> NotEnforced:
     return NotEnforced(str(misplaced(text, word, what)), position=word.start)
 
 
-def _rewritten(text: str, found: list[Word]) -> Iterator[tuple[Word, str]]:
+def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator[tuple[Word, str]]:
     """The words that the engine gets otherwise than they are written."""
     for word in found:
         if word.kind == "regexp":
             yield word, f"/{_pattern(text, word)}/"
         elif word.text == "%json":
-            yield word, _schema(text, word)
+            yield word, _schema(text, word, whitespace)
 
 
 def _pattern(text: str, word: Word) -> str:
@@ -126,7 +129,7 @@ def _pattern(text: str, word: Word) -> str:
         raise NotEnforced(str(wrong), position=start) from None
 
 
-def _schema(text: str, word: Word) -> str:
+def _schema(text: str, word: Word, whitespace: Whitespace) -> str:
     try:
         rewritten = json_schema.checked(word.value, lenient=False)
     except ConstraintError as error:
@@ -135,6 +138,6 @@ def _schema(text: str, word: Word) -> str:
         if isinstance(error, NotEnforced):
             raise NotEnforced(told, error.pointer, word.start) from None
         raise type(error)(told) from None
-    literal = json_literal(rewritten.root, rewritten.definitions, Whitespace.FLEXIBLE)
+    literal = json_literal(rewritten.root, rewritten.definitions, whitespace)
     # As many lines as before, so that the engine counts them as the client does.
     return literal[:-1] + "\n" * text.count("\n", word.start, word.end) + literal[-1]

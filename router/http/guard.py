@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
-from router.metrics import Counter
+from router.instruments import Counter
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 _OPEN_BELOW = "/health/"

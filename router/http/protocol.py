@@ -25,7 +25,7 @@ from router.http.inflow import MIN_BODY_LEN, Expected, Inflow
 from router.http.outflow import Outflow
 from router.http.request_size import RequestSize
 from router.http.upgrade import without_offer
-from router.metrics import Counter
+from router.instruments import Counter
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from constraints.spec import Kind
+from constraints.spec import Kind, Whitespace
 from router.errors import InvalidRequest, Unserved
 from router.grammar import RawGrammar
 from router.http.exchange import Exchange
@@ -99,7 +99,8 @@ class ChatRoutes:
     def _offer(self, body: ChatBody, raw: RawParams, offered: Offered) -> tuple[RawParams, Calling]:
         """The parameters with the grammar of what may be called, and how calls are told."""
         syntax, offer = self._template.call_syntax(body.chat_template), offered.offer
-        grammar = RawGrammar(Kind.LARK, tool_grammar(offer, syntax))
+        # Spaced as templates write arguments, and so as models have read them.
+        grammar = RawGrammar(Kind.LARK, tool_grammar(offer, syntax), whitespace=Whitespace.SPACED)
         parts = {
             tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True)
             for tool in offer.tools

@@ -15,14 +15,6 @@ import orjson
 
 from router.text.call_syntax import CallSyntax
 
-# Spaces as Python's json.dumps and the templates that models learnt from put them; no escapes by
-# number, of which some are no characters.
-_OPTIONS = {
-    "whitespace_flexible": False,
-    "key_separator": ": ",
-    "item_separator": ", ",
-    "json_allowed_escapes": 'nrbtf\\"',
-}
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
@@ -49,15 +41,14 @@ class Offer:
 
 
 def tool_grammar(offer: Offer, syntax: CallSyntax) -> str:
-    """The grammar, in Lark."""
+    """The grammar, in Lark. The whitespace of the arguments is for who compiles it."""
     rules = [f"start: {_start(offer, syntax)}"]
     if offer.may_speak:
         rules += _free_text(syntax)
     alternatives = []
     for index, tool in enumerate(offer.tools):
         alternatives.append(f"{_text(tool.name + syntax.middle)} arguments_{index}")
-        schema = {**tool.parameters, "x-guidance": _OPTIONS}
-        rules.append(f"arguments_{index}: %json {orjson.dumps(schema).decode()}")
+        rules.append(f"arguments_{index}: %json {orjson.dumps(tool.parameters).decode()}")
     rules.append("function: " + "\n    | ".join(alternatives))
     return "\n".join(rules) + "\n"
 

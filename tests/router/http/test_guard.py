@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.http.guard import Guard
-from router.metrics import Counter
+from router.instruments import Counter
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, exchange, housing, listening
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from constraints.compiler import Compiler
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
 from router.text.call_syntax import HERMES, CallSyntax
@@ -43,7 +43,7 @@ def compiler() -> Compiler:
 
 def accepts(offer: Offer, syntax: CallSyntax, text: str) -> bool:
     grammar = tool_grammar(offer, syntax)
-    matcher = compiler().compile(ConstraintSpec(Kind.LARK, grammar)).matcher()
+    matcher = compiler().compile(ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)).matcher()
     token_ids = byte_ids(text)
     if matcher.num_legal(token_ids) < len(token_ids):
         return False
@@ -125,3 +125,11 @@ def test_128_tools_are_one_grammar() -> None:
 
     assert accepts(offer, HERMES, written(HERMES, [("tool_127", {"city": "a"})]))
     assert not accepts(offer, HERMES, written(HERMES, [("tool_128", {"city": "a"})]))
+
+
+def test_arguments_are_spaced_as_templates_write_them() -> None:
+    call = written(HERMES, [ROME])
+
+    assert accepts(offering(), HERMES, call)
+    assert not accepts(offering(), HERMES, call.replace('"city": ', '"city":'))
+    assert not accepts(offering(), HERMES, call.replace('"city": ', '"city":  '))

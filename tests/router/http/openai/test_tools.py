@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from constraints.spec import ConstraintSpec, Kind, StopRule
+from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from router.errors import ConstraintRefused
 from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
 from router.request import Constraint
@@ -54,7 +54,7 @@ async def asked(fields: dict[str, Any], template: str = TEMPLATE) -> list[Any]:
 
 
 def lark(offer: Offer) -> ConstraintSpec:
-    return ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES))
+    return ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.SPACED)
 
 
 NAMED = {"type": "function", "function": {"name": "wait"}}
