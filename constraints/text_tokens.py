@@ -42,7 +42,9 @@ def split(text: str, end_ids: Iterable[int]) -> tuple[str, str] | None:
     kept = {piece: token_id for piece, token_id in vocab.items() if token_id not in taken}
     for token in texts:
         piece = _piece(token["content"], encode)
-        if piece is None or piece in kept:
+        if token["normalized"] and _puts_space_in_front(tokenizer.get("normalizer") or {}):
+            piece = _piece(" ", encode) + piece
+        if piece in kept:
             return None
         kept[piece] = token["id"]
     to_mask = {**tokenizer, "added_tokens": special, "model": {**tokenizer["model"], "vocab": kept}}
@@ -67,9 +69,18 @@ def _encoding(decoder: dict[str, Any]) -> dict[int, str] | str | None:
     return "\u2581" if "ByteFallback" in kinds else None
 
 
-def _piece(content: str, encoding: dict[int, str] | str) -> str | None:
+def _puts_space_in_front(normalizer: dict[str, Any]) -> bool:
+    """Whether normalized tokens begin with a space, which decoding them brings back."""
+    steps = [normalizer, *normalizer.get("normalizers", [])]
+    return any(step.get("type") == "Prepend" for step in steps)
+
+
+def _piece(content: str, encoding: dict[int, str] | str) -> str:
     if isinstance(encoding, str):
         return content.replace(" ", encoding)
+    if frozenset(content) <= frozenset(encoding.values()):
+        # Decoders take such a token for one of the vocabulary, whose letters stand for bytes.
+        return content
     return "".join(encoding[byte] for byte in content.encode())
 
 
