@@ -1,7 +1,8 @@
 """`launcher check`: texts under a constraint, without a server.
 
 The constraint is compiled as a server would: in a process with limits of time and memory.
-Exit codes: 0 all texts accepted, 1 some refused, 2 the constraint cannot be read, or not be kept.
+Exit codes: 0 all texts accepted, 1 some refused, 2 the constraint cannot be read, or not be kept,
+or the command line is at fault.
 """
 
 import asyncio
@@ -48,13 +49,30 @@ class CheckSettings:
     memory_bytes: int
 
 
+def check_settings(
+    spec: ConstraintSpec,
+    tokenizer: str,
+    texts: Sequence[str],
+    lines: str | None,
+    timeout_s: float,
+    memory_bytes: int,
+) -> CheckSettings:
+    """The settings, checked. Raises BadSetting."""
+    if texts and lines is not None:
+        raise BadSetting("--text and --lines: give one of them")
+    texts = tuple(checked_text(each, "--text") for each in texts)
+    return CheckSettings(spec, tokenizer, texts, lines, timeout_s, memory_bytes)
+
+
 def read_constraint(
-    kind: Kind, given: str, whitespace: Whitespace, *, lenient: bool
+    kind: Kind, given: str, lines: str | None, whitespace: Whitespace, *, lenient: bool
 ) -> ConstraintSpec:
     """The constraint: the file of that name, the standard input for `-`, or the text itself.
 
     Raises BadSetting.
     """
+    if given == lines == STDIN:
+        raise BadSetting("--constraint and --lines: only one of them can be the standard input")
     text = given
     if given == STDIN:
         text = sys.stdin.read()
@@ -63,7 +81,7 @@ def read_constraint(
             text = Path(given).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BadSetting(f"--constraint {given}: {error}") from error
-    return ConstraintSpec(kind, text, whitespace, lenient)
+    return ConstraintSpec(kind, checked_text(text, "--constraint"), whitespace, lenient)
 
 
 def check(settings: CheckSettings, out: TextIO) -> int:

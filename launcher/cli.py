@@ -18,7 +18,7 @@ import typer
 
 from constraints.spec import Kind, Whitespace
 from launcher import options, tgi_options
-from launcher.check import STDIN, CheckSettings, check, checked_text, read_constraint
+from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constraint
 from launcher.console import Console
 from launcher.environment import describe
 from launcher.errors import BadSetting, LauncherError
@@ -243,23 +243,24 @@ def check_command(
 ) -> None:
     """Judge texts by a constraint: accepted, or where and why not. Needs no server.
 
-    Exit codes: 0 all accepted, 1 some refused, 2 the constraint itself is at fault.
+    Exit codes: 0 all accepted, 1 some refused, 2 the constraint or the command is at fault.
     """
-    if text and lines:
-        raise BadSetting("--text and --lines: give one of them")
-    if STDIN == constraint == lines:
-        raise BadSetting("--constraint and --lines: only one of them can be the standard input")
-    settings = CheckSettings(
-        spec=read_constraint(
-            CONSTRAINT_KINDS[kind], constraint, Whitespace(whitespace), lenient=lenient
-        ),
-        tokenizer=tokenizer or str(BUNDLED_MODEL),
-        texts=tuple(checked_text(each, "--text") for each in text or ()),
-        lines=None if lines is None else lines,
-        timeout_s=constraint_timeout,
-        memory_bytes=constraint_memory << 20,
-    )
-    raise typer.Exit(check(settings, sys.stdout))
+    spaces = Whitespace(whitespace)
+    try:
+        settings = check_settings(
+            read_constraint(CONSTRAINT_KINDS[kind], constraint, lines, spaces, lenient=lenient),
+            tokenizer=tokenizer or str(BUNDLED_MODEL),
+            texts=text or [],
+            lines=lines,
+            timeout_s=constraint_timeout,
+            memory_bytes=constraint_memory << 20,
+        )
+        code = check(settings, sys.stdout)
+    except LauncherError as error:
+        # Not 1, which says that a text was refused.
+        typer.echo(f"error: {error}", err=True)
+        code = BAD_CONSTRAINT
+    raise typer.Exit(code)
 
 
 @app.command("env")

@@ -1,0 +1,136 @@
+"""`launcher check` as it is typed, without a server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.byte_tokenizer import save_byte_tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+def check(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-c", "from launcher.cli import main; main()", "check", *args]
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, check=False, input=stdin
+    )
+
+
+def test_an_accepted_text_is_told_with_the_shortest_there_is() -> None:
+    said = check("--type", "regex", "--constraint", "(foo|bar)+[0-9]{2}", "--text", "barfoo12")
+    assert said.returncode == 0
+    assert "accepted  barfoo12" in said.stdout
+    assert "shortest legal text found: 'foo00'" in said.stdout
+
+
+def test_a_refused_text_has_a_caret_at_the_first_character_that_cannot_stand(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    path = str(tmp_path / "schema.json")
+    said = check("--type", "json", "--constraint", path, "--text", '{"name": "é", "age": x}')
+    assert said.returncode == 1
+    line, caret, expected, legal, *_ = said.stdout.splitlines()[1:]
+    assert line == '  {"name": "é", "age": x}'
+    assert caret == " " * (2 + 21) + "^"
+    assert expected.endswith("'-', a digit")
+    assert legal.startswith("  legal there: ")
+
+
+def test_a_text_that_ends_too_early_is_told_what_is_missing() -> None:
+    said = check("--type", "choice", "--constraint", '["yes", "no"]', "--text", "ye")
+    assert said.returncode == 1
+    assert "at character 2, where the text ends" in said.stdout
+    assert "expected: 's'" in said.stdout
+
+
+def test_lines_of_json_come_back_as_lines_of_json(tmp_path: Path) -> None:
+    texts = ["12", "1x", "", "123"]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    said = check("--type", "regex", "--constraint", "[0-9]{2}", "--lines", str(path))
+    assert said.returncode == 1
+    told = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [each["text"] for each in told] == texts
+    assert [each["accepted"] for each in told] == [True, False, False, False]
+    assert [each["position"] for each in told] == [None, 1, 0, 2]
+    assert told[1]["expected"] == ["a digit"]
+    assert told[3]["expected"] == ["the end"]
+
+
+def test_lines_and_constraint_may_come_from_the_standard_input() -> None:
+    many = "".join(json.dumps({"text": str(number)}) + "\n" for number in range(200))
+    said = check("--type", "regex", "--constraint", "[0-9]+", "--lines", "-", stdin=many)
+    assert said.returncode == 0
+    assert len(said.stdout.splitlines()) == 200
+    said = check("--type", "lark", "--constraint", "-", "--text", "ab", stdin='start: "a" "b"')
+    assert (said.returncode, said.stdout.splitlines()[0]) == (0, "accepted  ab")
+
+
+def test_the_tokens_are_those_of_the_model_that_is_named(tmp_path: Path) -> None:
+    folder = str(save_byte_tokenizer(tmp_path))
+    said = check("--type", "regex", "--constraint", "[a-z]+", "--text", "1", "--tokenizer", folder)
+    assert "expected: a to z\n  legal there: 26 tokens" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint", "said"),
+    [
+        pytest.param("regex", "(foo|bar)+[0-9", "^", id="malformed"),
+        pytest.param("json", '{"type": "integer", "minimum": 2, "maximum": 1}', "min", id="empty"),
+        pytest.param("json", '{"contains": {"const": 1}}', "/contains", id="not-enforced"),
+    ],
+)
+def test_a_constraint_that_cannot_be_kept_ends_with_2_and_says_why(
+    kind: str, constraint: str, said: str
+) -> None:
+    refused = check("--type", kind, "--constraint", constraint, "--text", "1")
+    assert refused.returncode == 2
+    assert said in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_what_takes_too_long_to_compile_is_a_constraint_that_cannot_be_kept(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "choices.json"
+    path.write_text(json.dumps([f"{7919 * index % 100003:x}" for index in range(100_000)]))
+    refused = check(
+        *("--type", "choice", "--constraint", str(path)), *("--constraint-timeout", "0.05")
+    )
+    assert refused.returncode == 2
+    assert "more than 0.05 s" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        pytest.param(("--text", "a", "--lines", "x"), "give one of them", id="both"),
+        pytest.param(("--lines", "/nowhere"), "--lines /nowhere", id="no-file"),
+        pytest.param(("--tokenizer", "/nowhere"), "--tokenizer /nowhere", id="no-tokenizer"),
+    ],
+)
+def test_flags_that_cannot_be_obeyed_are_an_error_of_one_line(
+    args: tuple[str, ...], said: str
+) -> None:
+    refused = check("--type", "regex", "--constraint", "a", *args)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ")
+    assert said in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_line_that_is_no_text_is_told_by_its_number() -> None:
+    said = check(
+        *("--type", "regex", "--constraint", "a", "--lines", "-"),
+        stdin='{"text": "a"}\n{"words": "a"}\n',
+    )
+    assert said.returncode == 2
+    assert "line 2" in said.stderr
