@@ -9,7 +9,7 @@ NOVELTY: an edge costs by its place among its siblings, and a mask that was seen
 LENGTH:  an edge costs its bytes: the shortest text, where few are shorter than it
 
 Bounded by nodes, and not by time, so that the same output has the same completions on every day;
-the limit of time is there for grammars whose masks take long.
+the limit of computing time is there for grammars whose masks take long.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from itertools import count
-from time import monotonic
+from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +140,7 @@ class Search:
         self._tails = tuple(tails)[:MAX_TAILS]
         self._hints = tuple(hint for hint in hints if hint)
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
-        self._deadline = monotonic() + MAX_TIME_S
+        self._deadline = thread_time() + MAX_TIME_S
         self._twins: dict[tuple[int, bytes], int] = {}
         self._looks: set[bytes] = set()
         self._is_cut = False
@@ -165,7 +165,7 @@ class Search:
         yield from self._endings(self._matcher, ())
         push(_Node(self._matcher, (), 0.0, self._edges(self._matcher, ())[0]), 0)
         for _ in range(max_nodes):
-            if not heap or monotonic() > self._deadline:
+            if not heap or thread_time() > self._deadline:
                 self.is_exhausted = not heap and not self._is_cut
                 return
             cost, _, parent, index = heapq.heappop(heap)
