@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from router.batcher import BatcherLimits
 from router.http.app import Services, create_app
+from router.http.constraints import Judges
 from router.http.protocol import ConnectionRules
 from router.http.server_info import ServerInfo
 from router.listening import HttpServer, bind
@@ -58,6 +59,7 @@ async def housing(
     max_duration_s: float | None = None,
     takes_grammars: bool = True,
     checks: FakeChecks | None = None,
+    judges: Judges | None = None,
     batcher_limits: BatcherLimits | None = None,
     timeouts: ShardTimeouts = QUICK,
     **edge: Any,
@@ -96,6 +98,7 @@ async def housing(
                 compute_type="test",
                 model_pipeline_tag=pipeline_tag,
             ),
+            judges=judges,
         )
         yield House(create_app(services, max_body_len=max_body_len, **edge), shard, rig)
 
