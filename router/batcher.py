@@ -25,17 +25,20 @@ from router.books.scheduler import Scheduler
 from router.departures import Departures
 from router.errors import (
     Cancelled,
+    ConstraintRefused,
     Displaced,
     GenerationFailed,
     InvalidRequest,
     Refused,
-    RowFailed,
+    RouterError,
     ServerStopped,
     ShardFailed,
 )
 from router.events import FinishReason
+from router.mishaps import failed_by_bug, failed_row, internal
 from router.open_streams import OpenStreams
 from router.pacing import Pacing
+from router.preparing import Preparing
 from router.progress import Progress, Wait
 from router.request import GenerateRequest
 from router.shards import Shards
@@ -89,6 +92,7 @@ class Batcher:
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
         self._pacing = Pacing(scheduler.pause)
+        self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
         self._departures = Departures(scheduler.has_left, observer.gone)
         self._num_submitted = 0
         self._num_checked = 0
@@ -140,16 +144,38 @@ class Batcher:
             for stream in streams:
                 self.cancel(stream)
             raise
+        for stream in streams:
+            if stream.request.constraint is not None:
+                self._preparing.begin(stream.request_id, stream.request)
         self._wake.set()
         return streams
 
     def _accept(self, request: GenerateRequest, now_s: float) -> Stream:
         request_id = self._num_submitted + 1
-        self._scheduler.add(request_id, request, now_s)
+        is_ready = request.constraint is None
+        self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
         self._num_submitted = request_id
         stream = Stream(request_id, request, self._tokenizer, now_s)
         self._streams.add(stream)
         return stream
+
+    async def _prepare(self, request: GenerateRequest) -> None:
+        """Raises what `Shards.prepare` does."""
+        begun_s = self._clock()
+        prepared = await self._shards.prepare(request)
+        self._observer.prepared(prepared, self._clock() - begun_s)
+
+    def _release(self, request_id: int) -> None:
+        self._scheduler.release(request_id)
+        self._wake.set()
+
+    def _fail_unprepared(self, request_id: int, error: Exception) -> None:
+        if isinstance(error, ConstraintRefused):
+            self._observer.refused(error)
+        stream = self._streams[request_id]
+        told = error if isinstance(error, RouterError) else failed_by_bug(stream, error)
+        self._streams.fail(stream, told)
+        self._streams.tell()
 
     def cancel(self, stream: Stream) -> None:
         """The reader has left; the next step is without its request. Nothing if it has ended."""
@@ -240,34 +266,31 @@ class Batcher:
 
     def _add(self, generations: Iterable[Generation], now_s: float) -> None:
         """Gives each stream what a step brought it."""
-        num_tokens = 0
         for generation in generations:
             # A request may have been cancelled or expired while its step was under way.
             stream = self._streams.get(generation.request_id)
             if stream is None:
                 continue
             if generation.error is not None:
-                _log_failed_row(stream, generation.error)
-                self._streams.fail(stream, RowFailed(generation.error))
+                self._streams.fail(stream, failed_row(stream, generation.error))
                 continue
-            if stream.last_token_s is not None and generation.tokens:
-                self._observer.gap(now_s - stream.last_token_s)
+            last_s = stream.last_token_s
             try:
                 stream.add(generation, now_s)
-            except Exception as error:
-                _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
-                self._streams.fail(stream, _internal(error))
+            except Exception as error:  # noqa: BLE001 (it is logged)
+                self._streams.fail(stream, failed_by_bug(stream, error))
                 continue
-            num_tokens += len(generation.tokens)
+            if generation.tokens:
+                self._observer.generated(generation, last_s, now_s)
             self._streams.moved(stream)
             if stream.end is None:
                 self._pacing.look_at(stream)
-        self._observer.generated(num_tokens)
 
     def _retire(self, stream: Stream) -> None:
         """Whatever its end was: the rest of the house hears of it."""
         self._scheduler.finish(stream.request_id)
         self._pacing.left(stream)
+        self._preparing.left(stream.request_id)
         self._admission.left(self._clock(), len(self._streams))
         self._observer.ended(stream)
 
@@ -276,9 +299,8 @@ class Batcher:
             stream = self._streams[request_id]
             try:
                 stream.finish(FinishReason.DEADLINE, now_s)
-            except Exception as error:
-                _logger.exception("request_id=%s failed by a bug", stream.request.trace_id)
-                self._streams.fail(stream, _internal(error))
+            except Exception as error:  # noqa: BLE001 (it is logged)
+                self._streams.fail(stream, failed_by_bug(stream, error))
                 continue
             self._streams.moved(stream)
 
@@ -294,7 +316,7 @@ class Batcher:
     async def _idle(self) -> None:
         """Nothing to do: waits for a request, and asks the shards now and then how they are."""
         self._streams.tell()
-        if self._streams and not self._pacing:
+        if self._streams and not self._pacing and not self._preparing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
         self._observer.books(self._scheduler.stats())
         self._wake.clear()
@@ -347,7 +369,7 @@ class Batcher:
             await self._retry_later(error)
         except Exception as error:
             _logger.exception("the shards could not be asked to begin anew, by a bug")
-            await self._retry_later(_internal(error))
+            await self._retry_later(internal(error))
         else:
             self._progress.mends()
             self._departures.look(self._clock())
@@ -365,7 +387,7 @@ class Batcher:
         """After a bug: ends everything, and goes on if the books are sound when empty."""
         self._progress.breaks(self._clock())
         self._scheduler.fail()
-        self._streams.fail_all(_internal(error))
+        self._streams.fail_all(internal(error))
         self._streams.tell()
         self._scheduler.check_invariants()
 
@@ -376,19 +398,3 @@ class Batcher:
                 stream.first_scheduled_s = now_s
                 stream.cached_len = new.cached_len
         self._observer.scheduled(batch, self._clock() - now_s)
-
-
-def _log_failed_row(stream: Stream, reason: str) -> None:
-    """Names the request as its client does, and as the shards' logs do."""
-    told = {"request_id": stream.request.trace_id, "shard_request_id": stream.request_id}
-    _logger.error(
-        "request_id=%s failed alone: %s (shard_request_id=%d)",
-        stream.request.trace_id,
-        reason,
-        stream.request_id,
-        extra=told,
-    )
-
-
-def _internal(error: Exception) -> GenerationFailed:
-    return GenerationFailed(f"a bug of the server ended it: {type(error).__name__}: {error}")

@@ -2,31 +2,18 @@
 
 It knows nothing of what it measures: numbers come in, Prometheus text goes out.
 
-Names. TGI's counters carry no `_total`; the Prometheus library insists on it. So each counter is
-exposed twice: as a counter under `<name>_total`, and, for dashboards made for TGI, the same value
-without a type under the bare `<name>`. Tandem's own instruments begin with `tandem_` and have
-the suffix alone.
-
 TGI's `tgi_batch_concat_duration` is missing on purpose: there it is the time that a separate step
 takes to merge two batches, while here new prompts join the running batch inside of their own step,
 whose time is in `tgi_batch_inference_duration`.
-
-Cost. The instruments are plain numbers, touched by the event loop's thread alone and turned
-into families when somebody scrapes; an observation is a bisection and three additions.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    UnknownMetricFamily,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from router.instruments import Counter, Gauge, Histogram
 
 METHODS = ("prefill", "decode")
 # Causes known beforehand; alerts on a rate want to see them before the first failure.
@@ -62,121 +49,6 @@ DURATION_BUCKETS = tuple(0.00015 * 1.5**k for k in range(35))
 # The gaps between tokens are milliseconds; twice the resolution where they lie.
 TOKEN_GAP_BUCKETS = tuple(0.0005 * 2 ** (k / 2) for k in range(31))
 BATCH_SIZE_BUCKETS = tuple(float(2**k) for k in range(11))
-
-
-class Counter:
-    """A number that only grows, one for each value of its label (or one without).
-
-    `label_values` are told from the start; others as they come.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        documentation: str,
-        label: str | None = None,
-        label_values: Sequence[str] = (),
-    ) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._label = label
-        self._values: dict[str, float] = dict.fromkeys(label_values if label else ("",), 0.0)
-
-    def inc(self, label_value: str = "", amount: float = 1.0) -> None:
-        """Add `amount`; a counter with a label wants its value."""
-        self._values[label_value] = self._values.get(label_value, 0.0) + amount
-
-    def set_total(self, total: float) -> None:
-        """Adopt a total that is counted elsewhere (the scheduler's cumulative numbers)."""
-        self._values[""] = total
-
-    def value(self, label_value: str = "") -> float:
-        """The present number."""
-        return self._values.get(label_value, 0.0)
-
-    def families(self) -> Iterator[Metric]:
-        """Both spellings; see the module's docstring."""
-        labels = [self._label] if self._label else []
-        typed = CounterMetricFamily(self._name, self._documentation, labels=labels)
-        families: list[CounterMetricFamily | UnknownMetricFamily] = [typed]
-        if self._name.startswith("tgi_"):
-            families.append(UnknownMetricFamily(self._name, self._documentation, labels=labels))
-        for label_value, value in self._values.items():
-            for family in families:
-                family.add_metric([label_value] if self._label else [], value)
-        yield from families
-
-
-class Gauge:
-    """A number that goes up and down."""
-
-    def __init__(self, name: str, documentation: str) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._value = 0.0
-
-    def set(self, value: float) -> None:
-        """Replace the number."""
-        self._value = value
-
-    def value(self) -> float:
-        """The present number."""
-        return self._value
-
-    def families(self) -> Iterator[Metric]:
-        """The one family."""
-        yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
-
-
-class Histogram:
-    """Counts of observations by bucket, one set for each value of its label (or one without)."""
-
-    def __init__(
-        self, name: str, documentation: str, buckets: Sequence[float], label: str | None = None
-    ) -> None:
-        self._name = name
-        self._documentation = documentation
-        self._buckets = tuple(buckets)
-        self._bounds = [*(f"{bound:.6g}" for bound in buckets), "+Inf"]
-        self._label = label
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
-        if label is None:
-            self._open("")
-
-    def observe(self, value: float, label_value: str = "", count: int = 1) -> None:
-        """Count `value`, `count` times."""
-        counts = self._counts.get(label_value)
-        if counts is None:
-            counts = self._open(label_value)
-        counts[bisect_left(self._buckets, value)] += count
-        self._sums[label_value] += value * count
-
-    def count(self, label_value: str = "") -> int:
-        """Observations so far."""
-        return sum(self._counts.get(label_value, ()))
-
-    def sum(self, label_value: str = "") -> float:
-        """Their sum."""
-        return self._sums.get(label_value, 0.0)
-
-    def families(self) -> Iterator[Metric]:
-        """The one family, its buckets cumulative."""
-        labels = [self._label] if self._label else []
-        family = HistogramMetricFamily(self._name, self._documentation, labels=labels)
-        for label_value, counts in self._counts.items():
-            cumulative, rows = 0, []
-            for bound, count in zip(self._bounds, counts, strict=True):
-                cumulative += count
-                rows.append((bound, cumulative))
-            family.add_metric(
-                [label_value] if self._label else [], rows, sum_value=self._sums[label_value]
-            )
-        yield family
-
-    def _open(self, label_value: str) -> list[int]:
-        self._sums[label_value] = 0.0
-        return self._counts.setdefault(label_value, [0] * len(self._bounds))
 
 
 def _equal_steps(limit: int) -> tuple[float, ...]:
@@ -224,6 +96,7 @@ class Metrics(Collector):
         self._declare_steps()
         self._declare_books()
         self._declare_constraint_checks()
+        self._declare_constrained_steps()
         registry.register(self)
 
     def _declare_sequences(self, max_total_len: int) -> None:
@@ -354,6 +227,39 @@ class Metrics(Collector):
         self.constraint_workers_ended = Counter(
             "tandem_constraint_workers_ended",
             "Compiling processes ended for their use of time or memory",
+        )
+
+    def _declare_constrained_steps(self) -> None:
+        """Written by the batcher: constraints in the shard, and what they cost a step."""
+        self.constraint_prepare_duration = Histogram(
+            "tandem_constraint_prepare_seconds",
+            "Seconds that requests waited until the shard had compiled their constraint, by "
+            "whether it had before",
+            DURATION_BUCKETS,
+            label="source",
+        )
+        self.mask_duration = Histogram(
+            "tandem_mask_seconds",
+            "Seconds that the token masks of a step took, beside its forward",
+            DURATION_BUCKETS,
+        )
+        self.mask_wait_duration = Histogram(
+            "tandem_mask_wait_seconds",
+            "Seconds that sampling waited for the token masks of a step",
+            DURATION_BUCKETS,
+        )
+        self.masked_rows = Counter("tandem_masked_rows", "Rows that had a token mask, of all steps")
+        self.forced_tokens = Counter(
+            "tandem_forced_tokens", "Generated tokens for which a constraint left no choice"
+        )
+        self.constrained_sequences = Gauge(
+            "tandem_constrained_sequences", "Running sequences that have a constraint"
+        )
+        self.constraint_ends = Counter(
+            "tandem_constraint_ends",
+            "Sequences with a constraint that ended well, by whether it is satisfied",
+            label="outcome",
+            label_values=("satisfied", "unsatisfied"),
         )
 
     def _declare_books(self) -> None:

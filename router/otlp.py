@@ -166,6 +166,10 @@ class OtlpTracer(Tracer):
         inference.set_attribute("gen_ai.usage.output_tokens", life.num_generated_tokens)
         if life.finish_reason is not None:
             inference.set_attribute("gen_ai.response.finish_reasons", (life.finish_reason,))
+        if life.constraint_kind is not None:
+            inference.set_attribute("tandem.constraint.kind", life.constraint_kind)
+        if life.constraint_satisfied is not None:
+            inference.set_attribute("tandem.constraint.satisfied", life.constraint_satisfied)
         _tell_error(inference, life.error)
         inference.end(now_ns)
 

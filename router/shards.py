@@ -31,9 +31,16 @@ from proto import generate_pb2 as pb
 from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router import wire
 from router.batch import Batch, StepResult
-from router.errors import Displaced, ShardFailed, StartupFailed
+from router.errors import (
+    ConstraintRefused,
+    Displaced,
+    GenerationFailed,
+    ShardFailed,
+    StartupFailed,
+)
+from router.request import GenerateRequest
 from router.tracing import NO_TRACES, Metadata, Tracer
-from router.wire import PoolLimits, ShardInfo
+from router.wire import PoolLimits, Prepared, ShardInfo
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -66,6 +73,7 @@ class ShardTimeouts:
     warmup_s: float = 1800.0
     step_s: float = 120.0
     control_s: float = 30.0
+    prepare_s: float = 30.0
     lockstep_s: float = 5.0
 
 
@@ -181,6 +189,26 @@ class Shards:
             block_size=limits[0].block_size,
             max_total_len=min(limit.max_total_len for limit in limits),
         )
+
+    async def prepare(self, request: GenerateRequest) -> Prepared:
+        """Has rank 0, which masks for all, compile the request's constraint beside its steps.
+
+        Raises ConstraintRefused when it cannot, GenerationFailed when it takes too long, and
+        ShardFailed when rank 0 does not answer for another reason.
+        """
+        first, timeout_s = self._ranks[0], self._timeouts.prepare_s
+        call = first.call("PrepareConstraint")
+        try:
+            return wire.prepared_from_pb(await call(wire.prepare_to_pb(request), timeout=timeout_s))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                # The router's own check let it pass, so that it is none of the author's mistakes.
+                raise ConstraintRefused(error.details() or _told(error), "too_complex") from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise GenerationFailed(
+                    f"{first.name} did not compile the constraint within {timeout_s:g} s"
+                ) from error
+            raise ShardFailed(f"{first.name}, PrepareConstraint: {_told(error)}") from error
 
     async def check_health(self) -> None:
         """Raises ShardFailed unless every rank answers."""

@@ -6,13 +6,14 @@ TGI's word: "prefill" when a prompt begins in it, else "decode".
 
 import re
 
-from router.batch import Batch, StepResult
+from router.batch import Batch, Generation, StepResult
 from router.books.scheduler import SchedulerStats
-from router.errors import Refused, RouterError
+from router.errors import ConstraintRefused, Refused, RouterError
 from router.events import Failed, Finished
 from router.metrics import Metrics
 from router.stream import Stream
 from router.tracing import NO_TRACES, SequenceLife, TraceContext, Tracer
+from router.wire import Prepared
 
 _INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -24,8 +25,6 @@ class StepObserver:
         self._metrics = metrics
         self._block_size = block_size
         self._tracer = tracer
-        # Asked once for each token.
-        self.gap = metrics.inter_token_latency.observe
 
     def rejected(self, error: Refused) -> None:
         """A request was refused at the door."""
@@ -80,10 +79,32 @@ class StepObserver:
         phase(result.sample_s, "sample")
         phase(max(0.0, step_s - result.forward_s - result.sample_s), "rpc")
         phase(apply_s, "apply")
+        if result.num_masked_rows:
+            metrics.mask_duration.observe(result.mask_s)
+            metrics.mask_wait_duration.observe(result.mask_wait_s)
+            metrics.masked_rows.inc(amount=result.num_masked_rows)
 
-    def generated(self, num_tokens: int) -> None:
-        """A step's tokens went to their streams."""
-        self._metrics.output_tokens.inc(amount=num_tokens)
+    def generated(self, generation: Generation, last_s: float | None, now_s: float) -> None:
+        """A step brought a sequence tokens, its first ones where `last_s` is None.
+
+        Several of one step come together: there is nothing between them.
+        """
+        metrics, num_tokens = self._metrics, len(generation.tokens)
+        metrics.output_tokens.inc(amount=num_tokens)
+        if last_s is not None:
+            metrics.inter_token_latency.observe(now_s - last_s)
+        if num_tokens > 1:
+            metrics.inter_token_latency.observe(0.0, count=num_tokens - 1)
+            metrics.forced_tokens.inc(amount=generation.num_forced)
+
+    def prepared(self, prepared: Prepared, waited_s: float) -> None:
+        """Requests waited for their constraint to be compiled in the shard, or to be found."""
+        source = "cache" if prepared.was_cached else "compiled"
+        self._metrics.constraint_prepare_duration.observe(waited_s, source)
+
+    def refused(self, error: ConstraintRefused) -> None:
+        """The shard cannot serve a constraint that had passed the router's check."""
+        self._metrics.constraint_refusals.inc(error.reason)
 
     def paused(self, num_paused: int) -> None:
         """So many sequences wait for their readers."""
@@ -99,6 +120,7 @@ class StepObserver:
         metrics.kv_blocks_total.set(stats.num_blocks_total)
         metrics.kv_blocks_used.set(stats.num_blocks_used)
         metrics.kv_blocks_cached.set(stats.num_blocks_cached)
+        metrics.constrained_sequences.set(stats.num_constrained)
         metrics.preemptions.set_total(stats.num_preemptions)
         metrics.prompt_tokens.set_total(stats.num_prompt_tokens)
         metrics.prefix_hit_tokens.set_total(stats.num_cached_tokens)
@@ -114,6 +136,9 @@ class StepObserver:
             return
         timings = end.timings
         metrics.sequence_ends.inc(end.reason.value)
+        if end.constraint_satisfied is not None:
+            word = "satisfied" if end.constraint_satisfied else "unsatisfied"
+            metrics.constraint_ends.inc(word)
         metrics.queue_duration.observe(timings.queue_s)
         metrics.skipped_tokens.observe(end.num_cached_tokens)
         metrics.generated_tokens.observe(end.num_generated_tokens)
@@ -125,6 +150,7 @@ class StepObserver:
 
 def _life(stream: Stream, context: TraceContext) -> SequenceLife:
     end = stream.end
+    constraint = stream.request.constraint
     return SequenceLife(
         request_id=stream.request_id,
         context=context,
@@ -135,6 +161,8 @@ def _life(stream: Stream, context: TraceContext) -> SequenceLife:
         num_generated_tokens=stream.num_generated,
         finish_reason=end.reason.value if isinstance(end, Finished) else None,
         error=end.error if isinstance(end, Failed) else None,
+        constraint_kind=None if constraint is None else constraint.spec.kind.value,
+        constraint_satisfied=end.constraint_satisfied if isinstance(end, Finished) else None,
     )
 
 

@@ -43,7 +43,7 @@ class SequenceLife:
     """One sequence when it has ended; times in seconds of time.monotonic.
 
     `first_scheduled_s` and `first_token_s` None: it did not come so far. Exactly one of
-    `finish_reason` and `error` is there.
+    `finish_reason` and `error` is there. The last two are None without a constraint.
     """
 
     request_id: int
@@ -55,6 +55,8 @@ class SequenceLife:
     num_generated_tokens: int
     finish_reason: str | None
     error: Exception | None
+    constraint_kind: str | None = None
+    constraint_satisfied: bool | None = None
 
 
 class RequestSpan:

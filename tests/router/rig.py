@@ -11,6 +11,7 @@ from time import monotonic
 
 from prometheus_client import CollectorRegistry
 
+from constraints.spec import ConstraintSpec, Kind
 from router.batcher import Batcher, BatcherLimits
 from router.books.allocator import Allocator
 from router.books.scheduler import Scheduler, SchedulerLimits
@@ -18,6 +19,7 @@ from router.events import Event, Failed, Finished, TokenGenerated
 from router.infer import Infer
 from router.metrics import Metrics
 from router.request import (
+    Constraint,
     GenerateRequest,
     LogprobParams,
     SamplingParams,
@@ -35,6 +37,7 @@ PLAIN = SamplingParams()
 NO_LOGPROBS = LogprobParams()
 RESTLESS = BatcherLimits(retry_s=0.05, tick_s=0.02)
 QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=0.5, lockstep_s=0.2)
+ANY_TEXT = Constraint(ConstraintSpec(Kind.REGEX, "(?s:.*)"))
 # For tests that keep the machine busy: a late step is no fault there.
 PATIENT = ShardTimeouts(connect_s=20.0, warmup_s=20.0, step_s=20.0, control_s=20.0)
 PROMPT = "Once upon"
@@ -71,6 +74,7 @@ def asking(
     logprobs: LogprobParams = NO_LOGPROBS,
     sampling: SamplingParams = PLAIN,
     skip_special_tokens: bool = True,
+    constraint: Constraint | None = None,
 ) -> GenerateRequest:
     """A request as validation would make it."""
     return GenerateRequest(
@@ -85,6 +89,7 @@ def asking(
             keep_stop_string=keep_stop_string,
         ),
         logprobs,
+        constraint,
         skip_special_tokens=skip_special_tokens,
         deadline_s=deadline_s,
     )

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from router.metrics import Counter, Gauge, Histogram, Metrics
+from router.instruments import Counter, Gauge, Histogram
+from router.metrics import Metrics
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
 NAME = re.compile(r"\b(?:tgi|tandem)_[a-z_]+")

@@ -1,0 +1,136 @@
+"""Counters, gauges and histograms: plain numbers, told as Prometheus' families when asked for.
+
+Names. TGI's counters carry no `_total`; the Prometheus library insists on it. So each counter is
+exposed twice: as a counter under `<name>_total`, and, for dashboards made for TGI, the same value
+without a type under the bare `<name>`. Tandem's own instruments begin with `tandem_` and have
+the suffix alone.
+
+Cost. The instruments are touched by the event loop's thread alone and turned into families when
+somebody scrapes; an observation is a bisection and three additions.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UnknownMetricFamily,
+)
+
+
+class Counter:
+    """A number that only grows, one for each value of its label (or one without).
+
+    `label_values` are told from the start; others as they come.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        label: str | None = None,
+        label_values: Sequence[str] = (),
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._label = label
+        self._values: dict[str, float] = dict.fromkeys(label_values if label else ("",), 0.0)
+
+    def inc(self, label_value: str = "", amount: float = 1.0) -> None:
+        """Add `amount`; a counter with a label wants its value."""
+        self._values[label_value] = self._values.get(label_value, 0.0) + amount
+
+    def set_total(self, total: float) -> None:
+        """Adopt a total that is counted elsewhere (the scheduler's cumulative numbers)."""
+        self._values[""] = total
+
+    def value(self, label_value: str = "") -> float:
+        """The present number."""
+        return self._values.get(label_value, 0.0)
+
+    def families(self) -> Iterator[Metric]:
+        """Both spellings; see the module's docstring."""
+        labels = [self._label] if self._label else []
+        typed = CounterMetricFamily(self._name, self._documentation, labels=labels)
+        families: list[CounterMetricFamily | UnknownMetricFamily] = [typed]
+        if self._name.startswith("tgi_"):
+            families.append(UnknownMetricFamily(self._name, self._documentation, labels=labels))
+        for label_value, value in self._values.items():
+            for family in families:
+                family.add_metric([label_value] if self._label else [], value)
+        yield from families
+
+
+class Gauge:
+    """A number that goes up and down."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._value = 0.0
+
+    def set(self, value: float) -> None:
+        """Replace the number."""
+        self._value = value
+
+    def value(self) -> float:
+        """The present number."""
+        return self._value
+
+    def families(self) -> Iterator[Metric]:
+        """The one family."""
+        yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
+
+
+class Histogram:
+    """Counts of observations by bucket, one set for each value of its label (or one without)."""
+
+    def __init__(
+        self, name: str, documentation: str, buckets: Sequence[float], label: str | None = None
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._buckets = tuple(buckets)
+        self._bounds = [*(f"{bound:.6g}" for bound in buckets), "+Inf"]
+        self._label = label
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+        if label is None:
+            self._open("")
+
+    def observe(self, value: float, label_value: str = "", count: int = 1) -> None:
+        """Count `value`, `count` times."""
+        counts = self._counts.get(label_value)
+        if counts is None:
+            counts = self._open(label_value)
+        counts[bisect_left(self._buckets, value)] += count
+        self._sums[label_value] += value * count
+
+    def count(self, label_value: str = "") -> int:
+        """Observations so far."""
+        return sum(self._counts.get(label_value, ()))
+
+    def sum(self, label_value: str = "") -> float:
+        """Their sum."""
+        return self._sums.get(label_value, 0.0)
+
+    def families(self) -> Iterator[Metric]:
+        """The one family, its buckets cumulative."""
+        labels = [self._label] if self._label else []
+        family = HistogramMetricFamily(self._name, self._documentation, labels=labels)
+        for label_value, counts in self._counts.items():
+            cumulative, rows = 0, []
+            for bound, count in zip(self._bounds, counts, strict=True):
+                cumulative += count
+                rows.append((bound, cumulative))
+            family.add_metric(
+                [label_value] if self._label else [], rows, sum_value=self._sums[label_value]
+            )
+        yield family
+
+    def _open(self, label_value: str) -> list[int]:
+        self._sums[label_value] = 0.0
+        return self._counts.setdefault(label_value, [0] * len(self._bounds))
