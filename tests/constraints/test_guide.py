@@ -1,0 +1,222 @@
+"""A guide: whatever is drawn under its masks and checks ends satisfied, within the budget."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from constraints.errors import DoesNotFit, IllegalToken
+from constraints.guide import Guide
+from constraints.spec import Budget, ConstraintSpec, Kind
+from constraints.vocabulary import Vocabulary
+from tests.constraints.cases import CASES
+from tests.constraints.walks import (
+    byte_vocabulary,
+    demo_vocabulary,
+    drawn,
+    judge_of,
+    language_of,
+    legal_ids,
+    needed_len,
+    text_of,
+)
+
+VOCABULARIES = {"demo": demo_vocabulary, "bytes": byte_vocabulary}
+FLAT = CASES["flat"]
+
+
+def guide_of(
+    spec: ConstraintSpec, budget: Budget, vocabulary: Vocabulary | None = None, **more: object
+) -> Guide:
+    vocabulary = vocabulary or demo_vocabulary()
+    return Guide(language_of(spec, vocabulary), vocabulary, budget, **more)  # type: ignore[arg-type]
+
+
+def spelled(text: str) -> list[int]:
+    return demo_vocabulary().backend.tokenize_str(text)
+
+
+@pytest.mark.parametrize("slack", [0, 1, 5, 30])
+@pytest.mark.parametrize("vocabulary_name", VOCABULARIES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_output_satisfies_its_constraint_in_its_budget(
+    name: str, vocabulary_name: str, slack: int
+) -> None:
+    vocabulary, spec = VOCABULARIES[vocabulary_name](), CASES[name]
+    max_len = needed_len(spec, vocabulary) + slack
+    guide = guide_of(spec, Budget(max_len), vocabulary, takes_forced=slack != 5)
+    output = drawn(guide, vocabulary, max_len, random.Random(f"{name} {slack}"))
+    assert guide.is_satisfied
+    assert len(output) <= max_len
+    assert judge_of(spec)(text_of(output, vocabulary), len(output)), text_of(output, vocabulary)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10**9), name=st.sampled_from(sorted(CASES)), slack=st.integers(0, 30))
+def test_no_seed_leads_into_a_dead_end(seed: int, name: str, slack: int) -> None:
+    vocabulary, spec = byte_vocabulary(), CASES[name]
+    max_len = needed_len(spec, vocabulary) + slack
+    guide = guide_of(spec, Budget(max_len), vocabulary)
+    output = drawn(guide, vocabulary, max_len, random.Random(seed), end_odds=0.05)
+    assert judge_of(spec)(text_of(output, vocabulary), len(output))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "anything"])
+def test_a_budget_below_the_shortest_text_found_is_refused_with_both_numbers(name: str) -> None:
+    spec = CASES[name]
+    with pytest.raises(DoesNotFit) as refused:
+        guide_of(spec, Budget(0))
+    needed = refused.value.needed_len
+    assert guide_of(spec, Budget(needed)).needed_len == needed
+    with pytest.raises(DoesNotFit) as refused:
+        guide_of(spec, Budget(needed - 1))
+    assert (refused.value.needed_len, refused.value.max_len) == (needed, needed - 1)
+
+
+def test_a_guide_that_cuts_lets_the_budget_run_out() -> None:
+    guide = guide_of(FLAT, Budget(3, cuts=True))
+    for token_id in spelled('{"name":')[:3]:
+        assert guide.check(token_id)
+        guide.advance(token_id)
+    assert not guide.is_satisfied
+
+
+def test_only_the_end_follows_a_text_that_is_over() -> None:
+    guide = guide_of(ConstraintSpec(Kind.REGEX, "ab"), Budget(9))
+    assert guide.take_forced()
+    assert guide.is_over
+    assert legal_ids(guide, demo_vocabulary()) == [0]
+
+
+def test_the_end_is_masked_before_min_len_while_anything_else_is_legal() -> None:
+    guide = guide_of(ConstraintSpec(Kind.REGEX, "a{1,3}"), Budget(9, min_len=9), byte_vocabulary())
+    guide.advance(ord("a"))
+    assert legal_ids(guide, byte_vocabulary()) == [ord("a")]
+    guide.advance(ord("a"))
+    guide.advance(ord("a"))
+    assert legal_ids(guide, byte_vocabulary()) == [256]
+
+
+def test_a_stop_token_ends_a_complete_text_and_is_no_text_itself() -> None:
+    vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "[ax]{1,3}|xxxxc")
+    guide = guide_of(spec, Budget(9), vocabulary, stop_token_ids=(ord("x"),))
+    assert legal_ids(guide, vocabulary) == [ord("a")]
+    guide.advance(ord("a"))
+    assert legal_ids(guide, vocabulary) == [ord("a"), ord("x"), 256]
+    guide.advance(ord("x"))
+    assert guide.is_satisfied
+    assert guide.is_over
+
+
+def test_a_witness_keeps_clear_of_stop_tokens() -> None:
+    vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "b|aaa")
+    guide = guide_of(spec, Budget(9), vocabulary, stop_token_ids=(ord("b"),), takes_forced=False)
+    assert guide.needed_len == 3
+    assert guide.witness_token() == ord("a")
+
+
+def test_an_illegal_token_changes_nothing() -> None:
+    vocabulary = byte_vocabulary()
+    guide = guide_of(ConstraintSpec(Kind.REGEX, "[ab]{3}"), Budget(3), vocabulary)
+    for token_id in (ord("c"), 256):
+        with pytest.raises(IllegalToken):
+            guide.advance(token_id)
+    assert drawn(guide, vocabulary, 3, random.Random(1))
+
+
+def test_a_token_after_which_nothing_fits_is_refused() -> None:
+    vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "ad|be{20}|cf{3}")
+    guide = guide_of(spec, Budget(4), vocabulary)
+    assert [guide.check(ord(letter)) for letter in "abc"] == [True, False, True]
+    with pytest.raises(IllegalToken):
+        guide.advance(ord("b"))
+
+
+def test_a_budget_that_the_witness_fills_leaves_the_tokens_that_are_known_to_fit() -> None:
+    vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "[ab]c[0-9]*d")
+    guide = guide_of(spec, Budget(3), vocabulary)
+    assert set(legal_ids(guide, vocabulary)) <= {ord("a"), ord("b"), vocabulary.tokens.index(b"bc")}
+    guide.advance(ord("a"))
+    guide.advance(ord("c"))
+    assert legal_ids(guide, vocabulary) == [ord("d")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_replayed_guide_stands_where_the_first_one_stood(name: str) -> None:
+    vocabulary, spec = demo_vocabulary(), CASES[name]
+    budget, rng = Budget(needed_len(spec, vocabulary) + 3), random.Random(name)
+    written = drawn(guide_of(spec, budget), vocabulary, budget.max_len, rng)
+    for length in (len(written) // 2, len(written)):
+        first, again = guide_of(spec, budget), guide_of(spec, budget)
+        for token_id in written[:length]:
+            for other in rng.sample(legal_ids(first, vocabulary), 1):
+                first.check(other)  # what was tried leaves no trace
+            first.advance(token_id)
+        again.replay(tuple(written[:length]))
+        assert again.needed_len == first.needed_len
+        assert legal_ids(again, vocabulary) == legal_ids(first, vocabulary)
+        assert (again.is_satisfied, again.is_over) == (first.is_satisfied, first.is_over)
+
+
+def test_forks_go_their_own_ways() -> None:
+    vocabulary, spec = demo_vocabulary(), CASES["optional"]
+    guide = guide_of(spec, Budget(60))
+    rng = random.Random(3)
+    for token_id in spelled('{"')[:2]:
+        guide.advance(token_id)
+    twins = [guide.fork() for _ in range(5)]
+    prefix = spelled('{"')[:2]
+    outputs = [prefix + drawn(twin, vocabulary, 58, rng) for twin in twins]
+    assert len({tuple(output) for output in outputs}) > 1
+    assert all(judge_of(spec)(text_of(output, vocabulary), 0) for output in outputs)
+    assert not guide.is_satisfied
+
+
+def test_a_restarted_guide_shares_no_place_with_the_first() -> None:
+    first = guide_of(FLAT, Budget(99))
+    second = first.restart()
+    first.take_forced()
+    assert second.take_forced() == guide_of(FLAT, Budget(99)).take_forced()
+
+
+def test_forced_bytes_are_spelled_as_the_model_would() -> None:
+    guide = guide_of(ConstraintSpec(Kind.REGEX, "the farmer and the fox"), Budget(50))
+    run = guide.take_forced()
+    assert list(run) == spelled("the farmer and the fox")
+    assert guide.is_over
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forced_runs_are_the_beginning_of_what_the_model_would_spell(name: str) -> None:
+    vocabulary, spec = demo_vocabulary(), CASES[name]
+    guide = guide_of(spec, Budget(needed_len(spec, vocabulary) + 100))
+    run = list(guide.take_forced())
+    for seed in range(5):
+        text = text_of(run + drawn(guide.fork(), vocabulary, 100, random.Random(seed)), vocabulary)
+        assert spelled(text)[: len(run)] == run
+
+
+def test_nothing_is_forced_where_every_token_is_to_be_sampled() -> None:
+    guide = guide_of(ConstraintSpec(Kind.REGEX, "the fox"), Budget(50), takes_forced=False)
+    assert guide.take_forced() == ()
+
+
+def test_a_forced_run_is_bounded_and_keeps_to_the_budget() -> None:
+    vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "x{200}")
+    guide = guide_of(spec, Budget(200), vocabulary)
+    runs = [len(guide.take_forced()) for _ in range(4)]
+    assert runs == [64, 64, 64, 8]
+    assert guide.is_over
+
+
+def test_a_budget_without_slack_is_spent_in_one_run() -> None:
+    guide = guide_of(
+        CASES["min-length"], Budget(needed_len(CASES["min-length"], demo_vocabulary()))
+    )
+    while not guide.is_over:
+        assert guide.take_forced() or guide.check(guide.witness_token() or 0)
+        token_id = guide.witness_token()
+        if token_id is not None:
+            guide.advance(token_id)
+    assert guide.is_satisfied

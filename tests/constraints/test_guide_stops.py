@@ -1,0 +1,174 @@
+"""Stop strings under a guide: an output ends at one only where the constraint holds."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from constraints.errors import Contradiction, IllegalToken, TooComplex
+from constraints.guide import Guide
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
+from constraints.vocabulary import Vocabulary
+from router.text.stopping import StopMatcher
+from tests.constraints.cases import CASES
+from tests.constraints.walks import (
+    byte_vocabulary,
+    demo_vocabulary,
+    drawn,
+    judge_of,
+    language_of,
+    legal_ids,
+    needed_len,
+    text_of,
+)
+
+BYTES = byte_vocabulary()
+
+
+def guide_of(
+    pattern: str, *strings: str, kept: bool = True, max_len: int = 30, cuts: bool = False
+) -> Guide:
+    language = language_of(ConstraintSpec(Kind.REGEX, pattern), BYTES)
+    return Guide(language, BYTES, Budget(max_len, cuts=cuts), StopRule(strings, kept))
+
+
+def after(guide: Guide, text: bytes) -> Guide:
+    guide.replay(tuple(text))
+    return guide
+
+
+def legal_texts(guide: Guide) -> list[bytes]:
+    return [BYTES.tokens[token_id] for token_id in legal_ids(guide, BYTES)]
+
+
+def as_shown(output: str, stops: StopRule) -> str:
+    """The text that a router makes of an output: it ends at the first stop string."""
+    stopping = StopMatcher(stops.strings, stops.kept)
+    return stopping.push(output) + stopping.flush()
+
+
+STRINGS = st.lists(
+    st.sampled_from(["\n", "\n\n", " ", ":", ",", "0", "1", "x", "e", "ab", "the", "ca", "}", "é"]),
+    min_size=1,
+    max_size=3,
+    unique=True,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(sorted(CASES)),
+    strings=STRINGS,
+    kept=st.booleans(),
+    slack=st.integers(0, 12),
+    seed=st.integers(0, 10**6),
+    is_demo=st.booleans(),
+)
+def test_what_is_left_of_an_output_at_its_first_stop_string_satisfies_the_constraint(
+    name: str, strings: list[str], kept: bool, slack: int, seed: int, is_demo: bool
+) -> None:
+    vocabulary: Vocabulary = demo_vocabulary() if is_demo else BYTES
+    spec, stops = CASES[name], StopRule(tuple(strings), kept)
+    try:
+        max_len = needed_len(spec, vocabulary, stops) + slack
+    except (Contradiction, TooComplex):
+        return
+    guide = Guide(language_of(spec, vocabulary), vocabulary, Budget(max_len), stops)
+    output = drawn(guide, vocabulary, max_len, random.Random(seed))
+    assert guide.is_satisfied
+    assert len(output) <= max_len
+    shown = as_shown(text_of(output, vocabulary), stops)
+    # What is cut off took a token or more, so that the count of tokens is that of the output.
+    assert judge_of(spec)(shown, len(output)), shown
+
+
+def test_a_kept_string_ends_a_text_that_is_complete_with_it() -> None:
+    guide = after(guide_of("a+b|a+bc", "b"), b"aa")
+    assert b"b" in legal_texts(guide)
+    guide.advance(ord("b"))
+    assert guide.is_over
+    assert legal_ids(guide, BYTES) == [256]
+
+
+def test_a_kept_string_is_masked_where_the_text_goes_on() -> None:
+    guide = after(guide_of("[ab]+c", "b"), b"a")
+    assert sorted(legal_texts(guide)) == [b"a", b"c"]
+    with pytest.raises(IllegalToken):
+        guide.advance(ord("b"))
+
+
+def test_a_dropped_string_ends_a_text_that_was_complete_before_it() -> None:
+    guide = after(guide_of("a(bcd)?", "bc", kept=False), b"ab")
+    assert legal_texts(guide) == [b"c"]
+    guide.advance(ord("c"))
+    assert guide.is_over
+
+
+def test_a_dropped_string_is_masked_where_the_text_before_it_is_not_complete() -> None:
+    guide = after(guide_of("a(bcd|be)", "bc", kept=False), b"ab")
+    assert legal_texts(guide) == [b"e"]
+
+
+def test_a_dropped_string_may_begin_inside_a_token() -> None:
+    guide = guide_of("a(bcd)?", "bc", kept=False)
+    guide.advance(BYTES.tokens.index(b"ab"))
+    assert legal_texts(guide) == [b"c"]
+
+
+def test_a_token_that_runs_past_a_string_is_masked() -> None:
+    guide = guide_of("[a-z ]+", "th")
+    assert b"the" not in legal_texts(guide)
+    assert b"h" in legal_texts(after(guide, b"t"))
+
+
+@pytest.mark.parametrize(("strings", "is_legal"), [(("c", "bc"), True), (("c",), False)])
+def test_of_strings_that_end_at_the_same_byte_the_longest_is_dropped(
+    strings: tuple[str, ...], is_legal: bool
+) -> None:
+    guide = after(guide_of("xa|xabc|xabd", *strings, kept=False), b"xab")
+    assert (b"c" in legal_texts(guide)) is is_legal
+
+
+def test_a_constraint_that_needs_a_stop_string_inside_is_a_contradiction() -> None:
+    with pytest.raises(Contradiction, match='"b"') as refused:
+        guide_of("ab+c", "b", "zz")
+    assert refused.value.parts == ("b", "zz")
+
+
+def test_what_was_not_found_is_not_called_a_contradiction() -> None:
+    with pytest.raises(TooComplex, match='"b"'):
+        guide_of("[ac]*bc", "b")
+
+
+def test_no_token_leads_where_only_a_stop_string_could_follow() -> None:
+    guide = guide_of("ab*c!|d", "c", "!")
+    assert [guide.check(ord(letter)) for letter in "ad"] == [False, True]
+
+
+def test_a_guide_that_cuts_its_budget_keeps_out_of_dead_ends_all_the_same() -> None:
+    guide = guide_of("ab*c|d", "c", kept=False, max_len=3, cuts=True)
+    assert [guide.check(ord(letter)) for letter in "ad"] == [False, True]
+
+
+def test_forced_runs_end_before_a_stop_string() -> None:
+    guide = guide_of("abcdx?|abcdy", "cd")
+    forced = b"".join(BYTES.tokens[token_id] for token_id in guide.take_forced())
+    assert forced == b"abc"
+    assert legal_texts(guide) == [b"d"]
+
+
+def test_text_after_the_beginning_of_a_stop_string_is_followed_however_long() -> None:
+    guide = guide_of("a*(b|c)", "aaab", kept=False, max_len=60)
+    after(guide, b"a" * 40)
+    assert b"b" not in legal_texts(guide)
+    assert b"c" in legal_texts(guide)
+
+
+def test_forks_meet_stop_strings_of_their_own() -> None:
+    guide = after(guide_of("[abc]+", "bc"), b"ab")
+    twin = guide.fork()
+    guide.advance(ord("c"))
+    twin.advance(ord("a"))
+    assert guide.is_over
+    assert not twin.is_over

@@ -1,0 +1,136 @@
+"""Outputs under a guide, drawn as a shard draws them, and judges that know no masks."""
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import jsonschema
+import lark
+import numpy as np
+
+from constraints.compiler import Compiler
+from constraints.guide import Guide
+from constraints.matcher import Language
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
+from constraints.vocabulary import Vocabulary
+from constraints.where.evaluate import accepts
+from constraints.where.parser import parse
+from tests.constraints.where.vocabularies import vocabulary_of
+
+ROOT = Path(__file__).parents[2]
+NO_STOPS = StopRule()
+# Refusals of one token before its row is left to the completion that is known.
+MAX_DRAWS = 4
+
+
+@lru_cache(maxsize=1)
+def demo_vocabulary() -> Vocabulary:
+    """4 096 byte-level tokens; 0 ends an output."""
+    return Vocabulary.load(ROOT / "models" / "demo" / "tokenizer.json", None, [0])
+
+
+@lru_cache(maxsize=1)
+def byte_vocabulary() -> Vocabulary:
+    """All bytes by their value, a few longer tokens, and 256 as the end."""
+    longer = [b'{"', b'":', b'"}', b"  ", b"ab", b"bc", b"the", b"\xc3\xa9", b"\xe2\x82", b"}\n"]
+    return vocabulary_of([*(bytes([byte]) for byte in range(256)), b"", *longer], [256])
+
+
+@lru_cache(maxsize=2)
+def compiler_of(vocabulary: Vocabulary) -> Compiler:
+    return Compiler(vocabulary)
+
+
+def language_of(spec: ConstraintSpec, vocabulary: Vocabulary) -> Language:
+    return compiler_of(vocabulary).compile(spec)
+
+
+def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
+    """Says of a text and its number of tokens whether it satisfies the constraint."""
+    match spec.kind:
+        case Kind.JSON_SCHEMA:
+            validator = jsonschema.Draft202012Validator(json.loads(spec.text))
+            return lambda text, _: validator.is_valid(json.loads(text))
+        case Kind.REGEX:
+            return lambda text, _: re.fullmatch(spec.text, text) is not None
+        case Kind.LARK:
+            parser = lark.Lark(spec.text, parser="earley")
+            return lambda text, _: _parses(parser, text)
+        case Kind.CHOICE:
+            return lambda text, _: text in json.loads(spec.text)
+        case Kind.WHERE:
+            expression = parse(spec.text)
+            return lambda text, num_tokens: accepts(expression, text, num_tokens)
+
+
+def _parses(parser: lark.Lark, text: str) -> bool:
+    try:
+        parser.parse(text)
+    except lark.exceptions.LarkError:
+        return False
+    return True
+
+
+def needed_len(spec: ConstraintSpec, vocabulary: Vocabulary, stops: StopRule = NO_STOPS) -> int:
+    """Tokens of the completion that a guide begins with, when it has room."""
+    return Guide(language_of(spec, vocabulary), vocabulary, Budget(10_000), stops).needed_len
+
+
+def legal_ids(guide: Guide, vocabulary: Vocabulary) -> list[int]:
+    """The tokens that the guide's mask allows."""
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    guide.fill(row)
+    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+
+
+def drawn(
+    guide: Guide, vocabulary: Vocabulary, max_len: int, rng: random.Random, end_odds: float = 0.3
+) -> list[int]:
+    """An output, its end token left out; every draw is uniform over what the mask allows."""
+    return [
+        token_id
+        for token_id in steps(guide, vocabulary, max_len, rng, end_odds)
+        if token_id not in vocabulary.end_ids
+    ]
+
+
+def steps(
+    guide: Guide, vocabulary: Vocabulary, max_len: int, rng: random.Random, end_odds: float = 0.3
+) -> Iterator[int]:
+    """The tokens of an output as they are accepted; at every one of them something is legal."""
+    forced = guide.take_forced()
+    yield from forced
+    num_tokens = len(forced)
+    while not guide.is_over and num_tokens < max_len:
+        legal = legal_ids(guide, vocabulary)
+        assert legal, "everything is masked"
+        token_id = _draw(guide, vocabulary, legal, rng, end_odds)
+        if token_id is None or token_id in vocabulary.end_ids:
+            assert guide.is_satisfied
+            return
+        guide.advance(token_id)
+        run = (token_id, *guide.take_forced())
+        num_tokens += len(run)
+        yield from run
+
+
+def _draw(
+    guide: Guide, vocabulary: Vocabulary, legal: list[int], rng: random.Random, end_odds: float
+) -> int | None:
+    ends = [token_id for token_id in legal if token_id in vocabulary.end_ids]
+    if ends and rng.random() < end_odds:
+        return ends[0]
+    for token_id in rng.sample(legal, min(MAX_DRAWS, len(legal))):
+        if guide.check(token_id):
+            return token_id
+    known = guide.witness_token()
+    assert known is None or guide.check(known)
+    return known
+
+
+def text_of(token_ids: list[int], vocabulary: Vocabulary) -> str:
+    """The text of an output; fails where it is not whole."""
+    return b"".join([vocabulary.tokens[token_id] for token_id in token_ids]).decode()
