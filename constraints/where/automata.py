@@ -117,13 +117,13 @@ class Phrases:
         return steps
 
 
-def contains(phrase: str) -> Automaton:
-    """Accepts once the phrase has stood in the text."""
-    trie = Phrases((phrase,))
-    steps, _ = trie.following()
-    steps[-1] = len(steps) - 1
-    accepts = np.zeros(len(steps), dtype=np.bool_)
-    accepts[-1] = True
+def contains(phrases: Sequence[str]) -> Automaton:
+    """Accepts once one of the phrases has stood in the text."""
+    trie = Phrases(phrases)
+    steps, longest = trie.following()
+    accepts = np.array([length > 0 or "" in trie.phrases for length in longest])
+    found = np.flatnonzero(accepts)
+    steps[found] = found[:, None]
     return Automaton(trie.partition, steps, accepts)
 
 

@@ -15,10 +15,12 @@ from constraints.where.machine import Machine, build
 from constraints.where.reduction import reduced
 from constraints.where.stopping import stopping
 from constraints.where.terms import Expression, StopsBefore, all_of
-from constraints.where.utf8 import utf8_of
+from constraints.where.utf8 import Utf8, utf8_of
 
 # Of more conjuncts than these it is not found out which contradict each other.
 _MAX_BLAMED = 24
+# How much room a lattice is tried with, the last one without a base.
+_SPARES = (24, 96, 384, None)
 
 
 def compile_where(
@@ -44,13 +46,29 @@ def _language(
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression."""
     machine = _machine(expression)
-    lattice = Lattice.of(machine)
+    utf8 = utf8_of(machine.partition)
+    for spare in _SPARES:
+        lattice = Lattice.of(machine, spare)
+        language = _on_lattice(machine, utf8, lattice, vocabulary, walk, _dropped(expression))
+        if language is None or language.distances is None or language.distances.has_room:
+            break
+    return language
+
+
+def _on_lattice(
+    machine: Machine,
+    utf8: Utf8,
+    lattice: Lattice,
+    vocabulary: Vocabulary,
+    walk: TokenWalk,
+    dropped: tuple[str, ...],
+) -> WhereLanguage | None:
     accepted = _accepted(machine, lattice)
     live = live_reserves(machine, lattice, np.maximum.reduce(accepted))
     nothing = [0] * len(machine.axes)
     if not is_within(lattice, live, machine.start, nothing):
         return None
-    table = ByteTable.of(machine, utf8_of(machine.partition), walk.max_token_len)
+    table = ByteTable.of(machine, utf8, walk.max_token_len)
     language = WhereLanguage(
         vocabulary=vocabulary,
         walk=walk,
@@ -59,7 +77,7 @@ def _language(
         table=table,
         accepted=tuple(table.accepted(reserves) for reserves in accepted),
         live=table.spread(machine, lattice, live),
-        dropped=_dropped(expression),
+        dropped=dropped,
     )
     if machine.tokens is not None:
         start = table.start // table.width

@@ -22,6 +22,9 @@ from constraints.where.outlook import Outlook
 
 # Reserves that are kept for pairs of lengths, in bytes.
 _MAX_KEPT_BYTES = 64_000_000
+# The same where no bound on tokens is ahead, and what may be looked at for them: ways times cells.
+_MAX_FREE_BYTES = 128_000_000
+_MAX_WORK = 150_000_000
 
 
 class Distances:
@@ -44,12 +47,40 @@ class Distances:
         self._cap = tokens.cap if tokens else 0
         self._segments = tokens.segments().tolist() if tokens else [0]
         self._ways = _ways(lattice, outlooks, start, accepted[0].shape)
+        self._check_work()
         self._lock = threading.RLock()
-        # By tokens left, once no bound on tokens is ahead; the last two are equal when settled.
+        # By tokens left, once no bound on tokens is ahead: until one more changes nothing.
         self._free = [accepted[-1]]
         self._is_settled = False
         self._kept: OrderedDict[tuple[int, int], Reserves] = OrderedDict()
         self._kept_bytes = 0
+        self._free_within(None)
+
+    @property
+    def has_room(self) -> bool:
+        """The lattice leaves room for every completion that is worth anything, below its bases."""
+        gains = self._ways.gains.max(axis=0, initial=0).tolist()
+        rooms = map(self._lattice.room, range(len(gains)))
+        return all(
+            room is None or (self._cap + len(self._free)) * gain <= room
+            for gain, room in zip(gains, rooms, strict=True)
+        )
+
+    def _check_work(self) -> None:
+        """Before it is done: as many tokens may be needed as the farthest lower bound asks for."""
+        lattice = self._lattice
+        gains = [*self._ways.gains.T, self._ways.costs]
+        places = [*lattice.cells, lattice.reserve]
+        directions = [*lattice.directions, lattice.weight]
+        num_tokens = self._cap + 8
+        for gained, place, direction in zip(gains, places, directions, strict=True):
+            if place is not None and direction != 1:
+                most = int(np.abs(gained).max(initial=0))
+                num_tokens += lattice.axes[place].cap // max(most, 1)
+        num_places, num_cells = self._accepted[0].shape
+        work = num_tokens * len(self._ways.sources) * num_cells
+        if work > _MAX_WORK or num_tokens * num_places * num_cells * 4 > _MAX_FREE_BYTES:
+            raise TooComplex("completions of too many tokens to look at")
 
     def within(self, made_len: int, max_len: int | None) -> Reserves:
         """Reserves of places from which at most `max_len` more tokens complete the text.
@@ -69,6 +100,8 @@ class Distances:
 
     def _free_within(self, max_len: int | None) -> Reserves:
         while not self._is_settled and (max_len is None or len(self._free) <= max_len):
+            if len(self._free) * self._free[0].nbytes > 2 * _MAX_FREE_BYTES:
+                raise TooComplex("completions of too many tokens to look at")
             self._free.append(self._before(self._free[-1], self._accepted[-1]))
             self._is_settled = self._free[-1] is self._free[-2]
         last = len(self._free) - 1
@@ -150,10 +183,7 @@ def _ways(
 
 def is_within(lattice: Lattice, reserves: Reserves, place: int, counts: list[int]) -> bool:
     """Whether one place with these counts is alive."""
-    cell = sum(
-        min(counts[axis], lattice.axes[axis].cap) * stride
-        for axis, stride in zip(lattice.cells, lattice.strides().tolist(), strict=True)
-    )
+    cell = lattice.cell(counts)
     weighed = 0
     if lattice.reserve is not None:
         cap = lattice.axes[lattice.reserve].cap

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import IllegalToken, TooComplex
+from constraints.guiding.search import shortest_completion
 from constraints.matcher import Bitmask
 from constraints.token_walk import PLACE_MASK, Ends, TokenWalk
 from constraints.vocabulary import Vocabulary
@@ -275,10 +276,12 @@ class WhereMatcher:
     ) -> tuple[int, ...] | None:
         """The fewest tokens that complete the text, the lowest ids first; None: over `max_len`.
 
-        Hints are not needed.
+        Without distances a completion is looked for, and may be missed. Hints are not needed.
         """
         if self._has_ended:
             return ()
+        if self._language.distances is None:
+            return self._greedy(max_len)
         needed = self._needed_len(max_len)
         if needed is None:
             return None
@@ -292,6 +295,21 @@ class WhereMatcher:
             ahead.advance(token_id)
             tokens.append(token_id)
         return tuple(tokens)
+
+    def _greedy(self, max_len: int) -> tuple[int, ...] | None:
+        """A completion that counts as much as can be with every token, then any that is found."""
+        ahead = self.fork()
+        tokens: list[int] = []
+        while not ahead.is_complete and len(tokens) < max_len:
+            outlook = self._language.outlook(ahead._place)
+            legal = outlook.legal(self._language.live, ahead._counts)
+            token_id = outlook.farthest_token(legal, ahead._counts)
+            if token_id is None:
+                rest = shortest_completion(ahead, self._language.vocabulary, max_len - len(tokens))
+                return None if rest is None else (*tokens, *rest)
+            ahead.advance(token_id)
+            tokens.append(token_id)
+        return tuple(tokens) if ahead.is_complete else None
 
     def _needed_len(self, max_len: int) -> int | None:
         """The fewest tokens that complete the text; None if more than `max_len`."""

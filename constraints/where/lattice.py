@@ -7,8 +7,11 @@
               reserves are ALWAYS or NEVER.
 
 So upper bounds alone cost nothing, however high they are, and the highest bound is the cheapest.
+Where there are upper bounds alone, a lattice begins at a base: below it there is room for every
+completion that is worth anything, and counts need not be told apart.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,43 +36,77 @@ class Lattice:
     cells:   places of the axes on the lattice, the highest cap first
     reserve: place of the axis that is weighed, None where there is none
     weight:  1 or -1
-    is_falling: there is one axis on the lattice, and more of it never helps
+    directions: of the axes on the lattice: 1 if more never helps, -1 if it never hurts, 0 otherwise
+    bases: of the axes on the lattice, the count of their first cell; smaller counts are held at it
     """
 
     axes: tuple[Axis, ...]
     cells: tuple[int, ...]
     reserve: int | None
     weight: int
-    is_falling: bool = False
+    directions: tuple[int, ...]
+    bases: tuple[int, ...]
 
     @classmethod
-    def of(cls, machine: Machine) -> "Lattice":
-        """The smallest lattice for a machine. Raises TooComplex."""
-        weights = {
-            place: weight
-            for place in range(len(machine.axes))
-            if (weight := _weight(machine, place)) is not None
-        }
-        reserve = max(weights, key=lambda place: machine.axes[place].cap, default=None)
-        others = [place for place in range(len(machine.axes)) if place != reserve]
-        others.sort(key=lambda place: -machine.axes[place].cap)
-        weight = 1 if reserve is None else weights[reserve]
-        is_falling = len(others) == 1 and weights.get(others[0]) == 1
-        lattice = cls(machine.axes, tuple(others), reserve, weight, is_falling)
+    def of(cls, machine: Machine, spare: int | None = None) -> "Lattice":
+        """The smallest lattice for a machine. Raises TooComplex.
+
+        spare: how much room a base leaves, if there may be one; more if the machine needs more
+        """
+        directions = [_direction(machine, place) for place in range(len(machine.axes))]
+        weighable = [place for place, direction in enumerate(directions) if direction]
+        reserve = max(weighable, key=lambda place: machine.axes[place].cap, default=None)
+        cells = [place for place in range(len(machine.axes)) if place != reserve]
+        cells.sort(key=lambda place: -machine.axes[place].cap)
+        bases = [0] * len(cells)
+        if spare is not None and all(direction == 1 for direction in directions):
+            grid = machine.accepts
+            if (grid[..., 1:] <= grid[..., :-1]).all():
+                room = max(spare, _worth(machine))
+                bases = [max(machine.axes[place].cuts[0] - 1 - room, 0) for place in cells]
+        lattice = cls(
+            machine.axes,
+            tuple(cells),
+            reserve,
+            1 if reserve is None else directions[reserve],
+            tuple(directions[place] for place in cells),
+            tuple(bases),
+        )
         if lattice.num_cells * machine.num_states > MAX_CELLS:
             bounds = ", ".join(f"{axis.measure.value} ({axis.cap})" for axis in machine.axes)
             raise TooComplex(f"too many counts to tell apart at once: {bounds}")
         return lattice
 
     @property
-    def caps(self) -> tuple[int, ...]:
-        """Of the axes on the lattice."""
-        return tuple(self.axes[place].cap for place in self.cells)
-
-    @property
     def shape(self) -> tuple[int, ...]:
-        """Counts of each axis on the lattice."""
-        return tuple(cap + 1 for cap in self.caps)
+        """Cells along each axis on the lattice."""
+        return tuple(
+            self.axes[place].cap + 1 - base
+            for place, base in zip(self.cells, self.bases, strict=True)
+        )
+
+    def inner(self, num_layer_axes: int) -> "Lattice":
+        """The lattice of one layer: without the first axes."""
+        return Lattice(
+            self.axes,
+            self.cells[num_layer_axes:],
+            None,
+            1,
+            self.directions[num_layer_axes:],
+            self.bases[num_layer_axes:],
+        )
+
+    def room(self, index: int) -> int | None:
+        """What may still be gained below the base of an axis on the lattice; None: it has none."""
+        base = self.bases[index]
+        return self.axes[self.cells[index]].cuts[0] - 1 - base if base else None
+
+    def cell(self, counts: Sequence[int]) -> int:
+        """The cell of the counts of all axes."""
+        cell = 0
+        for place, base, size in zip(self.cells, self.bases, self.shape, strict=True):
+            cell = cell * size + min(max(counts[place] - base, 0), size - 1)
+        return cell
 
     @property
     def num_cells(self) -> int:
@@ -92,14 +129,15 @@ class Lattice:
 
     def moved(self, gains: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """The cell that each cell becomes by gains of the axes on the lattice, [num_cells]."""
-        cells = np.zeros((1,) * len(self.shape), dtype=np.int64)
-        for index, (gain, cap, stride) in enumerate(
-            zip(gains, self.caps, self.strides().tolist(), strict=True)
+        shape = self.shape
+        cells = np.zeros((1,) * len(shape), dtype=np.int64)
+        for index, (gain, size, stride) in enumerate(
+            zip(gains, shape, self.strides().tolist(), strict=True)
         ):
-            shape = [1] * len(self.shape)
-            shape[index] = cap + 1
-            counts = np.minimum(np.arange(cap + 1) + gain, cap)
-            cells = cells + (counts * stride).reshape(shape)
+            along = [1] * len(shape)
+            along[index] = size
+            places = np.minimum(np.arange(size) + gain, size - 1)
+            cells = cells + (places * stride).reshape(along)
         return cells.reshape(-1)
 
     def settled(self, reserves: Reserves) -> Reserves:
@@ -123,8 +161,8 @@ class Lattice:
             reserves = self._bounds(np.moveaxis(grid, 1 + self.reserve, -1))
         order = sorted(self.cells)
         reserves = np.transpose(reserves, [0] + [1 + order.index(place) for place in self.cells])
-        for index, place in enumerate(self.cells):
-            reserves = np.take(reserves, self.axes[place].segments(), axis=1 + index)
+        for index, (place, base) in enumerate(zip(self.cells, self.bases, strict=True)):
+            reserves = np.take(reserves, self.axes[place].segments()[base:], axis=1 + index)
         reserves = np.ascontiguousarray(reserves.reshape(machine.num_states, -1))
         return self._with_pending(machine, reserves)
 
@@ -153,11 +191,17 @@ class Lattice:
         return self.settled(reserves)
 
 
-def _weight(machine: Machine, place: int) -> int | None:
-    """1 if more of the axis never helps, -1 if it never hurts, None otherwise."""
+def _direction(machine: Machine, place: int) -> int:
+    """1 if more of the axis never helps, -1 if it never hurts, 0 otherwise."""
     # [num_states, segments of chars, words, sentences, tokens]; axes that are counted only
-    along = 1 + [index for index, size in enumerate(machine.accepts.shape[1:4]) if size > 1][place]
-    grid = np.moveaxis(machine.accepts, along, 0)
+    counted = [index for index, size in enumerate(machine.accepts.shape[1:4]) if size > 1]
+    grid = np.moveaxis(machine.accepts, 1 + counted[place], 0)
     if (grid[1:] <= grid[:-1]).all():
         return 1
-    return -1 if (grid[1:] >= grid[:-1]).all() else None
+    return -1 if (grid[1:] >= grid[:-1]).all() else 0
+
+
+def _worth(machine: Machine) -> int:
+    """More than a completion gains that goes through no state twice."""
+    most = int(machine.gains.max(initial=0))
+    return machine.num_states * most + int(machine.pending.max(initial=0))

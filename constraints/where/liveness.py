@@ -28,6 +28,7 @@ class Ways:
     layers:  gain on the first axis of the lattice
     moves:   row of `moved` for the other axes
     costs:   what is taken from the reserve
+    gains:   [num_ways, axes on the lattice] what is gained there
     """
 
     sources: Indices
@@ -36,6 +37,7 @@ class Ways:
     moves: Indices
     costs: npt.NDArray[np.int32]
     moved: Indices  # [num_moves, num_cells of one layer]
+    gains: Counts
 
     @classmethod
     def of(
@@ -57,7 +59,7 @@ class Ways:
         kept = _needed(lattice, sources, targets, steps, costs)
         sources, targets, steps, costs = sources[kept], targets[kept], steps[kept], costs[kept]
         layered = min(num_layer_axes, len(lattice.cells))
-        inner = Lattice(lattice.axes, lattice.cells[layered:], None, 1)
+        inner = lattice.inner(layered)
         keys = steps[:, layered:] @ inner.strides()
         _, first, moves = np.unique(keys, return_index=True, return_inverse=True)
         moved = [inner.moved(tuple(steps[way, layered:].tolist())) for way in first.tolist()]
@@ -68,6 +70,7 @@ class Ways:
             moves.reshape(-1),
             costs.astype(np.int32),
             np.array(moved, dtype=np.int64).reshape(-1, inner.num_cells),
+            steps,
         )
 
     def picked(self, chosen: npt.NDArray[np.bool_]) -> "Ways":
@@ -79,6 +82,7 @@ class Ways:
             self.moves[chosen],
             self.costs[chosen],
             self.moved,
+            self.gains[chosen],
         )
 
 
@@ -87,28 +91,32 @@ def _needed(
 ) -> Indices:
     """Ways, by source and target, without those that another way betters or equals.
 
-    A way betters another between the same places if it takes less from the reserve, and either
-    gains the same on the lattice or, where no more of an axis ever helps, no more.
+    A way betters another between the same places if it takes no more from the reserve and gains
+    no more of what never helps, no less of what never hurts, and the same of all else.
     """
-    order = np.lexsort([costs, *steps.T[::-1], targets, sources])
-    if len(order) < 2:
+    directions = np.array(lattice.directions, dtype=np.int64)
+    fixed = steps[:, directions == 0]
+    # What should be small, the reserve last.
+    losses = np.column_stack([steps[:, directions != 0] * directions[directions != 0], costs])
+    order = np.lexsort([*losses.T[::-1], *fixed.T[::-1], targets, sources])
+    if not len(order):
         return order
-    same_places = np.zeros(len(order), dtype=np.bool_)
-    same_places[1:] = (sources[order][1:] == sources[order][:-1]) & (
-        targets[order][1:] == targets[order][:-1]
-    )
-    if lattice.is_falling:
-        groups = np.cumsum(~same_places) - 1
-    else:
-        same_steps = np.ones(len(order), dtype=np.bool_)
-        same_steps[1:] = (steps[order][1:] == steps[order][:-1]).all(axis=1)
-        groups = np.cumsum(~(same_places & same_steps)) - 1
-    # Lower from group to group, so that a running minimum starts anew in each.
-    span = int(costs.max() - costs.min()) + 1
-    lowered = costs[order] - groups * span
-    is_best = np.ones(len(order), dtype=np.bool_)
-    is_best[1:] = lowered[1:] < np.minimum.accumulate(lowered)[:-1]
-    return order[is_best]
+    groups = np.column_stack([sources, targets, fixed])[order]
+    is_new = np.ones(len(order), dtype=np.bool_)
+    is_new[1:] = (groups[1:] != groups[:-1]).any(axis=1)
+    group = np.cumsum(is_new) - 1
+    losses = losses[order]
+    kept = np.zeros(len(order), dtype=np.bool_)
+    left = np.arange(len(order))
+    while len(left):
+        # The first that is left of each group is bettered by none; all that it betters go.
+        is_first = np.ones(len(left), dtype=np.bool_)
+        is_first[1:] = group[left[1:]] != group[left[:-1]]
+        firsts = left[is_first]
+        kept[firsts] = True
+        best = losses[firsts][np.cumsum(is_first) - 1]
+        left = left[(losses[left] < best).any(axis=1)]
+    return order[kept]
 
 
 def best_through(

@@ -13,6 +13,7 @@ from constraints.where import automata, numerals, patterns
 from constraints.where.automata import Automaton, Steps
 from constraints.where.code_points import Partition, join
 from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
+from constraints.where.grouping import ContainsAny, grouped
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach
 from constraints.where.measures import Axis, atoms, axis_of
 from constraints.where.terms import (
@@ -65,18 +66,29 @@ class Machine:
 
 
 def automaton_of(atom: Expression) -> Automaton:
-    """The automaton of an atom that counts nothing. Raises OutOfReach, Malformed."""
+    """The automaton of an atom that counts nothing. Raises OutOfReach."""
+    if isinstance(atom, ContainsAny):
+        return automata.contains(atom.phrases)
+    return _phrase_automaton(atom) or _shape_automaton(atom)
+
+
+def _phrase_automaton(atom: Expression) -> Automaton | None:
     match atom:
         case OneOf(values):
             return automata.one_of(values)
         case Contains(phrase):
-            return automata.contains(phrase)
+            return automata.contains((phrase,))
         case StartsWith(phrases):
             return automata.starts_with(phrases)
         case EndsWith(phrases):
             return automata.ends_with(phrases)
         case StopsAt(phrases):
             return automata.stops_at(phrases)
+    return None
+
+
+def _shape_automaton(atom: Expression) -> Automaton:
+    match atom:
         case Matches(pattern):
             return patterns.matches(pattern)
         case IsInt():
@@ -90,6 +102,7 @@ def automaton_of(atom: Expression) -> Automaton:
 
 def build(expression: Expression) -> Machine:
     """The machine of an expression without stops_before. Raises OutOfReach, TooComplex."""
+    expression = grouped(expression)
     finite: dict[Expression, None] = dict.fromkeys(
         atom
         for atom in atoms(expression)

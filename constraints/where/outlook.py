@@ -38,7 +38,11 @@ class Outlook:
             self._dense = np.full(self._num_bits, self.num_kinds, dtype=np.int64)
             self._dense[ends.token_ids] = kinds
         self._cells = self.targets * lattice.num_cells
-        self._strides = lattice.strides().tolist()
+        self._layout = tuple(
+            zip(
+                lattice.cells, lattice.bases, lattice.shape, lattice.strides().tolist(), strict=True
+            )
+        )
         # What it weighs in memory, in numbers of 8 bytes.
         self.num_entries = len(kinds) * 2 + (0 if self._dense is None else self._num_bits)
         self._masks: dict[bytes, npt.NDArray[np.uint8]] = {}
@@ -47,9 +51,9 @@ class Outlook:
         """Whether each kind leads to a place that is alive in `reserves`."""
         lattice = self._lattice
         cells = self._cells
-        for place, stride in zip(lattice.cells, self._strides, strict=True):
-            cap = lattice.axes[place].cap
-            cells = cells + np.minimum(self.gains[:, place] + counts[place], cap) * stride
+        for place, base, size, stride in self._layout:
+            along = np.minimum(self.gains[:, place] + (counts[place] - base), size - 1)
+            cells = cells + (np.maximum(along, 0) if base else along) * stride
         weighed: npt.NDArray[np.int64] | int = 0
         if lattice.reserve is not None:
             axis = lattice.reserve
@@ -80,6 +84,15 @@ class Outlook:
     def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
         """The lowest token of a legal kind."""
         return int(self._examples[legal].min()) if legal.any() else None
+
+    def farthest_token(self, legal: npt.NDArray[np.bool_], counts: list[int]) -> int | None:
+        """The token of a legal kind that brings counts nearest to their caps; None: none does."""
+        caps = np.array([axis.cap for axis in self._lattice.axes])
+        gained = np.minimum(self.gains, caps - counts)
+        progress = np.where(legal, (gained / caps).sum(axis=1), 0.0)
+        if not progress.any():
+            return None
+        return int(self._examples[progress == progress.max()].min())
 
 
 def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

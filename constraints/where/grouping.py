@@ -1,0 +1,68 @@
+"""Phrases that are looked for together: one automaton instead of one for each.
+
+"a" in X or "b" in X            ContainsAny(a, b)
+"a" not in X and "b" not in X   not ContainsAny(a, b)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from constraints.where.normal import to_nnf
+from constraints.where.terms import (
+    And,
+    Contains,
+    Expression,
+    Not,
+    Or,
+    StopsAt,
+    all_of,
+    any_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainsAny:
+    """At least one of the phrases stands in the output. Never written, so no term."""
+
+    phrases: tuple[str, ...]
+
+
+def grouped(expression: Expression) -> Expression:
+    """The same in normal form, with phrases grouped; some atoms are ContainsAny."""
+    return _grouped(to_nnf(expression))
+
+
+def _grouped(expression: Expression) -> Expression:
+    match expression:
+        case Or(parts):
+            phrases = [part.phrase for part in parts if isinstance(part, Contains)]
+            others = [_grouped(part) for part in parts if not isinstance(part, Contains)]
+            return any_of([*_any_of_phrases(phrases), *others])
+        case And(parts):
+            return all_of(_conjunction(parts))
+        case _:
+            return expression
+
+
+def _conjunction(parts: Sequence[Expression]) -> list[Expression]:
+    excluded: list[str] = []
+    stops: list[str] = []
+    others: list[Expression] = []
+    for part in parts:
+        match part:
+            case Not(Contains(phrase)):
+                excluded.append(phrase)
+            case StopsAt(phrases):
+                stops.extend(phrases)
+            case _:
+                others.append(_grouped(part))
+    none = [Not(phrases) for phrases in _any_of_phrases(excluded)]
+    return [*others, *none, *([StopsAt(tuple(stops))] if stops else [])]
+
+
+def _any_of_phrases(phrases: list[str]) -> list[Expression]:
+    if len(phrases) < 2:
+        return [Contains(phrase) for phrase in phrases]
+    # The automata know it as an atom among others; nothing else gets to see it.
+    return [cast(Expression, ContainsAny(tuple(dict.fromkeys(phrases))))]
