@@ -37,6 +37,13 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """What a finished text breaks of a lenient schema, each with its place; none: nothing."""
+
+    violations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """Texts under a constraint, in their order.
 

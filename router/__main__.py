@@ -256,7 +256,7 @@ def _wire(
         ),
     )
     services = Services(
-        infer=Infer(batcher),
+        infer=Infer(batcher, checks.violation),
         validation=Validation(limits, tokenizer, checks),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(

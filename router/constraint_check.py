@@ -23,8 +23,8 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.spec import ConstraintSpec, StopRule
-from constraints.verdict import Judged, Passed
-from constraints.worker.jobs import Check, Judge, error_from_json, error_to_json
+from constraints.verdict import Judged, Passed, Verified
+from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from router.constraint_memory import ConstraintMemory
@@ -138,6 +138,15 @@ class ConstraintCheck:
         assert isinstance(judged, Judged)
         return judged
 
+    async def violation(self, constraint: Constraint, text: str) -> str | None:
+        """What a finished text breaks of a lenient schema, or why nobody knows; None: nothing."""
+        try:
+            verified = await self._ask(Verify(constraint.spec, text))
+        except (ConstraintError, RouterError) as error:
+            return f"the finished text could not be checked: {error}"
+        assert isinstance(verified, Verified)
+        return verified.violations[0] if verified.violations else None
+
     async def _find(self, spec: ConstraintSpec, stops: StopRule, max_len: int) -> Passed:
         """Raises ConstraintError and RouterError."""
         key = _key(spec, stops, max_len)
@@ -189,7 +198,7 @@ class ConstraintCheck:
         self._memory.keep(key, finding, now_s + _REST_S)
         return finding
 
-    async def _ask(self, job: Check | Judge) -> Passed | Judged:
+    async def _ask(self, job: Check | Judge | Verify) -> Passed | Judged | Verified:
         """Raises ConstraintError and RouterError."""
         if self._pool is None:
             raise Unserved("constraints are not served: nothing compiles them")

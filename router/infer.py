@@ -1,19 +1,25 @@
 """Generation as the routes see it: a request in, events or a whole answer out.
 
 It knows no scheduler, no shard and no HTTP. Whoever stops reading, for whatever reason, cancels.
+
+A schema of which masks enforce a part only is looked at once more when the text is finished: the
+last event waits for that, and says what was found.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
 from router.batcher import Batcher
 from router.errors import RouterError, ServerStopped
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
-from router.request import GenerateRequest
+from router.request import Constraint, GenerateRequest
 from router.stream import Stream
+
+# What a finished text breaks of its constraint, in words; None: nothing.
+Verify = Callable[[Constraint, str], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,9 @@ class Completion:
 class Infer:
     """The facade over the batcher."""
 
-    def __init__(self, batcher: Batcher) -> None:
+    def __init__(self, batcher: Batcher, verify: Verify) -> None:
         self._batcher = batcher
+        self._verify = verify
 
     @property
     def is_alive(self) -> bool:
@@ -66,7 +73,7 @@ class Infer:
         """
         stream = self._batcher.submit(request)
         try:
-            while burst := await stream.take():
+            while burst := await _next_burst(stream, self._verify):
                 yield burst
         finally:
             self._batcher.cancel(stream)
@@ -79,7 +86,7 @@ class Infer:
         The first generator to begin asks for all; one that closes before its end ends those that
         have not begun.
         """
-        group = _Group(self._batcher, requests)
+        group = _Group(self._batcher, requests, self._verify)
         return [group.events(index) for index in range(len(requests))]
 
     async def complete(self, request: GenerateRequest) -> Completion:
@@ -92,7 +99,7 @@ class Infer:
         Raises as `complete`; if one fails, the others are cancelled.
         """
         streams = self._batcher.submit_all(requests)
-        readers = [asyncio.ensure_future(_completion(stream)) for stream in streams]
+        readers = [asyncio.ensure_future(_completion(stream, self._verify)) for stream in streams]
         try:
             return await asyncio.gather(*readers)
         finally:
@@ -125,8 +132,11 @@ class Infer:
 class _Group:
     """Sequences that are submitted together when the first of their readers begins."""
 
-    def __init__(self, batcher: Batcher, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(
+        self, batcher: Batcher, requests: Sequence[GenerateRequest], verify: Verify
+    ) -> None:
         self._batcher = batcher
+        self._verify = verify
         self._requests = requests
         self._refusal: RouterError | None = None
         # Those that nobody reads yet; None before they are submitted.
@@ -137,7 +147,7 @@ class _Group:
         unread = self._submitted()
         stream = unread.pop(index)
         try:
-            while burst := await stream.take():
+            while burst := await _next_burst(stream, self._verify):
                 yield burst
         finally:
             others = () if stream.end is not None else unread.values()
@@ -157,10 +167,22 @@ class _Group:
         return self._unread
 
 
-async def _completion(stream: Stream) -> Completion:
+async def _next_burst(stream: Stream, verify: Verify) -> Sequence[Event]:
+    """What the reader is given next; an end that masks do not vouch for is checked before."""
+    burst = await stream.take()
+    end, constraint = burst[-1] if burst else None, stream.request.constraint
+    if constraint is None or not constraint.is_judged_at_end or not isinstance(end, Finished):
+        return burst
+    if not end.constraint_satisfied:
+        return burst
+    violation = await verify(constraint, end.text)
+    return [*burst[:-1], replace(end, constraint_satisfied=violation is None, violation=violation)]
+
+
+async def _completion(stream: Stream, verify: Verify) -> Completion:
     prompt: PromptScored | None = None
     tokens: list[TokenGenerated] = []
-    while burst := await stream.take():
+    while burst := await _next_burst(stream, verify):
         for event in burst:
             if isinstance(event, TokenGenerated):
                 tokens.append(event)

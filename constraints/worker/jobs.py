@@ -23,7 +23,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from constraints.verdict import Judged, Judgement, Passed
+from constraints.verdict import Judged, Judgement, Passed, Verified
 
 HEADER = struct.Struct(">I")
 # A constraint's text is bounded by who takes it; this only keeps a broken frame from being awaited.
@@ -49,14 +49,22 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
+class Verify:
+    """Tell what a finished text breaks of a JSON schema, whatever masks enforced of it."""
+
+    spec: ConstraintSpec
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Bug:
     """The worker broke, not the constraint; `trace` is for a log."""
 
     trace: str
 
 
-Job = Check | Judge
-Answer = Passed | Judged | ConstraintError | Bug
+Job = Check | Judge | Verify
+Answer = Passed | Judged | Verified | ConstraintError | Bug
 
 
 def frame(value: Mapping[str, Any]) -> bytes:
@@ -73,6 +81,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "whitespace": job.spec.whitespace.value,
         "lenient": job.spec.lenient,
     }
+    if isinstance(job, Verify):
+        return {"spec": spec, "finished": job.text}
     told: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
     if isinstance(job, Check):
         return told | {"stops": list(job.stops.strings), "kept": job.stops.kept}
@@ -87,6 +97,8 @@ def job_from_json(told: Mapping[str, Any]) -> Job:
         Whitespace(told["spec"]["whitespace"]),
         told["spec"]["lenient"],
     )
+    if "finished" in told:
+        return Verify(spec, told["finished"])
     if "texts" in told:
         return Judge(spec, tuple(told["texts"]), told["max_len"])
     return Check(spec, StopRule(tuple(told["stops"]), told["kept"]), told["max_len"])
@@ -108,6 +120,8 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
                 "min_len": answer.min_len,
                 "judgements": [astuple(each) for each in answer.judgements],
             }
+        case Verified():
+            return {"violations": list(answer.violations)}
         case Bug():
             return {"bug": answer.trace}
         case _:
@@ -120,6 +134,8 @@ def answer_from_json(told: Mapping[str, Any]) -> Answer:
         return error_from_json(told["error"])
     if "bug" in told:
         return Bug(told["bug"])
+    if "violations" in told:
+        return Verified(tuple(told["violations"]))
     if "judgements" in told:
         judgements = tuple(
             Judgement(accepted, position, tuple(expected), num_legal, failure)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from constraints.errors import ConstraintError, TooComplex
-from constraints.verdict import Judged, Passed
+from constraints.verdict import Judged, Passed, Verified
 from constraints.worker.allowance import Allowance
 from constraints.worker.jobs import Bug, Job, answer_from_json, frame, job_to_json
 from constraints.worker.keeper import Keeper
@@ -125,7 +125,7 @@ class WorkerPool:
         """Ends all processes; jobs under way fail."""
         await self._keeper.close()
 
-    async def do(self, job: Job) -> Passed | Judged:
+    async def do(self, job: Job) -> Passed | Judged | Verified:
         """The answer. Raises what the constraint is refused for, or why there is no answer.
 
         ConstraintError | PoolBusy, NurseryFailed, WorkerBug

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from constraints.check import judge
 from constraints.errors import ConstraintError, TooComplex
+from constraints.grammars.instances import violations
 from constraints.guide import Guide
 from constraints.matcher import Language
 from constraints.spec import Budget, ConstraintSpec
-from constraints.verdict import Passed
+from constraints.verdict import Passed, Verified
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
 from constraints.worker.jobs import (
@@ -20,6 +21,7 @@ from constraints.worker.jobs import (
     Bug,
     Check,
     Job,
+    Verify,
     answer_to_json,
     frame,
     job_from_json,
@@ -82,6 +84,8 @@ class Work:
             return Bug("".join(traceback.format_exception(error)))
 
     def _answer(self, job: Job) -> Answer:
+        if isinstance(job, Verify):
+            return Verified(tuple(map(str, violations(job.spec.text, job.text))))
         started_s = time.perf_counter()
         language = self._compiler.compile(job.spec)
         compile_s = time.perf_counter() - started_s

@@ -16,7 +16,7 @@ from router.batcher import Batcher, BatcherLimits
 from router.books.allocator import Allocator
 from router.books.scheduler import Scheduler, SchedulerLimits
 from router.events import Event, Failed, Finished, TokenGenerated
-from router.infer import Infer
+from router.infer import Infer, Verify
 from router.metrics import Metrics
 from router.request import (
     Constraint,
@@ -60,6 +60,10 @@ class Rig:
     shards: Shards
     metrics: Metrics
     running: "asyncio.Future[None]"
+
+
+async def finds_nothing(constraint: Constraint, text: str) -> None:
+    """A check of finished texts that all of them pass."""
 
 
 def asking(
@@ -106,6 +110,7 @@ async def routing(
     prefix_caching: bool = True,
     scheduler_class: type[Scheduler] = Scheduler,
     tracer: Tracer = NO_TRACES,
+    verify: Verify = finds_nothing,
 ) -> AsyncIterator[Rig]:
     """A router that runs; in the end all blocks must be back and none may have been misused."""
     async with serving(*ranks) as address:
@@ -117,7 +122,7 @@ async def routing(
         observer = StepObserver(metrics, pool.block_size, tracer)
         batcher = Batcher(scheduler, shards, byte_tokenizer(), observer, limits, clock)
         running = asyncio.ensure_future(batcher.run())
-        rig = Rig(batcher, Infer(batcher), scheduler, shards, metrics, running)
+        rig = Rig(batcher, Infer(batcher, verify), scheduler, shards, metrics, running)
         try:
             yield rig
         finally:

@@ -1,0 +1,72 @@
+"""Whether a finished text is an instance of a schema: what a lenient schema's masks left open.
+
+This is the judgement of the `jsonschema` package, which reads the schema as its draft says and
+fetches nothing. Patterns are Python's here, and some take time beyond all bounds on some texts: ask
+where it can be stopped.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from constraints.grammars.schema.reading import Json, below
+
+MAX_VIOLATIONS = 20
+_MAX_MESSAGE_LEN = 300
+# Without a `$schema` a schema is of the newest draft.
+_DEFAULT = jsonschema.Draft202012Validator
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What is wrong with an instance.
+
+    pointer:         JSON Pointer of the wrong part of the instance
+    schema_pointer:  of the keyword that it does not satisfy
+    """
+
+    pointer: str
+    schema_pointer: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"at {self.pointer}: {self.message}" if self.pointer else self.message
+
+
+def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
+    """What keeps `text` from being an instance, the first few; none: it is one.
+
+    What cannot be judged, such as a reference to another document, is a violation that says so.
+    """
+    schema = json.loads(schema_text)
+    try:
+        instance = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return (Violation("", "", f"not JSON: {error}"),)
+    kind = jsonschema.validators.validator_for(schema, default=_DEFAULT)
+    registry: Registry[Json] = Registry()
+    try:
+        errors = list(islice(kind(schema, registry=registry).iter_errors(instance), MAX_VIOLATIONS))
+    except (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType, re.error) as error:
+        return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
+    return tuple(
+        Violation(
+            _pointer(error.absolute_path),
+            _pointer(error.absolute_schema_path),
+            error.message[:_MAX_MESSAGE_LEN],
+        )
+        for error in errors
+    )
+
+
+def _pointer(path: Iterable[str | int]) -> str:
+    pointer = ""
+    for key in path:
+        pointer = below(pointer, key)
+    return pointer
