@@ -13,10 +13,13 @@ from tests.router.http.openai.asking import (
     CHAT,
     COMPLETIONS,
     HI,
+    choices_of,
     first_request,
     post,
     refuse,
     saying_after_hi,
+    stream,
+    text_of,
 )
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -100,6 +103,36 @@ async def test_a_form_is_checked_and_asked_of_the_shard(
 
     assert checks.asked == [(expected, StopRule(("!",), kept=False), 9, expected.cuts)]
     assert sent.text == expected.spec.text
+
+
+@pytest.mark.parametrize("satisfied", [True, False])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_an_answer_says_whether_it_is_what_was_asked_for(path: str, satisfied: bool) -> None:
+    asked: dict[str, Any] = {"messages": HI} if path == CHAT else {"prompt": "user: hi\n"}
+    shard = saying_after_hi("abc")
+    shard.followed.satisfied = satisfied
+    async with housing(shard) as house:
+        whole = await post(house, path, {**asked, "guided_regex": "a.*"})
+        chunks = choices_of(await stream(house, path, {**asked, "guided_regex": "a.*"}))
+        free = await post(house, path, asked)
+
+    assert whole["choices"][0]["constraint_satisfied"] is satisfied
+    assert chunks[-1]["constraint_satisfied"] is satisfied
+    assert not any("constraint_satisfied" in chunk for chunk in chunks[:-1])
+    assert "constraint_satisfied" not in free["choices"][0]
+
+
+async def test_forced_tokens_are_told_as_if_they_were_drawn() -> None:
+    shard = saying_after_hi("abcdef")
+    shard.followed.num_forced = lambda _: 2
+    body = {"messages": HI, "guided_regex": "[a-z]*", "return_token_ids": True}
+    async with housing(shard) as house:
+        whole = await post(house, CHAT, body)
+        chunks = await stream(house, CHAT, body)
+
+    assert whole["choices"][0]["message"]["content"] == text_of(chunks) == "abcdef"
+    ids = [token_id for c in choices_of(chunks) for token_id in c.get("token_ids", [])]
+    assert ids == whole["choices"][0]["token_ids"]
 
 
 async def test_text_asks_for_no_form() -> None:

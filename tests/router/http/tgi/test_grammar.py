@@ -1,5 +1,6 @@
 """`grammar`: TGI's union of types and ours, what becomes of each, its faults and refusals."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from router.errors import ConstraintRefused
 from router.request import Constraint
 from tests.checks import FakeChecks
-from tests.fakes import FakeShard
+from tests.fakes import FakeShard, saying
 from tests.router.http.harness import House, housing
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -144,3 +145,23 @@ async def test_in_a_stream_the_refusal_is_an_event() -> None:
 
     assert answer.status_code == 200
     assert answer.text.startswith('data: {"error":"Constraint error: `grammar`: no text"')
+
+
+@pytest.mark.parametrize("satisfied", [True, False])
+async def test_details_say_whether_the_text_satisfies_the_grammar(satisfied: bool) -> None:
+    shard = FakeShard(script=saying("abcdef", len("hello")))
+    shard.followed.num_forced = lambda _: 2
+    shard.followed.satisfied = satisfied
+    grammar = {"type": "regex", "value": "[a-z]*"}
+    body = {"inputs": "hello", "parameters": {"grammar": grammar, "details": True}}
+    async with housing(shard) as house, house.client as client:
+        whole = (await client.post("/generate", json=body)).json()
+        streamed = await client.post("/generate_stream", json=body)
+
+    assert whole["generated_text"] == "abcdef"
+    assert whole["details"]["constraint_satisfied"] is satisfied
+    events = [json.loads(line[5:]) for line in streamed.text.split("\n\n") if line]
+    # Tokens that come together are told one by one.
+    assert [event["token"]["text"] for event in events] == [*"abcdef", "</s>"]
+    assert [event["index"] for event in events] == list(range(1, 8))
+    assert events[-1]["details"]["constraint_satisfied"] is satisfied
