@@ -55,7 +55,7 @@ def _most_properties(place: Place, value: Json, pointer: str) -> None:
 
 def _property_names(place: Place, value: Json, pointer: str) -> None:
     """As `properties`, where there are so many names, or as `patternProperties`."""
-    place.walk.schema(value, pointer)
+    place.walk.probe(value, pointer)
     names = value
     for _ in range(_MAX_REFERENCES):
         if isinstance(names, dict) and set(names) == {"$ref"}:
@@ -111,7 +111,7 @@ def _names_by_pattern(place: Place, pattern: str, pointer: str) -> None:
 
 def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     if value is True or "additionalProperties" in place.schema:
-        place.walk.schema(value, pointer)
+        place.walk.probe(value, pointer)
         return
     names = _evaluated(place, place.schema, place.pointer, 0)
     if names is None:

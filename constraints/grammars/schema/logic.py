@@ -38,7 +38,7 @@ def _not(place: Place, value: Json, pointer: str) -> None:
 def _if(place: Place, value: Json, pointer: str) -> None:
     then, otherwise = place.schema.get("then", True), place.schema.get("else", True)
     if then is True and otherwise is True:
-        place.walk.schema(value, pointer)
+        place.walk.probe(value, pointer)
         return
     negated = place.walk.negated(value, pointer)
     if negated is not None:
@@ -50,7 +50,7 @@ def _if(place: Place, value: Json, pointer: str) -> None:
 def _branch(place: Place, value: Json, pointer: str) -> None:
     """`then` and `else` say nothing by themselves; they are read for their errors."""
     if "if" not in place.schema:
-        place.walk.schema(value, pointer)
+        place.walk.probe(value, pointer)
 
 
 def _dependencies(place: Place, value: Json, pointer: str) -> None:

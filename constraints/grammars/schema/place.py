@@ -28,6 +28,9 @@ class Walk(Protocol):
     def negated(self, value: Json, place: str) -> Json:
         """The raw schema of all that a raw schema refuses; None after it was refused itself."""
 
+    def probe(self, value: Json, place: str) -> None:
+        """Read a raw schema for its errors alone: nothing is made of it."""
+
     def string(self, value: Json, place: str) -> None:
         """Note strings that cannot be written without \\u."""
 

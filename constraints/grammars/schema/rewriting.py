@@ -56,6 +56,8 @@ class _Rewriter:
         self._not_enforced: list[str] = []
         self._origins: dict[int, str] = {}
         self._needs_u: list[str] = []
+        # While a part is read for its own errors alone.
+        self._is_probing = False
 
     def rewrite(self) -> Rewritten:
         if not isinstance(self._document, dict | bool):
@@ -71,6 +73,8 @@ class _Rewriter:
 
     def refuse(self, pointer: str, reason: str) -> None:
         """Raises NotEnforced; in a lenient schema, takes a note."""
+        if self._is_probing:
+            return
         if not self._lenient:
             raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
         self._not_enforced.append(pointer)
@@ -123,6 +127,8 @@ class _Rewriter:
     def definition(self, target: str) -> str:
         """The name under which the schema at a pointer is defined in the result."""
         name = self._names.get(target)
+        if self._is_probing:
+            return name or ""
         if name is None:
             name = self._names[target] = f"d{len(self._names)}"
             self._pending.append(target)
@@ -136,13 +142,20 @@ class _Rewriter:
 
     def negated(self, value: Json, place: str) -> Json:
         """The raw schema of all that `value` refuses; None after it was refused itself."""
-        # Read first for its own errors, which negation would not see.
-        self.schema(value, place)
+        self.probe(value, place)
         try:
             return negation(value, lambda reference: self.raw(self.resolve(reference, place)))
         except NoNegation as reason:
             self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
             return None
+
+    def probe(self, value: Json, place: str) -> None:
+        """Read a raw schema for wrong values of keywords, which negation would not see."""
+        was_probing, self._is_probing = self._is_probing, True
+        try:
+            self.schema(value, place)
+        finally:
+            self._is_probing = was_probing
 
     def string(self, value: Json, place: str) -> None:
         """Note a string that cannot be written without \\u."""

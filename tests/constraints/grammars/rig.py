@@ -1,0 +1,91 @@
+"""Languages over single bytes, and what they hold of whole texts."""
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from constraints.compiler import Compiler
+from constraints.grammars.engine import GrammarLanguage
+from constraints.matcher import Language, Matcher
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+from tests.constraints.walks import byte_vocabulary
+
+SCHEMAS = Path(__file__).parents[1] / "schemas"
+END_ID = 256
+
+
+@lru_cache(maxsize=1)
+def compiler() -> Compiler:
+    return Compiler(byte_vocabulary(), max_cached=16)
+
+
+def compiled(
+    kind: Kind,
+    text: str,
+    *,
+    whitespace: Whitespace = Whitespace.FLEXIBLE,
+    lenient: bool = False,
+) -> GrammarLanguage:
+    language = compiler().compile(ConstraintSpec(kind, text, whitespace, lenient))
+    assert isinstance(language, GrammarLanguage)
+    return language
+
+
+def of_schema(schema: Any, **how: Any) -> GrammarLanguage:
+    return compiled(Kind.JSON_SCHEMA, json.dumps(schema), **how)
+
+
+def accepts(language: Language, text: str) -> bool:
+    """Whether the whole text is in the language, asked byte by byte."""
+    tokens = [*text.encode(), END_ID]
+    return language.matcher().num_legal(tokens) == len(tokens)
+
+
+def accepts_value(language: Language, value: Any) -> bool:
+    return accepts(language, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def legal(matcher: Matcher) -> list[int]:
+    row = np.zeros(byte_vocabulary().num_words, dtype=np.int32)
+    matcher.fill_mask(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return [int(each) for each in np.flatnonzero(bits)]
+
+
+def walk(language: Language, draw: np.random.Generator, max_len: int) -> str | None:
+    """A text drawn token by token from masks alone; None if it did not end in time."""
+    matcher = language.matcher()
+    tokens: list[int] = []
+    while len(tokens) < max_len:
+        token = int(draw.choice(legal(matcher)))
+        if token == END_ID:
+            return b"".join(byte_vocabulary().tokens[each] for each in tokens).decode()
+        matcher.advance(token)
+        tokens.append(token)
+    rest = matcher.shortest(400)
+    if rest is None:
+        return None
+    return b"".join(byte_vocabulary().tokens[each] for each in (*tokens, *rest)).decode()
+
+
+class SchemaCase(NamedTuple):
+    name: str
+    schema: Any
+    valid: list[Any]
+    invalid: list[Any]
+
+
+def schema_cases() -> Iterator[SchemaCase]:
+    for path in sorted(SCHEMAS.glob("*.json")):
+        if path.stem != "not_enforced":
+            for case in json.loads(path.read_text()):
+                yield SchemaCase(f"{path.stem}: {case.pop('name')}", **case)
+
+
+def refused_cases() -> Iterator[tuple[str, Any, str]]:
+    for case in json.loads((SCHEMAS / "not_enforced.json").read_text()):
+        yield case["name"], case["schema"], case["pointer"]
