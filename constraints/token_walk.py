@@ -35,6 +35,7 @@ class _Level:
     first_child:  [num_nodes + 1] in the level below
     first_token:  [num_nodes + 1] in `token_ids`, the tokens that end here
     token_ids:    those tokens
+    token_nodes:  the node of each
     """
 
     parents: npt.NDArray[np.int64]
@@ -42,6 +43,7 @@ class _Level:
     first_child: npt.NDArray[np.int64]
     first_token: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
+    token_nodes: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +79,10 @@ class TokenWalk:
         ids = np.array([token_id for _, token_id in spelled], dtype=np.int64)
         self.max_token_len = max(map(len, tokens), default=0)
         self._levels = _levels_of(tokens, ids)
+        # All tokens in the order of the levels.
+        self._token_ids = np.concatenate(
+            [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self._levels)]
+        )
         self._num_nodes = sum(len(level.parents) for level in self._levels)
         self._under = self._nodes_under_bytes()
 
@@ -107,10 +113,9 @@ class TokenWalk:
                 states = table[place + columns[depth]]
                 states += above - place
             found.append((level, states))
-        token_ids = np.concatenate([level.token_ids for level, _ in found])
-        ends_at = np.concatenate([_of_tokens(level, states) for level, states in found])
+        ends_at = np.concatenate([states[level.token_nodes] for level, states in found])
         live = np.flatnonzero((ends_at & PLACE_MASK) != 0)
-        return Ends(np.zeros_like(live), token_ids[live], ends_at[live])
+        return Ends(np.zeros_like(live), self._token_ids[live], ends_at[live])
 
     def walk_several(
         self, table: Packed, columns: list[npt.NDArray[np.int64]], starts: Packed
@@ -149,11 +154,6 @@ class TokenWalk:
             sums = np.concatenate([[0], np.cumsum(under)])
             under = 1 + sums[level.first_child[1:]] - sums[level.first_child[:-1]]
         return under
-
-
-def _of_tokens(level: _Level, states: Packed) -> Packed:
-    """The states of the level's tokens, as `token_ids` has them."""
-    return np.repeat(states, np.diff(level.first_token))
 
 
 def _spread(
@@ -201,6 +201,7 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[_Level]:
             np.searchsorted(below, np.arange(len(parents) + 1)),
             first_token,
             token_ids,
+            np.repeat(np.arange(len(parents)), np.diff(first_token)),
         )
         for (parents, letters, first_token, token_ids), below in zip(
             drafts, parents_below, strict=True

@@ -20,19 +20,25 @@ from constraints.where.utf8 import Utf8, utf8_of
 # Of more conjuncts than these it is not found out which contradict each other.
 _MAX_BLAMED = 24
 # How much room a lattice is tried with, the last one without a base.
-_SPARES = (24, 96, 384, None)
+SPARES: tuple[int | None, ...] = (24, 96, 384, None)
 
 
 def compile_where(
-    expression: Expression, vocabulary: Vocabulary, walk: TokenWalk | None = None
+    expression: Expression,
+    vocabulary: Vocabulary,
+    walk: TokenWalk | None = None,
+    *,
+    spares: tuple[int | None, ...] = SPARES,
 ) -> WhereLanguage:
     """The language of an expression.
 
     walk: the vocabulary's, made anew where it is not given (about half a second for 128 000 tokens)
+    spares: how much room a lattice leaves below its bounds, tried one after the other until it is
+            enough; None is always enough, and all masks are the same
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
     walk = walk or TokenWalk(vocabulary)
-    language = _language(expression, vocabulary, walk)
+    language = _language(expression, vocabulary, walk, spares)
     if language is None:
         is_blamed = len(top_parts(expression)) <= _MAX_BLAMED
         raise contradiction(
@@ -42,12 +48,15 @@ def compile_where(
 
 
 def _language(
-    expression: Expression, vocabulary: Vocabulary, walk: TokenWalk
+    expression: Expression,
+    vocabulary: Vocabulary,
+    walk: TokenWalk,
+    spares: tuple[int | None, ...],
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression."""
     machine = _machine(expression)
     utf8 = utf8_of(machine.partition)
-    for spare in _SPARES:
+    for spare in spares:
         lattice = Lattice.of(machine, spare)
         language = _on_lattice(machine, utf8, lattice, vocabulary, walk, _dropped(expression))
         if language is None or language.distances is None or language.distances.has_room:
@@ -113,6 +122,6 @@ def _without_stops(expression: Expression) -> Expression:
 
 def _is_empty(expression: Expression, vocabulary: Vocabulary, walk: TokenWalk) -> bool:
     try:
-        return _language(expression, vocabulary, walk) is None
+        return _language(expression, vocabulary, walk, SPARES) is None
     except OutOfReach:
         return False

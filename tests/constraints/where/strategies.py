@@ -1,11 +1,10 @@
-"""Random expressions and texts over few characters, so that atoms often hold."""
+"""Random expressions over a few characters, small bounds and phrases that overlap."""
 
 from hypothesis import strategies as st
 
 from constraints.where.terms import (
     And,
     Compare,
-    Constant,
     Contains,
     EndsWith,
     Expression,
@@ -22,36 +21,38 @@ from constraints.where.terms import (
     StopsBefore,
 )
 
-texts = st.text(alphabet="ab .\n1-ä\u3000", max_size=6)
-# What a literal must be able to say.
-any_text = st.text(st.characters(codec="utf-8"), max_size=6)
-several = st.lists(texts, max_size=3, unique=True).map(tuple)
-phrases = st.lists(texts.filter(bool), min_size=1, max_size=2, unique=True).map(tuple)
+PHRASES = ("a", "b", "ab", "aab", " a", ".", "a.", "ä", "日", "1", "-1")
+PATTERNS = ("a*b", "(ab|a)*", r"\S+ \S+", "[^b]{1,3}", "a?ä?")
 
-atoms: st.SearchStrategy[Expression] = st.one_of(
-    st.builds(Compare, st.sampled_from(Measure), st.sampled_from(Relation), st.integers(-3, 12)),
-    st.builds(OneOf, several),
-    st.builds(Contains, st.one_of(texts, any_text)),
+phrases = st.sampled_from(PHRASES)
+several = st.lists(phrases, min_size=1, max_size=3, unique=True).map(tuple)
+counted = st.builds(
+    Compare,
+    st.sampled_from((Measure.CHARS, Measure.WORDS, Measure.SENTENCES, Measure.TOKENS)),
+    st.sampled_from(Relation),
+    st.integers(0, 5),
+)
+atoms = st.one_of(
+    counted,
+    counted,
+    st.builds(Compare, st.just(Measure.INT), st.sampled_from(Relation), st.integers(-11, 11)),
+    st.builds(Contains, phrases),
     st.builds(StartsWith, several),
     st.builds(EndsWith, several),
-    st.builds(Matches, st.sampled_from((r"[ab]+", r"\d*", r"(a|b)?\.", "", r".*\n", '"\\\\"'))),
-    st.just(IsInt()),
-    st.just(IsFloat()),
-    st.builds(StopsAt, phrases),
-    st.builds(Constant, st.booleans()),
+    st.builds(StopsAt, several),
+    st.builds(OneOf, several),
+    st.builds(Matches, st.sampled_from(PATTERNS)),
+    st.sampled_from((IsInt(), IsFloat())),
 )
 
 
-def _joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
-    two_or_three = st.lists(parts, min_size=2, max_size=3).map(tuple)
-    return st.one_of(
-        st.builds(And, two_or_three), st.builds(Or, two_or_three), st.builds(Not, parts)
-    )
+def joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+    pairs = st.lists(parts, min_size=2, max_size=3).map(tuple)
+    return st.one_of(st.builds(And, pairs), st.builds(Or, pairs), st.builds(Not, parts))
 
 
-conditions: st.SearchStrategy[Expression] = st.recursive(atoms, _joined, max_leaves=6)
+conditions: st.SearchStrategy[Expression] = st.recursive(atoms, joined, max_leaves=4)
 expressions: st.SearchStrategy[Expression] = st.one_of(
     conditions,
-    st.builds(StopsBefore, phrases),
-    st.builds(lambda condition, stop: And((condition, StopsBefore(stop))), conditions, phrases),
+    st.builds(lambda part, stop: And((part, StopsBefore(stop))), conditions, several),
 )

@@ -1,0 +1,293 @@
+"""Languages and matchers of `where` expressions, beyond single masks."""
+
+import itertools
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from constraints.errors import Contradiction, IllegalToken, TooComplex
+from constraints.matcher import Matcher
+from constraints.token_walk import TokenWalk
+from constraints.vocabulary import Vocabulary
+from constraints.where.compile import compile_where
+from constraints.where.engine import WhereLanguage
+from constraints.where.evaluate import holds
+from constraints.where.limits import OutOfReach
+from constraints.where.parser import parse
+from constraints.where.terms import Expression
+from tests.constraints.where.expressions import END_ID, TOKENS
+from tests.constraints.where.oracle import Oracle
+from tests.constraints.where.strategies import expressions
+from tests.constraints.where.vocabularies import vocabulary_of
+
+LARGE = vocabulary_of(TOKENS, (END_ID,))
+LARGE_WALK = TokenWalk(LARGE)
+SMALL_TOKENS = (
+    *(b"a", b"b", b"ab", b"aa", b" ", b" a", b".", b". a", b"1", b"-", b"0"),
+    *(b"\xc3", b"\xa4", "ä".encode(), b"a\xe6", b"\xe6\x97", b"\xa5", b"\xa5b", b"", b"\xff"),
+)
+SMALL_END = 18
+SMALL = vocabulary_of(SMALL_TOKENS, (SMALL_END,))
+SMALL_WALK = TokenWalk(SMALL)
+
+
+def compiled(written: str) -> WhereLanguage:
+    return compile_where(parse(written), LARGE, LARGE_WALK)
+
+
+def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:
+    row = np.full(vocabulary.num_words, -1, dtype=np.int32)
+    matcher.fill_mask(row, max_len)
+    return frozenset(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def ids_of(text: str) -> list[int]:
+    return list(text.encode())
+
+
+@settings(max_examples=150, deadline=None)
+@given(expressions, st.randoms(use_true_random=False))
+def test_masks_of_random_expressions_are_those_of_the_oracle(
+    expression: Expression, draw: random.Random
+) -> None:
+    oracle = Oracle(expression, SMALL_TOKENS, (SMALL_END,))
+    try:
+        language = compile_where(expression, SMALL, SMALL_WALK)
+    except Contradiction:
+        assert oracle.legal([]) == frozenset()
+        return
+    budget = draw.randint(1, 6)
+    matcher, prefix = language.matcher(), list[int]()
+    shortest = matcher.shortest(budget)
+    assert (None if shortest is None else len(shortest)) == oracle.shortest_len([], budget)
+    for left in range(budget, -1, -1):
+        assert legal(matcher, SMALL) == oracle.legal(prefix)
+        within = legal(matcher, SMALL, left)
+        assert within == oracle.legal(prefix, left)
+        further = sorted(within - {SMALL_END})
+        if not further:
+            break
+        prefix.append(draw.choice(further))
+        matcher.advance(prefix[-1])
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ('len(words(X)) < 5 and "fox" in X', "the fox ä日."),
+        ("X in ['日本 😀', 'a']", "日本 😀"),
+        ('stops_before(X, "\\n\\n") and len(sentences(X)) == 2', "a. b.\n\n"),
+        (r'regex(X, r"\w+\s\d+")', "ßé\u3000١٢"),
+    ],
+)
+def test_every_split_of_a_legal_text_is_legal(written: str, text: str) -> None:
+    language = compiled(written)
+    spelled = text.encode()
+    draw = random.Random(text)
+    for _ in range(30):
+        matcher, at = language.matcher(), 0
+        while at < len(spelled):
+            fitting = [
+                index
+                for index, token in enumerate(TOKENS)
+                if token and spelled.startswith(token, at)
+            ]
+            token_id = draw.choice(fitting)
+            assert token_id in legal(matcher, LARGE)
+            matcher.advance(token_id)
+            at += len(TOKENS[token_id])
+        assert matcher.is_complete
+        assert END_ID in legal(matcher, LARGE)
+
+
+def test_an_illegal_token_changes_nothing() -> None:
+    matcher = compiled('"\\n" not in X and len(X) < 3').matcher()
+    before = legal(matcher, LARGE)
+    for token_id in (ord("\n"), TOKENS.index(b"aaa"), 0xFF, len(TOKENS), -1):
+        with pytest.raises(IllegalToken):
+            matcher.advance(token_id)
+        assert legal(matcher, LARGE) == before
+
+
+def test_after_an_end_nothing_is_legal_but_the_end() -> None:
+    matcher = compiled("len(X) < 3").matcher()
+    matcher.advance(END_ID)
+    assert matcher.is_over
+    assert matcher.is_complete
+    assert legal(matcher, LARGE) == {END_ID}
+    assert matcher.num_legal([ord("a")]) == 0
+    with pytest.raises(IllegalToken):
+        matcher.advance(ord("a"))
+
+
+def test_an_end_is_legal_only_where_the_expression_holds() -> None:
+    matcher = compiled("len(X) == 2").matcher()
+    with pytest.raises(IllegalToken):
+        matcher.advance(END_ID)
+    matcher.advance(ord("a"))
+    matcher.advance(ord("b"))
+    assert matcher.is_over
+    assert matcher.num_legal([END_ID, END_ID]) == 1
+
+
+def test_forks_go_their_own_ways() -> None:
+    matcher = compiled('X in ["ab", "ac"]').matcher()
+    matcher.advance(ord("a"))
+    twin = matcher.fork()
+    twin.advance(ord("b"))
+    assert twin.is_over
+    assert not matcher.is_complete
+    matcher.advance(ord("c"))
+    assert matcher.is_over
+
+
+@pytest.mark.parametrize(
+    ("written", "prefix", "forced"),
+    [
+        ('X in ["The fox", "The dog"]', "", "The "),
+        ('X in ["The fox", "The dog"]', "The d", "og"),
+        ('X in ["日本", "日曜"]', "", "日"),
+        ('X in ["The", "The dog"]', "The", ""),
+        ('"fox" in X', "", ""),
+        ('starts_with(X, "äö") and len(X) == 2', "", "äö"),
+        ('stops_before(X, "\\n") and X == "a"', "", "a"),
+        ('len(tokens(X)) < 3 and X == "aab"', "", ""),
+    ],
+)
+def test_forced_bytes(written: str, prefix: str, forced: str) -> None:
+    matcher = compiled(written).matcher()
+    for token_id in ids_of(prefix):
+        matcher.advance(token_id)
+    told = matcher.forced_bytes()
+    assert told.startswith(forced.encode())
+    assert len(told) - len(forced.encode()) in (0, 1, 2)
+    if told != forced.encode():
+        # Bytes that both of two characters begin with are forced, too.
+        with pytest.raises(UnicodeDecodeError):
+            told.decode()
+
+
+@pytest.mark.parametrize(
+    ("written", "parts"),
+    [
+        (
+            'len(words(X)) < 3 and "a" in X and len(words(X)) > 5',
+            ("len(words(X)) < 3", "len(words(X)) > 5"),
+        ),
+        ('"ab" in X and len(X) < 9 and "b" not in X', ('"ab" in X', '"b" not in X')),
+        ("len(tokens(X)) < 2 and len(words(X)) > 9", ("len(tokens(X)) < 2", "len(words(X)) > 9")),
+        ('X == "a" and X == "b"', ('X == "a"', 'X == "b"')),
+        ('regex(X, "a+") and len(X) == 0', ('regex(X, "a+")', "len(X) == 0")),
+        ('stops_before(X, "a") and X == "a"', ('stops_before(X, "a")', 'X == "a"')),
+    ],
+)
+def test_contradictions_are_told_with_their_parts(written: str, parts: tuple[str, ...]) -> None:
+    with pytest.raises(Contradiction) as caught:
+        compiled(written)
+    assert set(caught.value.parts) == set(parts)
+
+
+def test_dropped_phrases_are_told() -> None:
+    language = compiled('stops_before(X, "\\n", "END") and stops_before(X, "a") and len(X) < 9')
+    assert language.dropped_phrases == ("\n", "END", "a")
+    assert compiled("len(X) < 9").dropped_phrases == ()
+
+
+def test_a_dropped_phrase_is_not_counted() -> None:
+    matcher = compiled('stops_before(X, "\\n\\n") and len(X) == 2').matcher()
+    for token_id in ids_of("ab\n"):
+        matcher.advance(token_id)
+    assert not matcher.is_complete
+    assert legal(matcher, LARGE) == {ord("\n")}
+    matcher.advance(ord("\n"))
+    assert matcher.is_over
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "len(words(X)) < 60 and len(X) < 200 and len(sentences(X)) < 40",
+        'len(words(X)) < 90 and len(X) < 150 and "fox" in X and stops_at(X, ".")',
+        '(len(words(X)) < 70 or "a" not in X) and len(sentences(X)) < 50 and len(X) < 220',
+    ],
+)
+def test_bases_change_no_mask(written: str) -> None:
+    narrow = compiled(written)
+    wide = compile_where(parse(written), LARGE, LARGE_WALK, spares=(None,))
+    assert any(narrow.lattice.bases)
+    assert not any(wide.lattice.bases)
+    draw = random.Random(written)
+    for max_len in (None, 40, 80):
+        matcher, twin = narrow.matcher(), wide.matcher()
+        for made_len in range(300):
+            left = None if max_len is None else max_len - made_len
+            allowed = legal(matcher, LARGE, left)
+            assert allowed == legal(twin, LARGE, left)
+            # What counts words and sentences, so that their bounds are met.
+            further = sorted(allowed - {END_ID})
+            favourites = [i for i in further if TOKENS[i] in (b"..", b" a", b". ", b" b")]
+            if not further:
+                break
+            token_id = draw.choice(favourites or further)
+            matcher.advance(token_id)
+            twin.advance(token_id)
+
+
+def test_long_outputs_end_in_time() -> None:
+    language = compiled('len(X) >= 900 and len(X) < 1000 and len(words(X)) < 200 and "fox" in X')
+    draw = random.Random(1)
+    for _ in range(3):
+        matcher, made = language.matcher(), b""
+        for left in range(400, -1, -1):
+            allowed = legal(matcher, LARGE, left)
+            assert allowed
+            token_id = draw.choice(sorted(allowed))
+            if token_id == END_ID:
+                break
+            matcher.advance(token_id)
+            made += TOKENS[token_id]
+        assert matcher.is_complete
+        assert holds(parse('900 <= len(X) < 1000 and "fox" in X'), made.decode())
+        assert len(made.decode().split()) < 200
+
+
+def test_a_completion_is_found_where_distances_are_not_known() -> None:
+    language = compiled("len(words(X)) == 3000")
+    assert not language.knows_distances
+    completion = language.matcher().shortest(4000)
+    assert completion is not None
+    assert language.matcher().num_legal((*completion, END_ID)) == len(completion) + 1
+    assert language.matcher().shortest(2000) is None
+
+
+def test_too_many_counts_are_refused_at_once() -> None:
+    bounds = itertools.cycle(("len(X)", "len(words(X))", "len(sentences(X))", "len(tokens(X))"))
+    written = " and ".join(
+        f"{measure} != {30_000 + 7 * index}"
+        for index, measure in zip(range(8), bounds, strict=False)
+    )
+    began = time.perf_counter()
+    with pytest.raises(TooComplex, match="too many counts to tell apart at once"):
+        compiled(written)
+    assert time.perf_counter() - began < 3
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        'regex(X, r"(a)\\1")',
+        'regex(X, r"\\bfox\\b")',
+        'regex(X, r"(?=a).*")',
+        'regex(X, r"(?i)fox")',
+        'regex(X, r".*a.{30}")',
+        'regex(X, r"((a{1,30}){1,30}){1,30}")',
+        " and ".join(f'"{index} x" in X' for index in range(14)),
+    ],
+)
+def test_what_is_out_of_reach_is_left_to_others(written: str) -> None:
+    with pytest.raises(OutOfReach):
+        compiled(written)
