@@ -34,7 +34,7 @@ from router.errors import (
     ServerStopped,
     ShardFailed,
 )
-from router.events import FinishReason
+from router.events import Finished, FinishReason
 from router.mishaps import failed_by_bug, failed_row, internal
 from router.open_streams import OpenStreams
 from router.pacing import Pacing
@@ -162,8 +162,7 @@ class Batcher:
     async def _prepare(self, request: GenerateRequest) -> None:
         """Raises what `Shards.prepare` does."""
         begun_s = self._clock()
-        prepared = await self._shards.prepare(request)
-        self._observer.prepared(prepared, self._clock() - begun_s)
+        self._observer.prepared(await self._shards.prepare(request), self._clock() - begun_s)
 
     def _release(self, request_id: int) -> None:
         self._scheduler.release(request_id)
@@ -287,11 +286,12 @@ class Batcher:
                 self._pacing.look_at(stream)
 
     def _retire(self, stream: Stream) -> None:
-        """Whatever its end was: the rest of the house hears of it."""
+        """The rest of the house hears of its end."""
         self._scheduler.finish(stream.request_id)
         self._pacing.left(stream)
         self._preparing.left(stream.request_id)
-        self._admission.left(self._clock(), len(self._streams))
+        is_good = isinstance(stream.end, Finished)
+        self._admission.left(self._clock(), len(self._streams), has_finished=is_good)
         self._observer.ended(stream)
 
     def _expire(self, now_s: float) -> None:

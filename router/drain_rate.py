@@ -4,7 +4,8 @@ Pure arithmetic: it knows no clock but the one passed in, and nothing of who hol
 
 Only time in which at least half of the slots are taken counts, and only what ends in it: a server
 with little to do ends few sequences because few come, which says nothing of what it could do. So
-what one rush has taught is still known when the next one begins. Both sums fade with that time,
+what one rush has taught is still known when the next one begins. Ends are good ends: those that
+failed or were cancelled say nothing either. Both sums fade with that time,
 
     ends' = ends * exp(-t / memory_s) + new ends      seconds' likewise, with the seconds watched
 

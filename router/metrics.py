@@ -144,7 +144,7 @@ class Metrics(Collector):
             "tandem_retry_after_seconds", "What the last refused request was told to wait"
         )
         self.drain_rate = Gauge(
-            "tandem_drain_rate", "Sequences ended per second, measured while the server is busy"
+            "tandem_drain_rate", "Sequences finished per second, measured while the server is busy"
         )
         self.cancel_to_free = Histogram(
             "tandem_cancel_to_free_seconds",

@@ -25,6 +25,7 @@ from router.text.detokenizer import Detokenizer
 from tests.fakes import FakeShard
 from tests.router.rig import (
     PROMPT,
+    RESTLESS,
     asking,
     byte_tokenizer,
     end_of,
@@ -63,6 +64,20 @@ async def test_a_failed_step_fails_what_ran_and_the_router_goes_on(method: str) 
         assert end_of(again).text == expected_text(PROMPT, 10)
         assert shard.epoch == epoch + 1
         assert rig.batcher.is_alive
+
+
+async def test_a_failure_that_ends_everyone_frees_nobody_s_time_to_come_back() -> None:
+    shard = FakeShard()
+    limits = replace(RESTLESS, max_concurrent_requests=8)
+    async with routing(shard, limits=limits) as rig:
+        await asyncio.sleep(2 * RESTLESS.tick_s)
+        at_rest = rig.metrics.drain_rate.value()
+        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
+        streams = [rig.batcher.submit(asking(str(index), 20)) for index in range(8)]
+        for stream in streams:
+            assert isinstance(error_of(await events_of(stream)), ShardFailed)
+        await asyncio.sleep(2 * RESTLESS.tick_s)
+        assert 0 < rig.metrics.drain_rate.value() <= at_rest
 
 
 async def test_what_waits_outlives_a_failed_step() -> None:

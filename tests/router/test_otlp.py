@@ -146,6 +146,15 @@ def test_a_sequence_has_a_queue_and_an_inference(traced: Traced) -> None:
     assert [event.name for event in inference.events] == ["first token"]
 
 
+def test_a_constraint_is_told_with_its_outcome(traced: Traced) -> None:
+    context = begun(traced)
+    traced.tracer.admitted(5, context, step_id=9, elapsed_s=0.0)
+    constrained = replace(life(context), constraint_kind="regex", constraint_satisfied=False)
+    traced.tracer.ended(constrained)
+    told = attributes(traced.spans["inference"])
+    assert (told["tandem.constraint.kind"], told["tandem.constraint.satisfied"]) == ("regex", False)
+
+
 def test_a_client_s_leaving_is_told_and_no_error(traced: Traced) -> None:
     context = begun(traced)
     traced.tracer.admitted(5, context, step_id=9, elapsed_s=0.0)
