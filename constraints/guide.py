@@ -17,6 +17,7 @@ from constraints.errors import (
     IllegalToken,
     TooComplex,
 )
+from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import is_barren
 from constraints.guiding.stops import StoppedMatcher
 from constraints.guiding.witness import (
@@ -105,7 +106,12 @@ class Guide:
             return TooComplex("no text that satisfies the constraint was found within the limits")
         quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in strings)
         what = f"the stop strings {quoted}" if strings else "the stop tokens"
-        if is_barren(self._matcher, self._vocabulary):
+        bytewise = self._matcher.bytewise()
+        if (
+            is_barren(self._matcher, self._vocabulary)
+            if bytewise is None
+            else is_barren(bytewise, byte_vocabulary())
+        ):
             return Contradiction(
                 f"every text that satisfies the constraint meets one of {what} before its end",
                 strings,

@@ -76,3 +76,6 @@ class Language(Protocol):
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""
+
+    def in_bytes(self) -> "Language | None":
+        """The same texts over `byte_vocabulary`, where that makes searches faster."""

@@ -12,14 +12,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from llguidance import LLMatcher
 
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.limits import Limits
+from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import shortest_completion
-from constraints.guiding.witness import spelled
+from constraints.guiding.witness import completes, spelled, text_of
 from constraints.matcher import Bitmask
 from constraints.vocabulary import Vocabulary
 
@@ -61,13 +63,13 @@ class GrammarLanguage:
     ) -> None:
         """`explain` makes an error of the engine's message; what it answers is raised."""
         self.vocabulary = vocabulary
-        self.textless = frozenset(
-            index for index, token in enumerate(vocabulary.tokens) if not token
-        )
-        self.hints = tuple(spelled(hint, vocabulary) or () for hint in hints)
+        self.textless = _textless_ids(vocabulary)
+        self.hints = hints
         self.grammar = grammar
         self.not_enforced = not_enforced
         self._limits = limits
+        self._explain = explain
+        self._in_bytes: GrammarLanguage | None = None
         self._lock = threading.Lock()
         began = time.perf_counter()
         original = self._compile()
@@ -95,6 +97,15 @@ class GrammarLanguage:
             matcher = GrammarMatcher(self, original, original.matcher.deep_copy())
         return matcher
 
+    def in_bytes(self) -> "GrammarLanguage":
+        """The same texts over `byte_vocabulary`; compiled when first asked for."""
+        with self._lock:
+            if self._in_bytes is None:
+                self._in_bytes = GrammarLanguage(
+                    byte_vocabulary(), self.grammar, self._limits, self._explain
+                )
+            return self._in_bytes
+
     def _may_have_another(self) -> bool:
         return len(self._originals) < _MAX_ORIGINALS and self.compile_s < _MAX_SPARE_COMPILE_S
 
@@ -116,7 +127,7 @@ class GrammarMatcher:
         self._end_ids = frozenset(language.vocabulary.end_ids)
         self._original = original
         self._inner = inner
-        self._has_begun = False
+        self._made: list[int] = []
         self._has_ended = False
         original.clones.add(self)
 
@@ -142,7 +153,7 @@ class GrammarMatcher:
         if self._inner.try_consume_tokens([token_id]) != 1:
             self._check()
             raise IllegalToken(f"token {token_id} is not legal here")
-        self._has_begun = True
+        self._made.append(token_id)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted one after the other."""
@@ -170,18 +181,35 @@ class GrammarMatcher:
     ) -> tuple[int, ...] | None:
         """Tokens that complete the text from here, at most `max_len`; None: none found."""
         language = self._language
-        known = None if self._has_begun else language.first_completion
+        known = None if self._made else language.first_completion
         if known is not None and len(known) <= max_len:
             return known
-        found = shortest_completion(self, language.vocabulary, max_len, tails, language.hints)
-        if found is not None and not self._has_begun:
+        if not self._made and language.hints:
+            # Of a schema the first hint is an instance. The search's engine is compiled later.
+            guess = spelled(language.hints[0], language.vocabulary)
+            if guess and len(guess) <= max_len and completes(self, language.vocabulary, guess):
+                language.first_completion = guess
+                return guess
+        bytewise = language.in_bytes().matcher()
+        bytewise.follow(text_of(tuple(self._made), language.vocabulary))
+        found = shortest_completion(
+            self, language.vocabulary, max_len, tails, language.hints, bytewise
+        )
+        if found is not None and not self._made:
             language.first_completion = found
         return found
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Accept tokens that are known to be legal text, all at once."""
+        if self._inner.try_consume_tokens(list(token_ids)) != len(token_ids):
+            self._check()
+            raise EngineFailed("a legal text is illegal in single bytes")
+        self._made.extend(token_ids)
 
     def fork(self) -> "GrammarMatcher":
         """Another matcher at the same place; it shares this one's lexer and its lock."""
         other = GrammarMatcher(self._language, self._original, self._inner.deep_copy())
-        other._has_begun = self._has_begun
+        other._made = self._made.copy()
         other._has_ended = self._has_ended
         return other
 
@@ -195,7 +223,7 @@ class GrammarMatcher:
     @property
     def is_over(self) -> bool:
         """It is, and nothing but the end may follow."""
-        if not self._has_begun:
+        if not self._made:
             return self._language.is_over_at_once
         return self.is_complete and self._inner.is_stopped()
 
@@ -215,6 +243,11 @@ class GrammarMatcher:
     def _check(self) -> None:
         if self._inner.is_error():
             raise EngineFailed(f"the matcher broke: {_first_line(self._inner.get_error())}")
+
+
+@lru_cache(maxsize=8)
+def _textless_ids(vocabulary: Vocabulary) -> frozenset[int]:
+    return frozenset(index for index, token in enumerate(vocabulary.tokens) if not token)
 
 
 def _fill(inner: LLMatcher, row: Bitmask) -> None:

@@ -6,6 +6,8 @@ of one byte (or what stands in for a byte that has none), a tail or hint that is
 DIVE:    the first edge everywhere, as far as it leads: structure that has to be written down
 NOVELTY: an edge costs by its place among its siblings, and a mask that was seen before costs too:
          the way out of a loop
+ROTOR:   where a mask is seen again, the next kind of edge than the last time: the way out of loops
+         that lie in one another
 LENGTH:  an edge costs its bytes: the shortest text, where few are shorter than it
 
 Bounded by nodes, and not by time, so that the same output has the same completions on every day;
@@ -13,6 +15,7 @@ the limit of computing time is there for grammars whose masks take long.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -24,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import EngineFailed
-from constraints.guiding.witness import Witness, completes, spelled
+from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.witness import Witness, completes, spelled, text_of
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
@@ -51,22 +55,27 @@ class Alphabet:
 
     ids:      token ids, [num_edges], at least one for each byte that a token begins with
     is_whole: every text that tokens can spell can be spelled in these
+    singles:  by byte, the token that is this byte
     """
 
     is_whole: bool
+    singles: tuple[int | None, ...]
     ids: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.int64]
     words: npt.NDArray[np.int64]
     shifts: npt.NDArray[np.int32]
 
-    def allowed(self, row: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Those of the tokens that the bitmask allows: the first of each kind, then the others."""
+    def allowed(self, row: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], int]:
+        """Those of the tokens that the bitmask allows: the first of each kind, then the others.
+
+        And how many are the first of their kind.
+        """
         places = np.flatnonzero((row[self.words] >> self.shifts) & 1)
         is_first = np.ones(len(places), dtype=np.bool_)
         kinds = self.kinds[places]
         is_first[1:] = kinds[1:] != kinds[:-1]
         order: npt.NDArray[np.int64] = np.concatenate([places[is_first], places[~is_first]])
-        return self.ids[order]
+        return self.ids[order], int(is_first.sum())
 
 
 @lru_cache(maxsize=16)
@@ -90,9 +99,14 @@ def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
     pairs = [(token_id, kind_of[byte]) for byte in order for token_id in shortest.get(byte, [])]
     ids = np.array([token_id for token_id, _ in pairs], dtype=np.int64)
     kinds = np.array([kind for _, kind in pairs], dtype=np.int64)
-    single = {vocabulary.tokens[token_id] for token_id in ids.tolist()}
-    used = {token[index : index + 1] for token in vocabulary.tokens for index in range(len(token))}
-    return Alphabet(used <= single, ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
+    single = {
+        vocabulary.tokens[token_id][0]: token_id
+        for token_id in ids.tolist()
+        if len(vocabulary.tokens[token_id]) == 1
+    }
+    is_whole = single.keys() >= set(b"".join(vocabulary.tokens))
+    singles = tuple(single.get(byte) for byte in range(256))
+    return Alphabet(is_whole, singles, ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
 
 
 class Strategy(Enum):
@@ -100,6 +114,7 @@ class Strategy(Enum):
 
     DIVE = "dive"
     NOVELTY = "novelty"
+    ROTOR = "rotor"
     LENGTH = "length"
 
 
@@ -108,7 +123,9 @@ MAX_PROOF_NODES = 512
 # The walks of one search, and how many nodes each may see.
 PLAN = (
     (Strategy.DIVE, 64),
+    (Strategy.ROTOR, 96),
     (Strategy.NOVELTY, 192),
+    (Strategy.ROTOR, 400),
     (Strategy.DIVE, 400),
     (Strategy.LENGTH, 256),
 )
@@ -142,7 +159,7 @@ class Search:
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
         self._deadline = thread_time() + MAX_TIME_S
         self._twins: dict[tuple[int, bytes], int] = {}
-        self._looks: set[bytes] = set()
+        self._looks: Counter[bytes] = Counter()
         self._is_cut = False
         # Whether the last walk saw all that there is, so that what it did not find is not there.
         self.is_exhausted = False
@@ -163,7 +180,7 @@ class Search:
                 heapq.heappush(heap, (cost, next(serial), node, index))
 
         yield from self._endings(self._matcher, ())
-        push(_Node(self._matcher, (), 0.0, self._edges(self._matcher, ())[0]), 0)
+        push(_Node(self._matcher, (), 0.0, self._edges(strategy, self._matcher, ())[0]), 0)
         for _ in range(max_nodes):
             if not heap or thread_time() > self._deadline:
                 self.is_exhausted = not heap and not self._is_cut
@@ -174,7 +191,7 @@ class Search:
                 matcher, path = self._follow(parent, parent.edges[index])
                 yield from self._endings(matcher, path)
                 if not matcher.is_complete:
-                    edges, is_new = self._edges(matcher, path)
+                    edges, is_new = self._edges(strategy, matcher, path)
                     push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
             except EngineFailed:
                 self._is_cut = True  # too hard for the engine: no place to lead an output to
@@ -185,7 +202,7 @@ class Search:
             return length + 0.05 * index
         if index == 0:
             return 0.001
-        return index if strategy is Strategy.DIVE else 0.1 + 0.02 * index
+        return 0.1 + 0.02 * index if strategy is Strategy.NOVELTY else index
 
     def _follow(self, parent: _Node, edge: Witness) -> tuple[Matcher, Witness]:
         """Over the edge, and on over the bytes that are forced after it."""
@@ -199,16 +216,18 @@ class Search:
             path += forced
         return matcher, path
 
-    def _edges(self, matcher: Matcher, path: Witness) -> tuple[tuple[Witness, ...], bool]:
+    def _edges(
+        self, strategy: Strategy, matcher: Matcher, path: Witness
+    ) -> tuple[tuple[Witness, ...], bool]:
         """Where the output can go on, and whether this is unlike all places before.
 
         Nowhere, where enough places were seen that are as far and look the same.
         """
         matcher.fill_mask(self._row)
-        allowed = self._alphabet.allowed(self._row)
+        allowed, num_first = self._alphabet.allowed(self._row)
         look = allowed.tobytes()
-        is_new = look not in self._looks
-        self._looks.add(look)
+        num_seen = self._looks[look]
+        self._looks[look] += 1
         length = sum([len(self._vocabulary.tokens[token_id]) for token_id in path])
         number = self._twins[length, look] = self._twins.get((length, look), 0) + 1
         if number > MAX_TWINS:
@@ -217,8 +236,12 @@ class Search:
         singles = tuple((token_id,) for token_id in allowed.tolist())
         hints = tuple(hint for hint in self._hints if matcher.num_legal(hint) == len(hint))
         # A short hint may be legal again and again; what closes is better than any hint.
-        num_first = int(bool(hints) and (len(hints[-1]) == 1 or self._closes(singles[:1])))
-        return singles[:num_first] + hints + singles[num_first:], is_new
+        first = int(bool(hints) and (len(hints[-1]) == 1 or self._closes(singles[:1])))
+        edges = singles[:first] + hints + singles[first:]
+        if strategy is Strategy.ROTOR and edges:
+            turn = num_seen % (num_first + len(hints))
+            edges = edges[turn:] + edges[:turn]
+        return edges, num_seen == 0
 
     def _closes(self, edges: tuple[Witness, ...]) -> bool:
         return any(self._vocabulary.tokens[edge[0]] in _CLOSERS for edge in edges)
@@ -226,19 +249,11 @@ class Search:
     def _endings(self, matcher: Matcher, path: Witness) -> Iterator[Witness]:
         """Completions that end here, or with one of the tails."""
         if matcher.is_complete:
-            yield self._respelled(path)
+            yield path
             return
         for tail in self._tails:
             if completes(matcher, self._vocabulary, tail):
-                yield self._respelled(path + tail)
-
-    def _respelled(self, path: Witness) -> Witness:
-        """The same text in fewer tokens, as far as is easily told."""
-        text = b"".join([self._vocabulary.tokens[token_id] for token_id in path])
-        better = spelled(text, self._vocabulary)
-        if better is None or len(better) > len(path):
-            return path
-        return better if completes(self._matcher, self._vocabulary, better) else path
+                yield path + tail
 
 
 def shortest_completion(
@@ -246,22 +261,52 @@ def shortest_completion(
     vocabulary: Vocabulary,
     max_len: int,
     tails: Sequence[Witness] = (),
-    hints: Sequence[Witness] = (),
+    hints: Sequence[bytes] = (),
+    bytewise: Matcher | None = None,
 ) -> Witness | None:
     """Tokens that complete the text, at most `max_len`; None: none was found.
 
-    tails: completions that were good a few tokens ago
-    hints: pieces of text that stand in the language as wholes, such as the least value of each
-           part of a schema
+    tails:    completions that were good a few tokens ago
+    hints:    pieces of text that stand in the language as wholes, such as the least value of each
+              part of a schema
+    bytewise: a matcher at the same place over `byte_vocabulary`, to search with
     """
-    search = Search(matcher, vocabulary, tails, hints)
+    walked = vocabulary if bytewise is None else byte_vocabulary()
+    tails_walked = tails if bytewise is None else [text_of(tail, vocabulary) for tail in tails]
+    search = Search(
+        bytewise or matcher,
+        walked,
+        [tuple(tail) for tail in tails_walked],
+        [tokens for hint in hints if (tokens := _spelled_in(hint, walked))],
+    )
     for strategy, max_nodes in PLAN:
         if tails and strategy is Strategy.LENGTH:
             break  # who has tails had a completion before: the text is not to be made anew
-        for found in search.completions(strategy, min(max_nodes, 16 + 2 * max_len)):
-            if len(found) <= max_len:
+        for path in search.completions(strategy, min(max_nodes, 16 + 2 * max_len)):
+            found = _respelled(path, walked, matcher, vocabulary)
+            if found is not None and len(found) <= max_len:
                 return found
     return None
+
+
+def _spelled_in(text: bytes, walked: Vocabulary) -> Witness | None:
+    return tuple(text) if walked is byte_vocabulary() else spelled(text, walked)
+
+
+def _respelled(
+    path: Witness, walked: Vocabulary, matcher: Matcher, vocabulary: Vocabulary
+) -> Witness | None:
+    """The text of the path in tokens that are legal, in few of them as far as is easily told."""
+    text = text_of(path, walked)
+    better = spelled(text, vocabulary)
+    if walked is not vocabulary:
+        singles = [alphabet_of(vocabulary).singles[byte] for byte in text]
+        path = tuple(token_id for token_id in singles if token_id is not None)
+        if len(path) < len(singles):
+            path = better or path
+    if better is not None and len(better) <= len(path):
+        path = better if completes(matcher, vocabulary, better) else path
+    return path if completes(matcher, vocabulary, path) else None
 
 
 def is_barren(matcher: Matcher, vocabulary: Vocabulary) -> bool:

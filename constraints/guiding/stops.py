@@ -22,8 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import IllegalToken
+from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import shortest_completion
-from constraints.guiding.witness import Witness, clear_bits, completes, set_bits, spelled
+from constraints.guiding.witness import (
+    Witness,
+    clear_bits,
+    completes,
+    set_bits,
+    spelled,
+    text_of,
+)
 from constraints.matcher import Bitmask, Language, Matcher
 from constraints.spec import StopRule
 from constraints.token_walk import TokenWalk
@@ -170,8 +178,11 @@ class StoppedMatcher:
         barred: frozenset[int] = frozenset(),
     ) -> None:
         """`barred`: tokens that may not be used as text."""
+        self._language = language
+        self._stops = stops
         self._vocabulary = vocabulary
         self._barred = barred
+        self._made: Witness = ()
         self._table = table_of(vocabulary, stops.strings)
         self._matcher: Matcher = language.matcher()
         # Follows some way behind, to be asked whether the text before a stop string is complete.
@@ -207,6 +218,7 @@ class StoppedMatcher:
         if is_barred or (is_match and (length < len(token) or not self._may_stop((token_id,)))):
             raise IllegalToken(f"token {token_id} ends the output where it is not complete")
         self._matcher.advance(token_id)
+        self._made += (token_id,)
         self._state, self._is_stopped = state, is_match
         if self._behind is not None and not is_match:
             self._pending += (token_id,)
@@ -284,7 +296,19 @@ class StoppedMatcher:
         found = self._matcher.shortest(max_len, tails)
         if found is not None and completes(self, self._vocabulary, found):
             return found
-        return shortest_completion(self, self._vocabulary, max_len, tails)
+        return shortest_completion(
+            self, self._vocabulary, max_len, tails, (), None if self._barred else self.bytewise()
+        )
+
+    def bytewise(self) -> "StoppedMatcher | None":
+        """A matcher at the same place over single bytes, if the language has one."""
+        language = self._language.in_bytes()
+        if language is None:
+            return None
+        matcher = StoppedMatcher(language, byte_vocabulary(), self._stops)
+        for byte in text_of(self._made, self._vocabulary):
+            matcher.advance(byte)
+        return matcher
 
     def fork(self) -> "StoppedMatcher":
         """Another matcher at the same place."""

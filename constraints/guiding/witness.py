@@ -139,6 +139,11 @@ def clear_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
         words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
 
 
+def text_of(tokens: Witness, vocabulary: Vocabulary) -> bytes:
+    """The bytes of the tokens."""
+    return b"".join([vocabulary.tokens[token_id] for token_id in tokens])
+
+
 def allowed_ids(row: Bitmask) -> list[int]:
     """The tokens whose bits are set."""
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")

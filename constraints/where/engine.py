@@ -96,6 +96,10 @@ class WhereLanguage:
         """A matcher at the beginning of an output."""
         return WhereMatcher(self, self.table.start, [0] * len(self.lattice.axes), 0)
 
+    def in_bytes(self) -> None:
+        """Tokens are counted, and distances known: no search is needed that walks over bytes."""
+        return None
+
     def reserves(self, made_len: int, max_len: int | None) -> Reserves:
         """Reserves of places from which `max_len` more tokens can complete the text."""
         if self.distances is None or (max_len is None and self.tokens is None):
