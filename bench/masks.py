@@ -66,7 +66,7 @@ def main() -> None:
         _train(args.tokenizer)
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
     end_id = tokenizer.token_to_id(_END)
-    vocabulary = Vocabulary.load(args.tokenizer, None, (end_id,))
+    vocabulary = Vocabulary.load(args.tokenizer, None, () if end_id is None else (end_id,))
     began = time.perf_counter()
     walk = TokenWalk(vocabulary)
     found: dict[str, Any] = {

@@ -204,6 +204,6 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[_Level]:
             np.repeat(np.arange(len(parents)), np.diff(first_token)),
         )
         for (parents, letters, first_token, token_ids), below in zip(
-            drafts, parents_below, strict=True
+            drafts, parents_below[: len(drafts)], strict=True
         )
     ]
