@@ -29,7 +29,7 @@ class Interval:
             case Relation.EQ:
                 return cls(bound if least is None else max(bound, least), bound)
             case Relation.NE:
-                return cls(least, None, frozenset({bound}))
+                return cls(least).meet(cls(holes=frozenset({bound})))
             case Relation.GE:
                 return cls(bound if least is None else max(bound, least))
             case Relation.GT:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from constraints.where.evaluate import accepts, cut_before, holds, integer, measured
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, Measure, Not
-from tests.constraints.where.strategies import conditions, texts
+from tests.constraints.where.any_expressions import conditions, texts
 
 
 @pytest.mark.parametrize(

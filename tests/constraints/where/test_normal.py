@@ -1,5 +1,7 @@
 """Normal forms mean the same; arithmetic finds contradictions and never invents one."""
 
+from functools import reduce
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from constraints.where.terms import (
     Relation,
 )
 from constraints.where.writing import text
-from tests.constraints.where.strategies import conditions, expressions, texts
+from tests.constraints.where.any_expressions import conditions, expressions, texts
 
 counts = st.integers(0, 5)
 integer_texts = st.integers(-20, 20).map(str)
@@ -69,12 +71,13 @@ def test_an_interval_has_the_numbers_that_satisfy_all_comparisons(
     comparisons: list[tuple[Relation, int]],
 ) -> None:
     for measure, least in ((Measure.INT, -9), (Measure.CHARS, 0)):
-        whole = Interval() if measure is Measure.INT else Interval(low=0)
-        for relation, bound in comparisons:
-            whole = whole.meet(Interval.of(Compare(measure, relation, bound)))
+        intervals = [Interval.of(Compare(measure, *comparison)) for comparison in comparisons]
+        whole = reduce(Interval.meet, intervals)
         numbers = [number for number in range(least, 12) if satisfies(number, comparisons)]
         assert [number for number in range(-9, 12) if number in whole] == numbers
         assert whole.is_empty is (numbers == [])
+        assert all(hole - 1 in whole or hole - 1 in whole.holes for hole in whole.holes)
+        assert whole.low not in whole.holes
         back = [(each.relation, each.bound) for each in whole.comparisons(measure)]
         assert [number for number in range(least, 12) if satisfies(number, back)] == numbers
 

@@ -29,7 +29,7 @@ from constraints.where.terms import (
     StopsBefore,
 )
 from constraints.where.writing import text
-from tests.constraints.where.strategies import expressions
+from tests.constraints.where.any_expressions import expressions
 
 A, B = OneOf(("a",)), OneOf(("b",))
 
