@@ -77,6 +77,9 @@ async def test_a_client_that_leaves_while_its_constraint_is_prepared_leaves_noth
         await until_called(shard, "PrepareConstraint")
         rig.batcher.cancel(stream)
         await settled(rig)
+        async with asyncio.timeout(1.0):
+            while is_compiling():
+                await asyncio.sleep(0.002)
         shard.faults.hangs.clear()
         # The next one with the same constraint is asked for anew.
         await events_of(rig.batcher.submit(asking(constraint=ANY_TEXT)))
@@ -161,6 +164,11 @@ async def works_again(rig: Rig) -> None:
     while not rig.batcher.is_alive:
         await asyncio.sleep(0.01)
     end_of(await events_of(rig.batcher.submit(asking(constraint=ANY_TEXT))))
+
+
+def is_compiling() -> bool:
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return any(getattr(each, "__qualname__", "") == "Preparing._compile" for each in coroutines)
 
 
 async def until_called(shard: FakeShard, method: str) -> None:
