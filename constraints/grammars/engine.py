@@ -90,12 +90,16 @@ class GrammarLanguage:
     def matcher(self) -> "GrammarMatcher":
         """A matcher at the beginning of an output; microseconds, or once in a while a compile."""
         with self._lock:
-            original = min(self._originals, key=lambda each: len(each.clones))
-            if original.clones and self._may_have_another():
+            original = min(self._originals, key=lambda each: len(each.clones), default=None)
+            if original is None or (original.clones and self._may_have_another()):
                 original = _Original(self._compile())
                 self._originals.append(original)
-            matcher = GrammarMatcher(self, original, original.matcher.deep_copy())
-        return matcher
+            return GrammarMatcher(self, original, original.matcher.deep_copy())
+
+    def discard(self, original: _Original) -> None:
+        """Make no more matchers of an original: the lexer that its clones share is worn out."""
+        with self._lock:
+            self._originals = [each for each in self._originals if each is not original]
 
     def in_bytes(self) -> "GrammarLanguage":
         """The same texts over `byte_vocabulary`; compiled when first asked for."""
@@ -160,7 +164,14 @@ class GrammarMatcher:
         if self._has_ended:
             return 0
         tried = list(token_ids)
-        if not self._language.textless.isdisjoint(tried[:-1]) or not self._may_be_last(tried):
+        if not tried:
+            return 0
+        is_known = min(tried) >= 0 and max(tried) < len(self._tokens)
+        if (
+            not is_known
+            or not self._language.textless.isdisjoint(tried[:-1])
+            or not self._may_be_last(tried)
+        ):
             tried = self._legible(tried)
         if not tried:
             return 0
@@ -228,7 +239,7 @@ class GrammarMatcher:
         return self.is_complete and self._inner.is_stopped()
 
     def _may_be_last(self, token_ids: list[int]) -> bool:
-        return bool(token_ids) and (self._is_text(token_ids[-1]) or token_ids[-1] in self._end_ids)
+        return self._is_text(token_ids[-1]) or token_ids[-1] in self._end_ids
 
     def _legible(self, token_ids: list[int]) -> list[int]:
         """The tokens up to the first without text, which is one of them if it is an end token."""
@@ -242,6 +253,7 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._inner.is_error():
+            self._language.discard(self._original)
             raise EngineFailed(f"the matcher broke: {_first_line(self._inner.get_error())}")
 
 

@@ -20,14 +20,14 @@ class Limits:
     compile_fuel:    to build the automaton's first expressions
     step_fuel:       for one mask or one token
     step_max_items:  parser items for one mask or one token
-    max_states:      of the lexer, over the life of a language; 1 to 2 kB each
+    max_states:      of a lexer, which all outputs that share it add to; 1 to 2 kB each
     """
 
     max_text_bytes: int = 1_000_000
     compile_fuel: int = 5_000_000
     step_fuel: int = 500_000
     step_max_items: int = 50_000
-    max_states: int = 250_000
+    max_states: int = 60_000
 
     def check_text(self, kind: Kind, text: str) -> None:
         """Raises TooComplex where the constraint's own text is too long."""

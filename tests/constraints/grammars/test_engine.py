@@ -1,0 +1,219 @@
+"""The contract of matchers over llguidance: masks to the bit, errors raised, nothing shared."""
+
+import threading
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from constraints.errors import EngineFailed, IllegalToken, TooComplex
+from constraints.grammars import engine, messages
+from constraints.grammars.engine import HEADER, GrammarLanguage, GrammarMatcher
+from constraints.grammars.limits import Limits
+from constraints.spec import Kind
+from constraints.vocabulary import Vocabulary
+from tests.constraints.grammars.rig import compiled, legal
+from tests.constraints.walks import ROOT, byte_vocabulary, demo_vocabulary
+
+DEMO = ROOT / "models" / "demo" / "tokenizer.json"
+
+
+def language_of(
+    vocabulary: Vocabulary, grammar: str, limits: Limits | None = None
+) -> GrammarLanguage:
+    return GrammarLanguage(vocabulary, HEADER + grammar, limits or Limits(), messages.explain)
+
+
+def bits(matcher: GrammarMatcher, num_words: int) -> set[int]:
+    row = np.full(num_words, -1, dtype=np.int32)
+    matcher.fill_mask(row)
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "hello world"',
+        "start: /[a-z ]{3,9}(é|日)?/",
+        'start: "{" "a" ("," "b")* "}"',
+        'start: %json {"type": "object", "properties": {"name": {"type": "string"}}}',
+    ],
+)
+def test_a_token_is_allowed_if_and_only_if_a_text_goes_on_with_it(grammar: str) -> None:
+    vocabulary = demo_vocabulary()
+    matcher = language_of(vocabulary, grammar).matcher()
+    draw = np.random.default_rng(1)
+    for _ in range(12):
+        allowed = bits(matcher, vocabulary.num_words)
+        # The longer way round: every token by itself, and what could follow its bytes.
+        one_by_one = {each for each in range(len(vocabulary.tokens)) if matcher.num_legal([each])}
+        assert allowed == one_by_one
+        texts = sorted(allowed - set(vocabulary.end_ids))
+        if not texts:
+            break
+        matcher.advance(int(draw.choice(texts)))
+
+
+def test_any_split_of_a_legal_text_is_legal() -> None:
+    vocabulary = demo_vocabulary()
+    matcher = language_of(vocabulary, 'start: "hello world"').matcher()
+    spellings = {vocabulary.tokens[each] for each in bits(matcher, vocabulary.num_words)}
+    assert spellings == {
+        each for each in vocabulary.tokens if each and b"hello world".startswith(each)
+    }
+
+
+def test_all_end_tokens_are_allowed_where_the_text_is_complete_and_nowhere_else() -> None:
+    vocabulary = Vocabulary.load(DEMO, None, [0, 5])
+    a, b = (vocabulary.tokens.index(letter) for letter in (b"a", b"b"))
+    matcher = language_of(vocabulary, 'start: "a" "b"?').matcher()
+    assert bits(matcher, vocabulary.num_words) == {a}
+    matcher.advance(a)
+    assert bits(matcher, vocabulary.num_words) == {b, 0, 5}
+    matcher.advance(b)
+    assert bits(matcher, vocabulary.num_words) == {0, 5}
+    assert matcher.is_over
+
+
+def test_columns_beyond_the_tokenizer_are_never_allowed() -> None:
+    vocabulary = Vocabulary.load(DEMO, 4100, [0])
+    matcher = language_of(vocabulary, "start: /(?s:.*)/").matcher()
+    assert max(bits(matcher, vocabulary.num_words)) < 4096
+
+
+def test_an_illegal_token_changes_nothing() -> None:
+    matcher = compiled(Kind.REGEX, "ax").matcher()
+    for token in (ord("x"), 256, 9999, -1):
+        with pytest.raises(IllegalToken):
+            matcher.advance(token)
+    assert legal(matcher) == [ord("a")]
+    matcher.advance(ord("a"))
+    assert legal(matcher) == [ord("x")]
+
+
+def test_nothing_follows_an_end_token() -> None:
+    matcher = compiled(Kind.REGEX, "a*").matcher()
+    matcher.advance(256)
+    assert legal(matcher) == []
+    assert matcher.num_legal([ord("a")]) == 0
+    assert matcher.is_complete
+    with pytest.raises(IllegalToken):
+        matcher.advance(ord("a"))
+
+
+def test_tokens_are_counted_up_to_the_first_that_is_illegal() -> None:
+    matcher = compiled(Kind.REGEX, "axc").matcher()
+    a, b, c = b"axc"
+    assert matcher.num_legal([]) == 0
+    assert matcher.num_legal([a, b, c, 256]) == 4
+    assert matcher.num_legal([a, b, c, 256, a]) == 4
+    assert matcher.num_legal([a, 256]) == 1
+    assert matcher.num_legal([a, c]) == 1
+    assert matcher.num_legal([256]) == 0
+    assert matcher.num_legal([a, 9999, b]) == 1
+    assert legal(matcher) == [a]
+    for token in (a, b, c):
+        matcher.advance(token)
+    assert matcher.num_legal([256]) == 1
+    assert matcher.num_legal([a]) == 0
+
+
+def test_forced_bytes_go_up_to_the_first_choice() -> None:
+    matcher = compiled(Kind.REGEX, "abc(d|e)").matcher()
+    assert matcher.forced_bytes() == b"abc"
+    for token in b"abc":
+        matcher.advance(token)
+    assert matcher.forced_bytes() == b""
+
+
+def test_nothing_is_forced_where_the_text_may_end() -> None:
+    matcher = compiled(Kind.REGEX, "a(bc)?").matcher()
+    matcher.advance(ord("a"))
+    assert matcher.is_complete
+    assert matcher.forced_bytes() == b""
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    matcher = compiled(Kind.REGEX, "a(b|c)").matcher()
+    matcher.advance(ord("a"))
+    fork = matcher.fork()
+    fork.advance(ord("b"))
+    assert fork.is_over
+    assert legal(matcher) == [ord("b"), ord("c")]
+
+
+WORN_OUT = "start: A\nA: /(?s:.*)a.{30}/ | /(?s:.*)b.{29}/"
+
+
+def run_until_it_breaks(matcher: GrammarMatcher) -> None:
+    for token in b"abababbabaabbabababbababababababab":
+        matcher.advance(token)
+        legal(matcher)
+
+
+def test_a_matcher_that_breaks_says_so_and_never_ends_early() -> None:
+    language = language_of(byte_vocabulary(), WORN_OUT, Limits(max_states=60))
+    with pytest.raises(EngineFailed, match="too many states") as failure:
+        run_until_it_breaks(language.matcher())
+    assert "\n" not in str(failure.value)
+
+
+def test_a_language_outlives_the_lexers_that_outputs_wear_out() -> None:
+    language = language_of(byte_vocabulary(), WORN_OUT, Limits(max_states=60))
+    for _ in range(5):
+        matcher = language.matcher()
+        assert 256 not in legal(matcher)
+        with pytest.raises(EngineFailed):
+            run_until_it_breaks(matcher)
+
+
+def test_a_step_beyond_its_limits_is_too_complex_before_anything_is_generated() -> None:
+    grammar = "start: A\nA: /(?s:.*)a.{30}/ & ~/(?s:.*)b.{29}/ & ~/(?s:.*)c.{28}(?s:.*)/"
+    with pytest.raises(TooComplex):
+        language_of(byte_vocabulary(), grammar, Limits(step_fuel=10))
+
+
+def test_outputs_of_one_language_are_spread_over_originals() -> None:
+    language = language_of(byte_vocabulary(), "start: /[a-z]+/")
+    matchers = [language.matcher() for _ in range(20)]
+    assert 1 <= len(language._originals) <= engine._MAX_ORIGINALS
+    for matcher in matchers:
+        matcher.advance(ord("a"))
+    loads = [len(original.clones) for original in language._originals]
+    assert sum(loads) == 20
+    assert max(loads) - min(loads) <= 20 // len(loads) + 1
+    del matchers, matcher
+    assert sum(len(original.clones) for original in language._originals) == 0
+
+
+def test_matchers_of_one_language_may_be_used_by_threads_at_once() -> None:
+    language = language_of(byte_vocabulary(), "start: /([a-z]{1,9} )+/")
+    failures: list[BaseException] = []
+
+    def generate(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        try:
+            for _ in range(20):
+                matcher = language.matcher()
+                for _ in range(15):
+                    texts = [each for each in legal(matcher) if each != 256]
+                    matcher.advance(int(draw.choice(texts)))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=generate, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_the_engine_still_fills_masks_after_errors() -> None:
+    """What our checks are there for; if this fails, they may be looked at again."""
+    matcher = LLMatcher(byte_vocabulary().backend, "start: /(/", log_level=0)
+    row = np.zeros(byte_vocabulary().num_words, dtype=np.int32)
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    assert matcher.is_error()
+    assert row.any()

@@ -1,0 +1,76 @@
+"""One compilation for one spec, whoever asks, and a bounded memory of them."""
+
+import threading
+
+import pytest
+
+from constraints.compiler import Compiler
+from constraints.errors import Malformed, TooComplex
+from constraints.grammars.limits import LIMITS
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+from tests.constraints.walks import byte_vocabulary
+
+SCHEMA = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "integer"}')
+
+
+def test_a_spec_is_compiled_once() -> None:
+    compiler = Compiler(byte_vocabulary())
+    assert compiler.compile(SCHEMA) is compiler.compile(SCHEMA)
+    stats = compiler.stats()
+    assert (stats.hits, stats.misses, stats.num_cached) == (1, 1, 1)
+    assert stats.compile_s > 0
+
+
+def test_every_part_of_a_spec_tells_specs_apart() -> None:
+    compiler = Compiler(byte_vocabulary())
+    specs = [
+        SCHEMA,
+        ConstraintSpec(Kind.JSON_SCHEMA, SCHEMA.text, Whitespace.COMPACT),
+        ConstraintSpec(Kind.JSON_SCHEMA, SCHEMA.text, lenient=True),
+        ConstraintSpec(Kind.REGEX, "a"),
+        ConstraintSpec(Kind.WHERE, 'X == "a"'),
+    ]
+    assert len({id(compiler.compile(spec)) for spec in specs}) == len(specs)
+
+
+def test_a_refusal_is_remembered() -> None:
+    compiler = Compiler(byte_vocabulary())
+    for _ in range(3):
+        with pytest.raises(Malformed, match="never closed"):
+            compiler.compile(ConstraintSpec(Kind.REGEX, "("))
+    assert compiler.stats().misses == 1
+
+
+def test_the_least_recently_used_is_forgotten() -> None:
+    compiler = Compiler(byte_vocabulary(), max_cached=2)
+    specs = [ConstraintSpec(Kind.REGEX, letter) for letter in "abc"]
+    first = compiler.compile(specs[0])
+    compiler.compile(specs[1])
+    assert compiler.compile(specs[0]) is first
+    compiler.compile(specs[2])
+    assert compiler.is_cached(specs[0])
+    assert not compiler.is_cached(specs[1])
+    assert compiler.stats().num_cached == 2
+
+
+def test_threads_that_ask_at_once_share_one_compilation() -> None:
+    compiler = Compiler(byte_vocabulary())
+    spec = ConstraintSpec(Kind.CHOICE, str([f"word {n}" for n in range(3000)]).replace("'", '"'))
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(compiler.compile(spec))) for _ in "abcd"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({id(each) for each in found}) == 1
+    assert compiler.stats().misses == 1
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_text_beyond_its_limit_is_too_complex(kind: Kind) -> None:
+    text = "x" * (LIMITS[kind].max_text_bytes + 1)
+    with pytest.raises(TooComplex, match="bytes"):
+        Compiler(byte_vocabulary()).compile(ConstraintSpec(kind, text))
