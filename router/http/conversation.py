@@ -23,10 +23,13 @@ from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
 from router.http.intake import Intake
 from router.http.model_name import served_name
+from router.http.openai.offering import offering, tell_tools
+from router.http.openai.tool_grammar import Offer
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
 from router.infer import Completion, Infer
 from router.request import GenerateRequest
+from router.text.call_syntax import CallSyntax
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from router.validation import Limits, RawParams
@@ -36,10 +39,25 @@ S = TypeVar("S", bound=Schema)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side said. `role` is the chat template's word."""
+    """What one side said. `role` is the chat template's word.
+
+    `calls` are what it called, in OpenAI's words; `call_id` the call whose result the text is.
+    """
 
     role: str
     text: str
+    calls: tuple[Mapping[str, Any], ...] = ()
+    call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates have it."""
+        shown: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.calls:
+            shown["tool_calls"] = list(self.calls)
+            shown["content"] = self.text or None
+        if self.call_id is not None:
+            shown["tool_call_id"] = self.call_id
+        return shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +161,29 @@ class Conversations:
         return served_name(self._info, asked)
 
     async def render(
-        self, turns: Sequence[Turn], settings: Sequence[Setting] = (), *, continues: bool = False
+        self,
+        turns: Sequence[Turn],
+        settings: Sequence[Setting] = (),
+        *,
+        continues: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt; `continues` lets the answer go on with the last turn.
+
+        `tools` are in OpenAI's words; a template that shows none gets them in the last turn.
 
         Raises TemplateFailed, and Unserved for a setting that the template does not read.
         """
         # Off the event loop: a template is the model's program, and a conversation may be long.
-        return await asyncio.to_thread(self._render, turns, settings, continues)
+        return await asyncio.to_thread(self._render, turns, settings, continues, tools)
 
-    def _render(self, turns: Sequence[Turn], settings: Sequence[Setting], continues: bool) -> str:
+    def _render(
+        self,
+        turns: Sequence[Turn],
+        settings: Sequence[Setting],
+        continues: bool,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
         variables = {}
         for setting in settings:
             if setting.value is None:
@@ -164,12 +195,28 @@ class Conversations:
                     f"`{setting.field}` is nothing that this model's chat template reads",
                     setting.field,
                 )
+        messages: list[Mapping[str, Any]] = [turn.for_template() for turn in turns]
+        if tools and not self._template.reads("tools", with_tools=True):
+            messages = tell_tools(messages, tools, self._template.call_syntax())
         return self._template.render(
-            [{"role": turn.role, "content": turn.text} for turn in turns],
+            messages,
+            tools=list(tools) or None,
             add_generation_prompt=not continues,
             continue_final_message=continues,
             variables=variables,
         )
+
+    async def offer(self, raw: RawParams, offer: Offer, field: str) -> tuple[RawParams, CallSyntax]:
+        """The parameters with the grammar of what may be called, and how it is called.
+
+        Raises TemplateFailed.
+        """
+
+        def offered() -> tuple[RawParams, CallSyntax]:
+            syntax = self._template.call_syntax()
+            return offering(raw, offer, syntax, field), syntax
+
+        return await asyncio.to_thread(offered)
 
     async def count(self, prompt: str) -> int:
         """How many tokens a rendered prompt has."""

@@ -10,10 +10,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.http.anthropic.calling import Calling, CallingWords, calling_ending
 from router.http.anthropic.frames import MessageWords
-from router.http.anthropic.reply import ending, message, usage_of
+from router.http.anthropic.reply import message, usage_of
 from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.conversation import AnswerFrames, Conversations
+from router.http.conversation import AnswerFrames, Conversations, Words
 from router.http.errors import Dialect
 from router.http.exchange import Exchange
 from router.http.openapi import NO_MODEL, describe
@@ -57,16 +58,25 @@ class MessageRoutes:
         model = talk.model_name(body.model)
         body.check()
         raw = body.to_raw(talk.limits)
-        prompt = await talk.render(body.turns, body.settings, continues=body.continues)
+        prompt = await self._prompt(body)
+        offer, calling = body.offered.offer, None
+        if offer is not None:
+            raw, syntax = await talk.offer(raw, offer, "tools")
+            calling = Calling(syntax, offer.may_speak)
         checked = await talk.check(exchange, prompt, raw)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
-            words = MessageWords(message_id, model, len(checked.prompt_ids))
+            words: Words = MessageWords(message_id, model, len(checked.prompt_ids))
+            if calling is not None:
+                words = CallingWords(message_id, model, len(checked.prompt_ids), calling)
             frames = AnswerFrames(exchange, words, Dialect.ANTHROPIC)
             return await talk.stream(exchange, checked, frames, _headers(exchange))
         end = (await talk.complete(request, checked)).finished
-        content = [{"type": "text", "text": end.text}]
-        answer = message(message_id, model, content, ending(end), usage_of(end))
+        content, num_calls = [{"type": "text", "text": end.text}], 0
+        if calling is not None:
+            content, num_calls = calling.content(end.text)
+        stopped = calling_ending(end, num_calls)
+        answer = message(message_id, model, content, stopped, usage_of(end))
         return talk.reply(exchange, answer, _headers(exchange))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -75,10 +85,15 @@ class MessageRoutes:
         body = await talk.read(request, CountBody)
         talk.model_name(body.model)
         body.check()
-        prompt = await talk.render(body.turns, body.settings, continues=body.continues)
+        prompt = await self._prompt(body)
         answer = orjson.dumps({"input_tokens": await talk.count(prompt)})
         headers = _headers(Exchange.of(request))
         return Response(answer, headers=headers, media_type="application/json")
+
+    async def _prompt(self, body: CountBody) -> str:
+        return await self._conversations.render(
+            body.turns, body.settings, continues=body.continues, tools=body.offered.shown
+        )
 
 
 def _headers(exchange: Exchange) -> dict[str, str]:

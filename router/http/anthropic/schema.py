@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from constraints.spec import Kind
 from router.errors import InvalidRequest
 from router.grammar import RawGrammar
+from router.http.anthropic.tools import Offered, Tool, ToolChoice, offered_tools
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Setting, Turn
@@ -27,8 +28,6 @@ _COUNTED: Mapping[str, Harmless] = MappingProxyType(
         "speed": ("standard",),
         # A model that thinks adaptively may as well not think.
         "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
-        "tool_choice": ({"type": "auto"}, {"type": "none"}),
-        "tools": ([],),
     }
 )
 _UNSERVED: Mapping[str, Harmless] = MappingProxyType(
@@ -71,12 +70,21 @@ class CountBody(WatchedSchema):
 
     speed: Any = None
     thinking: Any = None
-    tool_choice: Any = None
-    tools: Any = None
+    tool_choice: ToolChoice | None = None
+    tools: list[Tool] | None = Field(default=None, fail_fast=True)
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
         self.refuse_unserved()
+        form = None if self.output_config is None else self.output_config.format
+        if self.offered.offer is not None and form is not None:
+            field = "output_config.format"
+            raise InvalidRequest(f"`{field}` and `tools` cannot both shape an answer", field)
+
+    @property
+    def offered(self) -> Offered:
+        """What is shown and what may be called. Raises InvalidRequest."""
+        return offered_tools(self.tools or (), self.tool_choice)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -92,7 +100,8 @@ class CountBody(WatchedSchema):
     @property
     def continues(self) -> bool:
         """Whether the answer goes on with the last message, Anthropic's prefill."""
-        return self.messages[-1].role == "assistant"
+        last = self.messages[-1]
+        return last.role == "assistant" and not last.calls
 
 
 class MessagesBody(CountBody):

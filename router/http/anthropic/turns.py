@@ -1,6 +1,7 @@
-"""Messages and system prompts as Anthropic's clients write them: strings, or blocks of text.
+"""Messages and system prompts as Anthropic's clients write them: strings, or blocks.
 
-Of blocks this server reads those of text; every other one is refused by its place and type.
+Of blocks this server reads those of text, of calls of tools and of their results; every other one
+is refused by its place and type. A result is a turn by itself, as chat templates have it.
 """
 
 from itertools import groupby
@@ -40,21 +41,64 @@ def _block(block: Any, place: str) -> str:
 def _read_turns(value: Any) -> tuple[Turn, ...]:
     if not isinstance(value, list) or not value:
         raise InvalidRequest("`messages` must be a list of at least one message", "messages")
-    turns = [_read_turn(message, f"messages[{index}]") for index, message in enumerate(value)]
-    return tuple(
-        Turn(role, _JOINT.join(turn.text for turn in neighbours))
-        for role, neighbours in groupby(turns, key=lambda turn: turn.role)
-    )
+    turns = [
+        turn
+        for index, message in enumerate(value)
+        for turn in _read_message(message, f"messages[{index}]")
+    ]
+    joined: list[Turn] = []
+    for (role, is_text), neighbours in groupby(turns, key=lambda turn: (turn.role, _is_text(turn))):
+        if is_text:
+            joined.append(Turn(role, _JOINT.join(turn.text for turn in neighbours)))
+        else:
+            joined += neighbours
+    return tuple(joined)
 
 
-def _read_turn(message: Any, place: str) -> Turn:
+def _is_text(turn: Turn) -> bool:
+    return not turn.calls and turn.call_id is None
+
+
+def _read_message(message: Any, place: str) -> list[Turn]:
     if not isinstance(message, dict):
         raise InvalidRequest(f"`{place}` must be an object with `role` and `content`", place)
     role = message.get("role")
     if role not in _ROLES:
         words = ", ".join(f"`{word}`" for word in _ROLES)
         raise InvalidRequest(f"`{place}.role` must be one of {words}", f"{place}.role")
-    return Turn(role, _read_text(message.get("content"), f"{place}.content"))
+    content, place = message.get("content"), f"{place}.content"
+    if not isinstance(content, list):
+        return [Turn(role, _read_text(content, place))]
+    turns: list[Turn] = []
+    calls: list[dict[str, Any]] = []
+    text = ""
+    for index, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use" and role == "assistant":
+            calls.append(_read_call(block, f"{place}[{index}]"))
+        elif kind == "tool_result" and role == "user":
+            turns += [Turn(role, text)] if text else []
+            turns.append(_read_result(block, f"{place}[{index}]"))
+            text = ""
+        else:
+            text += _block(block, f"{place}[{index}]")
+    return [*turns, Turn(role, text, tuple(calls))] if text or calls or not turns else turns
+
+
+def _read_call(block: dict[str, Any], place: str) -> dict[str, Any]:
+    """In OpenAI's words."""
+    call_id, name, given = block.get("id"), block.get("name"), block.get("input")
+    if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
+        raise InvalidRequest(f"`{place}` must have an `id`, a `name` and `input`, an object", place)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
+
+
+def _read_result(block: dict[str, Any], place: str) -> Turn:
+    call_id, content = block.get("tool_use_id"), block.get("content")
+    if not isinstance(call_id, str):
+        raise InvalidRequest(f"`{place}.tool_use_id` must be a string", f"{place}.tool_use_id")
+    text = "" if content is None else _read_text(content, f"{place}.content")
+    return Turn("tool", text, call_id=call_id)
 
 
 def _read_system(value: Any) -> str:
@@ -70,12 +114,41 @@ _BLOCKS_SCHEMA: dict[str, Any] = {
     },
 }
 _TEXT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, _BLOCKS_SCHEMA]}
+_STRING: dict[str, Any] = {"type": "string"}
+_CALL_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "tool_use"},
+        "id": _STRING,
+        "name": _STRING,
+        "input": {"type": "object"},
+    },
+    "required": ["type", "id", "name", "input"],
+}
+_RESULT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "tool_result"},
+        "tool_use_id": _STRING,
+        "content": {"anyOf": [_TEXT_SCHEMA, {"type": "null"}]},
+    },
+    "required": ["type", "tool_use_id"],
+}
+_CONTENT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        _STRING,
+        {
+            "type": "array",
+            "items": {"anyOf": [_BLOCKS_SCHEMA["items"], _CALL_SCHEMA, _RESULT_SCHEMA]},
+        },
+    ]
+}
 _TURNS_SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
     "items": {
         "type": "object",
-        "properties": {"role": {"enum": list(_ROLES)}, "content": _TEXT_SCHEMA},
+        "properties": {"role": {"enum": list(_ROLES)}, "content": _CONTENT_SCHEMA},
         "required": ["role", "content"],
     },
 }

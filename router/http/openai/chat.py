@@ -1,17 +1,15 @@
 """/v1/chat/completions: messages in, a message or its deltas out."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from constraints.spec import Kind, Whitespace
 from router.errors import InvalidRequest, Unserved
-from router.grammar import RawGrammar
 from router.http.exchange import Exchange
 from router.http.openai.answers import CHAT_EVENTS, ChatCompletion
 from router.http.openai.calling import Calling, CallingFrames
@@ -19,9 +17,9 @@ from router.http.openai.chat_frames import ChatChoiceFrames
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
+from router.http.openai.offering import offering, tell_tools
 from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage, told_of_constraint
 from router.http.openai.schema import ChatBody
-from router.http.openai.tool_grammar import tool_grammar
 from router.http.openai.tools import Offered
 from router.http.openapi import NO_MODEL, describe
 from router.infer import Completion
@@ -98,20 +96,9 @@ class ChatRoutes:
 
     def _offer(self, body: ChatBody, raw: RawParams, offered: Offered) -> tuple[RawParams, Calling]:
         """The parameters with the grammar of what may be called, and how calls are told."""
-        syntax, offer = self._template.call_syntax(body.chat_template), offered.offer
-        # Spaced as templates write arguments, and so as models have read them.
-        grammar = RawGrammar(Kind.LARK, tool_grammar(offer, syntax), whitespace=Whitespace.SPACED)
-        parts = {
-            tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True)
-            for tool in offer.tools
-        }
-        raw = replace(
-            raw,
-            grammar=grammar,
-            grammar_parts=tuple(parts.items()),
-            names={**raw.names, "grammar": offered.field},
-        )
-        return raw, Calling(syntax, offer.may_speak, is_old=offered.field == "functions")
+        syntax = self._template.call_syntax(body.chat_template)
+        raw = offering(raw, offered.offer, syntax, offered.field)
+        return raw, Calling(syntax, offered.offer.may_speak, is_old=offered.field == "functions")
 
     async def render(self, body: ChatBody) -> str:
         """The prompt. Raises TemplateFailed, and Unserved for what the template does not read."""
@@ -134,11 +121,13 @@ class ChatRoutes:
                 variables[name] = value
             elif value != _SETTINGS.get(name):
                 raise Unserved(f"`{name}` is nothing that this model's chat template reads", name)
+        messages: list[Mapping[str, Any]]
         messages = [message.for_template() for message in body.messages]
         if body.offered is not None and not self._template.reads(
             "tools", name=body.chat_template, with_tools=True
         ):
-            messages = self._with_tools(body, messages)
+            syntax = self._template.call_syntax(body.chat_template)
+            messages = tell_tools(messages, tools or (), syntax, body.tool_prompt)
         return self._template.render(
             messages,
             tools=tools,
@@ -147,23 +136,6 @@ class ChatRoutes:
             name=body.chat_template,
             variables=variables,
         )
-
-    def _with_tools(self, body: ChatBody, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages, the last that is not the model's own with the tools behind its text.
-
-        For templates that show no tools; the place is TGI's.
-        """
-        prompt = body.tool_prompt
-        if prompt is None:
-            example = self._template.call_syntax(body.chat_template).example
-            prompt = f"To call one of these functions, answer with {example}"
-        told = f"\n---\n{orjson.dumps(body.shown_tools).decode()}\n{prompt}"
-        for index in reversed(range(len(messages))):
-            message = messages[index]
-            if message["role"] != "assistant":
-                message = {**message, "content": f"{message.get('content', '')}{told}"}
-                return [*messages[:index], message, *messages[index + 1 :]]
-        return messages
 
     def _check_template(self, body: ChatBody) -> None:
         name, names = body.chat_template, self._template.names

@@ -37,6 +37,40 @@ def input_of(message: anthropic.types.Message) -> int:
     return int(message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0))
 
 
+LOOK: Any = {
+    "name": "look_up",
+    "description": "Look somebody up.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "old": {"type": "boolean"}},
+        "required": ["name", "old"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look_up"}])
+def test_tools_are_called_with_what_they_take(
+    client: anthropic.Anthropic, asked: Any, choice: Any
+) -> None:
+    limits = {**asked, "max_tokens": 300}
+    message = client.messages.create(messages=QUESTION, tools=[LOOK], tool_choice=choice, **limits)
+    with client.messages.stream(
+        messages=QUESTION, tools=[LOOK], tool_choice=choice, **limits
+    ) as stream:
+        streamed = stream.get_final_message()
+
+    assert message.stop_reason == streamed.stop_reason == "tool_use"
+    for told in (message, streamed):
+        for block in told.content:
+            assert block.type == "tool_use"
+            assert block.name == "look_up"
+            given: Any = block.input
+            assert isinstance(given["name"], str)
+            assert isinstance(given["old"], bool)
+    assert len(message.content) == len(streamed.content)
+
+
 def test_a_message_is_answered_with_text_reason_and_usage(
     client: anthropic.Anthropic, asked: Any, served: Served
 ) -> None:

@@ -220,7 +220,7 @@ def test_the_hub_s_tools_and_formats_are_obeyed(hub: InferenceClient) -> None:
     calls = called.choices[0].message.tool_calls
     assert calls
     for call in calls:
-        assert MODELS[call.function.name].model_validate_json(str(call.function.arguments))
+        assert MODELS[call.function.name].model_validate_json(call.function.arguments or "")
 
 
 @pytest.mark.parametrize(

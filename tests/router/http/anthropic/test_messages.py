@@ -21,6 +21,7 @@ from tests.router.rig import asking, settled
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
 PROMPT = "user: hi\n"
+LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
 
 
 def saying_after_hi(text: str) -> FakeShard:
@@ -302,8 +303,31 @@ async def test_hints_and_nulls_change_nothing(fields: Any) -> None:
             "`messages[0].content[0]`",
         ),
         ({"system": [{"type": "text"}]}, "`system[0]`"),
-        ({"tools": [{"name": "look", "input_schema": {}}]}, "`tools`"),
+        ({"tools": [{"name": "look", "type": "bash_20250124"}]}, "`tools[0]`"),
+        ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "`tools[0].name`"),
+        ({"tools": [LOOK, LOOK]}, "`tools`"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "b"}}, "`tool_choice.name`"),
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
+        (
+            {
+                "tools": [LOOK],
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            },
+            "`output_config.format`",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+            "`messages[0].content[0].tool_use_id`",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]},
+            "`messages[0].content[0]`",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]},
+            "`messages[0].content[0]`",
+        ),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
         ({"output_config": {"effort": "high"}}, "`output_config.effort`"),
         ({"output_config": {"effort": "vast"}}, "`output_config.effort`"),
@@ -422,7 +446,7 @@ async def test_tokens_are_counted_as_they_would_be_used() -> None:
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"tools": [{"name": "look"}]}, "`tools`"),
+        ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
         ({"stream": True}, "`stream` is not a parameter of this route"),
         ({"messages": None}, "`messages`"),
     ],

@@ -162,6 +162,6 @@ async def test_details_say_whether_the_text_satisfies_the_grammar(satisfied: boo
     assert whole["details"]["constraint_satisfied"] is satisfied
     events = [json.loads(line[5:]) for line in streamed.text.split("\n\n") if line]
     # Tokens that come together are told one by one.
-    assert [event["token"]["text"] for event in events] == [*"abcdef", "</s>"]
-    assert [event["index"] for event in events] == list(range(1, 8))
+    assert [event["token"]["text"] for event in events] == [*"abcdef"]
+    assert [event["index"] for event in events] == list(range(1, 7))
     assert events[-1]["details"]["constraint_satisfied"] is satisfied

@@ -1,0 +1,150 @@
+"""Messages that may call tools: their blocks, whole and as typed events.
+
+message_start ping (content_block_start content_block_delta* content_block_stop)*
+message_delta message_stop, or error
+"""
+
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from router.errors import RouterError
+from router.events import Finished, TokenGenerated
+from router.http.anthropic.reply import ending, message, usage, usage_of
+from router.http.errors import Problem
+from router.http.openai.tool_calls import CallArguments, CallBegun, CallReader, Piece, Said
+from router.text.call_syntax import CallSyntax
+
+_LETTERS = string.ascii_letters + string.digits
+_ID_LEN = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How an answer calls, in the model's syntax."""
+
+    syntax: CallSyntax
+    may_speak: bool
+
+    def reader(self) -> CallReader:
+        """For one answer."""
+        return CallReader(self.syntax, may_speak=self.may_speak)
+
+    def new_id(self) -> str:
+        """What a call is called by."""
+        if self.syntax.id_len is None:
+            return "toolu_" + _letters(_ID_LEN)
+        return _letters(self.syntax.id_len)
+
+    def content(self, text: str) -> tuple[list[dict[str, Any]], int]:
+        """The blocks of a whole answer, and how many of them call.
+
+        A call that was cut is none: its input is no object.
+        """
+        reader = self.reader()
+        said, calls = "", []
+        for piece in reader.push(text) + reader.finish():
+            if isinstance(piece, Said):
+                said += piece.text
+            elif isinstance(piece, CallBegun):
+                calls.append([piece.name, ""])
+            else:
+                calls[-1][1] += piece.text
+        blocks = [self._block(name, arguments) for name, arguments in calls]
+        whole = [block for block in blocks if block is not None]
+        spoken = [{"type": "text", "text": said}] if said or not whole else []
+        return [*spoken, *whole], len(whole)
+
+    def _block(self, name: str, arguments: str) -> dict[str, Any] | None:
+        try:
+            value = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return None
+        return {"type": "tool_use", "id": self.new_id(), "name": name, "input": value}
+
+
+def calling_ending(end: Finished, num_calls: int) -> dict[str, Any]:
+    """Why it stopped: to have its tools used, unless it was cut."""
+    told = ending(end)
+    if num_calls and told["stop_reason"] == "end_turn":
+        told["stop_reason"] = "tool_use"
+    return told
+
+
+class CallingWords:
+    """The events of one message that may call."""
+
+    def __init__(
+        self, message_id: str, model: str, num_prompt_tokens: int, calling: Calling
+    ) -> None:
+        self._message_id = message_id
+        self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
+        self._calling = calling
+        self._reader = calling.reader()
+        # The kind of the block that is open, and how many there were.
+        self._open: str | None = None
+        self._num_blocks = 0
+
+    def opening(self) -> bytes:
+        """The message without its content. How much was cached shows at the end."""
+        counts = usage(self._num_prompt_tokens, 0, 0)
+        start = message(self._message_id, self._model, [], ending(None), counts)
+        return _event("message_start", {"message": start}) + _event("ping", {})
+
+    def token(self, event: TokenGenerated) -> bytes:
+        """What the token tells."""
+        return b"".join([self._told(piece) for piece in self._reader.push(event.text)])
+
+    def finished(self, event: Finished) -> bytes:
+        """What was held back, why it stopped, and the whole usage."""
+        pieces = self._reader.push(event.tail) + self._reader.finish()
+        rest = b"".join([self._told(piece) for piece in pieces])
+        if self._num_blocks == 0:
+            rest += self._begin("text", {"type": "text", "text": ""})
+        stopped = calling_ending(event, self._reader.num_calls)
+        delta = _event("message_delta", {"delta": stopped, "usage": usage_of(event)})
+        return rest + self._close() + delta + _event("message_stop", {})
+
+    def failed(self, error: RouterError, problem: Problem) -> bytes:
+        """An error event."""
+        return b"event: error\ndata: " + problem.body + b"\n\n"
+
+    def _told(self, piece: Piece) -> bytes:
+        if isinstance(piece, CallArguments):
+            return self._delta({"type": "input_json_delta", "partial_json": piece.text})
+        if isinstance(piece, CallBegun):
+            block = {"type": "tool_use", "id": self._calling.new_id(), "name": piece.name}
+            return self._begin("tool_use", {**block, "input": {}})
+        begun = b""
+        if self._open != "text":
+            begun = self._begin("text", {"type": "text", "text": ""})
+        return begun + self._delta({"type": "text_delta", "text": piece.text})
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
+        closed = self._close()
+        self._open = kind
+        self._num_blocks += 1
+        place = {"index": self._num_blocks - 1, "content_block": block}
+        return closed + _event("content_block_start", place)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._num_blocks - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return _event("content_block_stop", {"index": self._num_blocks - 1})
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    data = orjson.dumps({"type": name, **fields})
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def _letters(length: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))
