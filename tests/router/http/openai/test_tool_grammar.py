@@ -1,18 +1,24 @@
 """The grammar of an offer holds the answers that it may have, and no others."""
 
+import json
+import random
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jsonschema
+import numpy as np
 import pytest
 
 from constraints.compiler import Compiler
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.guide import Guide
+from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
+from router.http.openai.tool_calls import CallArguments, CallBegun, CallReader
 from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
 from router.text.call_syntax import HERMES, CallSyntax
-from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, save_byte_tokenizer
+from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
 from tests.router.http.openai.calls import LLAMA, MISTRAL, SYNTAXES, Call, written
 
 CITY = {
@@ -125,6 +131,49 @@ def test_128_tools_are_one_grammar() -> None:
 
     assert accepts(offer, HERMES, written(HERMES, [("tool_127", {"city": "a"})]))
     assert not accepts(offer, HERMES, written(HERMES, [("tool_128", {"city": "a"})]))
+
+
+def drawn(offer: Offer, syntax: CallSyntax, seed: int, budget: int = 120) -> str:
+    """An answer at random, as a shard draws it: any legal byte, in time for its end."""
+    grammar = tool_grammar(offer, syntax)
+    language = compiler().compile(ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED))
+    guide = Guide(language, compiler().vocabulary, Budget(max_len=budget))
+    luck, row = random.Random(seed), np.zeros(compiler().vocabulary.num_words, dtype=np.int32)
+    written = b""
+    while not guide.is_over:
+        guide.fill(row)
+        legal = [i for i in range(VOCAB_SIZE) if row[i // 32] >> (i % 32) & 1]
+        luck.shuffle(legal)
+        token_id = next(i for i in legal if i == EOS_ID or guide.check(i))
+        if token_id == EOS_ID:
+            break
+        guide.advance(token_id)
+        written += bytes([token_id - NUM_SPECIAL])
+        if len(written) == budget:
+            break
+    assert guide.is_satisfied
+    return written.decode()
+
+
+@every_syntax
+@pytest.mark.parametrize("may_speak", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_drawn_is_read_as_calls_that_the_schemas_allow(
+    syntax: CallSyntax, may_speak: bool, seed: int
+) -> None:
+    offer = offering(may_speak=may_speak, may_repeat=True)
+    text = drawn(offer, syntax, seed)
+
+    reader = CallReader(syntax, may_speak=may_speak)
+    calls: list[list[str]] = []
+    for piece in reader.push(text) + reader.finish():
+        if isinstance(piece, CallBegun):
+            calls.append([piece.name, ""])
+        elif isinstance(piece, CallArguments):
+            calls[-1][1] += piece.text
+    assert calls or may_speak
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), {"get": CITY, "get_more": NOTHING}[name])
 
 
 def test_arguments_are_spaced_as_templates_write_them() -> None:
