@@ -36,6 +36,8 @@ MAX_TIME_S = 0.25
 # Nodes of one depth with the same mask are probably the same; so many are looked at.
 MAX_TWINS = 3
 MAX_TAILS = 12
+# Edges that are a matter of their own each, whatever their kind.
+MAX_FEW = 4
 
 # Kinds of bytes in the order in which they tend to lead to an end: what closes, what is short,
 # what opens. One of each kind is tried before the others of its kind.
@@ -68,14 +70,14 @@ class Alphabet:
     def allowed(self, row: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], int]:
         """Those of the tokens that the bitmask allows: the first of each kind, then the others.
 
-        And how many are the first of their kind.
+        And how many are the first of their kind; where there are few, all are.
         """
         places = np.flatnonzero((row[self.words] >> self.shifts) & 1)
         is_first = np.ones(len(places), dtype=np.bool_)
         kinds = self.kinds[places]
         is_first[1:] = kinds[1:] != kinds[:-1]
         order: npt.NDArray[np.int64] = np.concatenate([places[is_first], places[~is_first]])
-        return self.ids[order], int(is_first.sum())
+        return self.ids[order], len(order) if len(order) <= MAX_FEW else int(is_first.sum())
 
 
 @lru_cache(maxsize=16)
@@ -123,9 +125,8 @@ MAX_PROOF_NODES = 512
 # The walks of one search, and how many nodes each may see.
 PLAN = (
     (Strategy.DIVE, 64),
-    (Strategy.ROTOR, 96),
     (Strategy.NOVELTY, 192),
-    (Strategy.ROTOR, 400),
+    (Strategy.ROTOR, 300),
     (Strategy.DIVE, 400),
     (Strategy.LENGTH, 256),
 )
