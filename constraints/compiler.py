@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from constraints.errors import ConstraintError
+from constraints.errors import ConstraintError, Contradiction
 from constraints.grammars import choice, json_schema, lark, messages, regex, where_fallback
 from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.json_schema import SchemaGrammar
 from constraints.grammars.limits import LIMITS
 from constraints.guiding.hints import hints_of
 from constraints.matcher import Language
@@ -125,15 +126,7 @@ class Compiler:
         explain = messages.explain
         match spec.kind:
             case Kind.JSON_SCHEMA:
-                schema = json_schema.prepare(spec.text, spec.whitespace, spec.lenient, limits)
-                return GrammarLanguage(
-                    self.vocabulary,
-                    schema.text,
-                    limits,
-                    schema.explain,
-                    schema.not_enforced,
-                    hints_of(spec),
-                )
+                return self._schema_language(spec)
             case Kind.REGEX:
                 grammar = regex.to_grammar(spec.text)
             case Kind.LARK:
@@ -148,3 +141,29 @@ class Compiler:
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression)
         return GrammarLanguage(self.vocabulary, grammar, limits, explain, hints=hints_of(spec))
+
+    def _schema_language(self, spec: ConstraintSpec) -> Language:
+        limits = LIMITS[spec.kind]
+        schema = json_schema.prepare(spec.text, spec.whitespace, spec.lenient, limits)
+        while True:
+            try:
+                return GrammarLanguage(
+                    self.vocabulary,
+                    schema.text,
+                    limits,
+                    schema.explain,
+                    schema.not_enforced,
+                    hints_of(spec),
+                )
+            except Contradiction as error:
+                simpler = _simpler(schema, error)
+                if simpler is None:
+                    raise
+                schema = simpler
+
+
+def _simpler(schema: SchemaGrammar, error: Contradiction) -> SchemaGrammar | None:
+    try:
+        return schema.without_empty_definition()
+    except Contradiction:
+        raise error from None  # which tells more

@@ -27,11 +27,25 @@ class SchemaGrammar:
 
     text: str
     not_enforced: tuple[str, ...]
+    _whitespace: Whitespace
     _blame: Blame
 
     def explain(self, message: str) -> ConstraintError:
         """What the engine's message says of the schema, with a pointer where one is found."""
         return self._blame.error(message)
+
+    def without_empty_definition(self) -> "SchemaGrammar | None":
+        """The grammar after a definition that nothing satisfies became `false`, if there is one.
+
+        The engine refuses a schema with such a definition even where it may be left out.
+        """
+        rewritten = self._blame.rewritten
+        name = self._blame.empty_definition()
+        if name is None:
+            return None
+        rewritten.definitions[name] = False
+        _settle(rewritten)
+        return _written(rewritten, self._whitespace, self._blame)
 
 
 def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
@@ -40,22 +54,18 @@ def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) ->
     blame = Blame(rewritten, limits)
     if lenient:
         _relax(rewritten, blame)
-    return SchemaGrammar(
-        grammar_of(rewritten.root, rewritten.definitions, whitespace),
-        tuple(rewritten.not_enforced),
-        blame,
-    )
+    return _written(rewritten, whitespace, blame)
+
+
+def _written(rewritten: Rewritten, whitespace: Whitespace, blame: Blame) -> SchemaGrammar:
+    text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
+    return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, blame)
 
 
 def checked(document: Json, *, lenient: bool) -> Rewritten:
     """A schema's value, rewritten and looked through."""
     rewritten = rewrite(document, lenient=lenient)
-    if not prune(rewritten.root, rewritten.definitions):
-        raise Contradiction(
-            "nothing satisfies the schema: what it requires is false, or would contain itself"
-            " without end"
-        )
-    open_one_ofs(rewritten.root, rewritten.definitions)
+    _settle(rewritten)
     if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
         pointer = rewritten.needs_u[0]
         raise NotEnforced(
@@ -64,6 +74,16 @@ def checked(document: Json, *, lenient: bool) -> Rewritten:
             pointer,
         )
     return rewritten
+
+
+def _settle(rewritten: Rewritten) -> None:
+    """Make endless references `false` and exclusive options plain ones. Raises Contradiction."""
+    if not prune(rewritten.root, rewritten.definitions):
+        raise Contradiction(
+            "nothing satisfies the schema: what it requires is false, or would contain itself"
+            " without end"
+        )
+    open_one_ofs(rewritten.root, rewritten.definitions)
 
 
 def _relax(rewritten: Rewritten, blame: Blame) -> None:

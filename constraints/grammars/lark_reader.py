@@ -5,7 +5,7 @@ It is read far enough to know what is asked for; whether the notation is right s
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from constraints.errors import Malformed
@@ -156,9 +156,7 @@ def _reached(rules: dict[str, Definition]) -> set[str]:
 class _Body:
     """Whether a rule's body has a finite text, given the rules that are known to have one."""
 
-    def __init__(
-        self, body: Sequence[Word], names: "Sequence[str] | set[str]", ending: set[str]
-    ) -> None:
+    def __init__(self, body: Sequence[Word], names: Collection[str], ending: set[str]) -> None:
         self._body = body
         self._names = names
         self._ending = ending

@@ -1,6 +1,7 @@
 """Which part of a schema the engine will not have: its parts are compiled one by one."""
 
 import json
+import re
 
 from llguidance import LLMatcher
 
@@ -15,6 +16,9 @@ from constraints.spec import Whitespace
 # Compiling is some 100 us for a part; this is for messages, which may take a while.
 _MAX_TRIES = 300
 _MAX_SHOWN = 200
+
+# How the engine says where it was when it stopped.
+_IN_DEFINITION = re.compile(r"while processing \S*#/\$defs/(\w+)")
 
 # What a message of the engine has in it, and what that is in our words.
 _IN_OUR_WORDS = (
@@ -40,7 +44,7 @@ class Blame:
     """Looks for the part of a rewritten schema that a message is about."""
 
     def __init__(self, rewritten: Rewritten, limits: Limits) -> None:
-        self._rewritten = rewritten
+        self.rewritten = rewritten
         self._limits = limits
         self._num_tries = 0
 
@@ -56,9 +60,17 @@ class Blame:
             return Contradiction(text, (_shown(part),))
         return type(error)(text)
 
+    def empty_definition(self) -> str | None:
+        """The name of a definition that nothing satisfies and that fails the whole schema."""
+        message = self.message(self.rewritten.root)
+        match = _IN_DEFINITION.search(message)
+        if match is None or not isinstance(explain(message), Contradiction):
+            return None
+        return match[1] if match[1] in self.rewritten.definitions else None
+
     def part(self, kind: type[ConstraintError]) -> Json:
         """The innermost part that fails by itself for the same kind of reason."""
-        part = self._rewritten.root
+        part = self.rewritten.root
         seen: set[int] = set()
         while True:
             inner = next(
@@ -69,7 +81,7 @@ class Blame:
             part = inner
 
     def _pointer(self, part: Json) -> str:
-        return self._rewritten.origins.get(id(part), "")
+        return self.rewritten.origins.get(id(part), "")
 
     def _fails(self, part: Json, kind: type[ConstraintError], seen: set[int]) -> bool:
         if not isinstance(part, dict) or id(part) in seen or self._num_tries > _MAX_TRIES:
@@ -81,7 +93,7 @@ class Blame:
 
     def message(self, part: Json) -> str:
         """What the engine says of a part; "" if it takes it."""
-        grammar = grammar_of(part, self._rewritten.definitions, Whitespace.COMPACT)
+        grammar = grammar_of(part, self.rewritten.definitions, Whitespace.COMPACT)
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
             grammar, limits=self._limits.for_engine()
         )
@@ -102,7 +114,7 @@ class Blame:
                 case "additionalProperties" | "items":
                     inside.append(value)
                 case "$ref":
-                    inside.append(self._rewritten.definitions[value.rpartition("/")[2]])
+                    inside.append(self.rewritten.definitions[value.rpartition("/")[2]])
         return inside
 
 

@@ -98,7 +98,8 @@ def _type_of(value: Json) -> str:
 def _values(schema: Json) -> list[Json] | None:
     if "const" in schema:
         return [schema["const"]]
-    return schema.get("enum")
+    values: list[Json] | None = schema.get("enum")
+    return values
 
 
 def _differ_as(name: str, one: Json, other: Json, definitions: dict[str, Json], depth: int) -> bool:

@@ -26,8 +26,15 @@ REFUSED = list(refused_cases())
 # Judged by the package as well, where it has the same idea of the format.
 CHECKED_FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
 # Their invalid instances are so by a format or draft that the package does not know.
-OWN_JUDGEMENT = ("formats: ", "strings: digits", "strings: words", "strings: a dot", "int32")
-OWN_JUDGEMENT += ("strings: code points", "real: JSON Patch")
+OWN_JUDGEMENT = (
+    "formats: ",
+    "int32",
+    "real: JSON Patch",
+    "strings: a dot",
+    "strings: code points",
+    "strings: digits",
+    "strings: words",
+)
 
 
 def by_name(case: SchemaCase) -> str:
@@ -136,6 +143,16 @@ def test_a_contradiction_is_told_with_its_place(schema: Any, part: str) -> None:
     with pytest.raises(Contradiction, match=part) as contradiction:
         of_schema(schema)
     assert contradiction.value.parts
+
+
+def test_a_definition_without_instances_may_be_left_out() -> None:
+    empty = {"type": "integer", "minimum": 3, "maximum": 2}
+    schema = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": empty}}
+    language = of_schema({"type": "object", "additionalProperties": False, **schema})
+    assert accepts(language, "{}")
+    assert not accepts(language, '{"a":2}')
+    with pytest.raises(Contradiction):
+        of_schema({"type": "object", "required": ["a"], **schema})
 
 
 @pytest.mark.parametrize(
