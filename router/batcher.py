@@ -144,19 +144,18 @@ class Batcher:
             for stream in streams:
                 self.cancel(stream)
             raise
-        for stream in streams:
-            if stream.request.constraint is not None:
-                self._preparing.begin(stream.request_id, stream.request)
         self._wake.set()
         return streams
 
     def _accept(self, request: GenerateRequest, now_s: float) -> Stream:
         request_id = self._num_submitted + 1
-        is_ready = request.constraint is None
+        is_ready = self._preparing.is_ready(request)
         self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
         self._num_submitted = request_id
         stream = Stream(request_id, request, self._tokenizer, now_s)
         self._streams.add(stream)
+        if not is_ready:
+            self._preparing.begin(request_id, request)
         return stream
 
     async def _prepare(self, request: GenerateRequest) -> None:
@@ -372,6 +371,7 @@ class Batcher:
             await self._retry_later(internal(error))
         else:
             self._progress.mends()
+            self._preparing.forget()
             self._departures.look(self._clock())
             _logger.warning("the shards answer again")
 

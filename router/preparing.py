@@ -6,18 +6,23 @@ that no step stands still for it. Requests with the same constraint wait for it 
     begin -> rank 0 compiles -> ready: the request may be scheduled
                              -> failed: the shard cannot serve it, or took too long
 
-A shard that does not answer at all is no matter of the constraint: then the request is ready, and
+The last few that were compiled are known, and not asked for again: the shard keeps many more. A
+shard that does not answer at all is no matter of the constraint: then the request is ready, and
 waits with all others for the shards to begin anew; its first step compiles what is missing. It
 knows no scheduler and no stream.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from constraints.spec import ConstraintSpec
 from router.errors import ShardFailed
 from router.request import GenerateRequest
+
+# Far from what a shard keeps; long texts, of which it keeps fewer, are asked for every time.
+_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 65_536
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +48,26 @@ class Preparing:
         self._failed = failed
         self._compiling: dict[ConstraintSpec, _Compiling] = {}
         self._specs: dict[int, ConstraintSpec] = {}
+        # Least recently used first.
+        self._known: OrderedDict[ConstraintSpec, None] = OrderedDict()
 
     def __len__(self) -> int:
         """Requests that wait."""
         return len(self._specs)
+
+    def is_ready(self, request: GenerateRequest) -> bool:
+        """It has no constraint, or one that the shard has."""
+        if request.constraint is None:
+            return True
+        spec = request.constraint.spec
+        if spec not in self._known:
+            return False
+        self._known.move_to_end(spec)
+        return True
+
+    def forget(self) -> None:
+        """The shard may be another one, and have none."""
+        self._known.clear()
 
     def begin(self, request_id: int, request: GenerateRequest) -> None:
         """The request waits for its constraint, which it has."""
@@ -76,9 +97,17 @@ class Preparing:
             await self._prepare(request)
         except Exception as error:  # noqa: BLE001 (whatever it is, those who wait must hear of it)
             failure = None if isinstance(error, ShardFailed) else error
+        else:
+            self._remember(spec)
         for request_id in sorted(self._compiling.pop(spec).request_ids):
             del self._specs[request_id]
             if failure is None:
                 self._ready(request_id)
             else:
                 self._failed(request_id, failure)
+
+    def _remember(self, spec: ConstraintSpec) -> None:
+        if len(spec.text) <= _MAX_KNOWN_CHARS:
+            self._known[spec] = None
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)

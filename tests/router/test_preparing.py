@@ -56,6 +56,42 @@ async def test_equal_constraints_are_prepared_together_and_others_beside_them() 
         assert sorted(shard.prepared) == sorted({ANY_TEXT.spec.text, OTHER.spec.text})
 
 
+async def test_what_the_shard_has_is_not_asked_for_again_until_it_begins_anew() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        for _ in range(3):
+            end_of(await events_of(rig.batcher.submit(asking(constraint=ANY_TEXT))))
+        assert len(shard.prepared) == 1
+        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
+        await events_of(rig.batcher.submit(asking(constraint=ANY_TEXT)))
+        await works_again(rig)
+        assert len(shard.prepared) == 2
+
+
+async def test_only_the_last_few_are_known_and_none_that_is_long() -> None:
+    shard = FakeShard()
+
+    async def ask(text: str) -> None:
+        constraint = Constraint(ConstraintSpec(Kind.REGEX, text))
+        end_of(await events_of(rig.batcher.submit(asking("a", 1, constraint=constraint))))
+
+    async with routing(shard) as rig:
+        for text in (
+            "first",
+            "long" * 20_000,
+            "long" * 20_000,
+            *map(str, range(64)),
+            "63",
+            "first",
+        ):
+            await ask(text)
+        assert [shard.prepared.count(text) for text in ("first", "long" * 20_000, "63")] == [
+            2,
+            2,
+            1,
+        ]
+
+
 async def test_others_go_on_while_one_waits_for_its_constraint() -> None:
     shard = FakeShard()
     shard.faults.hangs.add("PrepareConstraint")
