@@ -1,0 +1,117 @@
+"""Hints: texts read off a constraint's source."""
+
+import json
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+
+from constraints.guiding.hints import MAX_HINTS, hints_of
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+from tests.constraints.cases import SCHEMAS, record
+
+
+def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tuple[bytes, ...]:
+    return hints_of(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), whitespace))
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMAS if name != "pattern"])
+def test_the_first_hint_of_a_schema_is_an_instance(name: str) -> None:
+    jsonschema.validate(json.loads(of_schema(SCHEMAS[name])[0]), SCHEMAS[name])
+
+
+@pytest.mark.parametrize(
+    ("schema", "instance"),
+    [
+        (record({"a": {"type": "string"}}), b'{"a":""}'),
+        ({"enum": ["long", "x", 12345]}, b'"x"'),
+        ({"const": {"a": [1]}}, b'{"a":[1]}'),
+        ({"type": "integer", "minimum": 1000, "multipleOf": 7}, b"1001"),
+        ({"type": "integer", "exclusiveMaximum": -3}, b"-4"),
+        (
+            {"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 3},
+            b"[1,2,2]",
+        ),
+        ({"type": ["object", "null"]}, b"{}"),
+        ({"anyOf": [{"type": "string", "minLength": 3}, {"type": "boolean"}]}, b"true"),
+        (
+            {"type": "object", "minProperties": 2, "additionalProperties": {"const": 0}},
+            b'{"a":0,"aa":0}',
+        ),
+        ({"allOf": [{"minimum": 3}, {"minimum": 5}], "type": "integer"}, b"5"),
+    ],
+    ids=str,
+)
+def test_instances_are_small(schema: Any, instance: bytes) -> None:
+    assert of_schema(schema)[0] == instance
+
+
+def test_whitespace_is_written_as_it_is_asked_for() -> None:
+    schema = record({"a": {"const": 1}, "b": {"const": 2}})
+    assert of_schema(schema, Whitespace.SPACED)[0] == b'{"a": 1, "b": 2}'
+
+
+def test_parts_are_hints_as_well() -> None:
+    schema = record(
+        {"at": {"type": "string", "format": "date"}, "x": {"pattern": "y", "type": "string"}}
+    )
+    assert of_schema(schema) == (b'"2000-01-01"',)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"type": 5},
+        {"enum": 5},
+        {"minimum": "x"},
+        {"required": 7},
+        [1],
+        {"$ref": 3},
+        False,
+    ],
+    ids=str,
+)
+def test_a_schema_without_sense_has_few_hints_and_no_error(schema: Any) -> None:
+    assert len(of_schema(schema)) <= 1
+
+
+def test_schemas_that_grow_when_they_are_written_out_cost_little() -> None:
+    fans = {
+        f"d{i}": record({"a": {"$ref": f"#/$defs/d{i + 1}"}, "b": {"$ref": f"#/$defs/d{i + 1}"}})
+        for i in range(30)
+    }
+    nested: Any = {"type": "null"}
+    for _ in range(8):
+        nested = {"type": "array", "items": nested, "minItems": 1000}
+    choices = {"allOf": [{"anyOf": [{"minimum": j} for j in range(30)]} for _ in range(10)]}
+    began = time.thread_time()
+    for schema in ({"$defs": {**fans, "d30": {}}, "$ref": "#/$defs/d0"}, nested, choices):
+        assert all(len(hint) < 60_000 for hint in of_schema(schema))
+    assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "hints"),
+    [
+        ("[a-z]+xyz", (b"xyz",)),
+        (r"ab+c\.d", (b"c.d", b"a", b"b")),
+        ("(foo|bar[0-9]{4}-end)", (b"-end", b"foo", b"bar")),
+        (r"\d+[^x]*", ()),
+    ],
+)
+def test_a_pattern_hints_at_its_plain_characters(text: str, hints: tuple[bytes, ...]) -> None:
+    assert hints_of(ConstraintSpec(Kind.REGEX, text)) == hints
+
+
+def test_a_grammar_hints_at_its_literals() -> None:
+    text = 'start: "BEGIN " NAME " END"\nNAME: /[a-z]+_id/\n'
+    assert hints_of(ConstraintSpec(Kind.LARK, text)) == (b"BEGIN ", b" END", b"_id")
+
+
+def test_a_choice_hints_at_its_shortest_strings() -> None:
+    choices = json.dumps(["x" * length for length in range(40, 0, -1)])
+    hints = hints_of(ConstraintSpec(Kind.CHOICE, choices))
+    assert hints[0] == b"x"
+    assert len(hints) == MAX_HINTS
