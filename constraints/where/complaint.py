@@ -7,6 +7,8 @@ from constraints.errors import Malformed
 
 # Of a long line, so much is shown around the place.
 _SHOWN_LEN = 72
+# Of a long name or literal, so much is quoted.
+_QUOTED_LEN = 40
 
 
 def complaint(text: str, start: int, end: int, what: str, hint: str | None = None) -> Malformed:
@@ -20,6 +22,11 @@ def complaint(text: str, start: int, end: int, what: str, hint: str | None = Non
     place = f"line {line}, column {start - line_start + 1}" if line > 1 else f"position {start}"
     message = f"{place}: {what}\n  {shown}\n  {' ' * column}{'^' * num_carets}"
     return Malformed(f"{message}\n{hint}" if hint else message, start)
+
+
+def short(written: str) -> str:
+    """What was written, or as much of it as a message can hold."""
+    return written if len(written) <= _QUOTED_LEN else written[:_QUOTED_LEN] + "…"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from constraints.where.complaint import complaint
+from constraints.where.complaint import complaint, short
 
 # Numbers are compared as 64-bit integers.
 MAX_DIGITS = 18
@@ -117,7 +117,7 @@ def _token(text: str, start: int) -> Token:
 def _number(text: str, match: re.Match[str]) -> Token:
     written = match[0]
     if not re.fullmatch(r"[0-9]+(?:_[0-9]+)*", written):
-        raise complaint(text, match.start(), match.end(), f"`{_short(written)}` is no whole number")
+        raise complaint(text, match.start(), match.end(), f"`{short(written)}` is no whole number")
     digits = written.replace("_", "")
     if len(digits) > MAX_DIGITS:
         raise complaint(
@@ -174,7 +174,10 @@ def _unescape(text: str, body: str, offset: int) -> str:
 
     def wrong(escape: re.Match[str], what: str) -> Exception:
         return complaint(
-            text, offset + escape.start(), offset + escape.end(), f"the escape {escape[0]} {what}"
+            text,
+            offset + escape.start(),
+            offset + escape.end(),
+            f"the escape {short(escape[0])} {what}",
         )
 
     return _ESCAPE.sub(meant, body)
@@ -192,7 +195,3 @@ def _skip(pattern: re.Pattern[str], text: str, position: int) -> int:
 def _strange(char: str) -> str:
     shown = char if char.isprintable() else f"\\u{ord(char):04x}"
     return f"`{shown}` has no meaning here"
-
-
-def _short(written: str) -> str:
-    return written if len(written) <= 24 else written[:24] + "…"

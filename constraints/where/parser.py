@@ -2,16 +2,17 @@
 
     or -> and -> not -> comparison -> operand -> call | list | literal | name | "(" or ")"
 
-Meanings are in operands.py and functions.py; here are the grammar, the names and the limits.
+Meanings are in operands.py and functions.py, the limits in cursor.py; here are grammar and names.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from constraints.errors import Malformed, TooComplex
-from constraints.where.complaint import complaint, nearest
-from constraints.where.functions import FUNCTIONS, Function, find
-from constraints.where.lexer import Kind, Token, tokens
+from constraints.errors import Malformed
+from constraints.where.complaint import complaint, nearest, short
+from constraints.where.cursor import Cursor
+from constraints.where.functions import Function, find
+from constraints.where.lexer import Kind, Token
 from constraints.where.operands import (
     Mismatch,
     Number,
@@ -35,39 +36,11 @@ from constraints.where.terms import (
     StopsBefore,
 )
 
-MAX_TEXT_LEN = 100_000  # characters
-MAX_DEPTH = 64  # parentheses, calls and `not` within each other
-MAX_TERMS = 1_000  # comparisons, calls and `not`
-
 # What a name in an expression can stand for: a value that is known before generation.
 Value = str | int | Sequence[str]
 
 _RELATIONS = {relation.value: relation for relation in Relation}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-# Of other languages, and what is said here instead.
-_ELSEWHERE = {
-    "startswith": "write starts_with(X, ...)",
-    "endswith": "write ends_with(X, ...)",
-    "split": "write len(words(X)) to count words",
-    "count": 'a phrase can be wanted, "a" in X, but not counted',
-    "isdigit": "write int(X)",
-    "isnumeric": "write int(X)",
-    "match": "write regex(X, r'...')",
-    "type": "write int(X) or float(X)",
-    "is": "write == or in",
-    "escaped": "LMQL's ESCAPED changes no mask: leave it out",
-    "erase": "LMQL's ERASE changes no mask: leave it out",
-    "stop_at": "did you mean `stops_at`?",
-    "contains": 'write "a" in X',
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the conjunction at the top, and how it was written."""
-
-    expression: Expression
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,59 +59,36 @@ def parse(text: str, *, values: Mapping[str, Value] | None = None) -> Expression
             other name is the output
     Raises Malformed, which says where and what was expected, and TooComplex.
     """
-    return _Parser(text, values or {}).read().expression
-
-
-def parts(text: str, *, values: Mapping[str, Value] | None = None) -> tuple[Part, ...]:
-    """The parts that `text` joins by `and` at its top, each with its source; one without any.
-
-    Raises as `parse` does.
-    """
-    parser = _Parser(text, values or {})
-    whole = parser.read()
-    spans = parser.top_spans
-    if not isinstance(whole.expression, And) or len(spans) != len(whole.expression.parts):
-        return (Part(whole.expression, text.strip()),)
-    return tuple(
-        Part(expression, text[start:end])
-        for expression, (start, end) in zip(whole.expression.parts, spans, strict=True)
-    )
+    return _Parser(text, values or {}).read()
 
 
 class _Parser:
     """Reads one text, once."""
 
     def __init__(self, text: str, values: Mapping[str, Value]) -> None:
-        if len(text) > MAX_TEXT_LEN:
-            raise TooComplex(
-                f"a where expression has at most {MAX_TEXT_LEN} characters, this one {len(text)}"
-            )
-        self.top_spans: list[tuple[int, int]] = []
+        self._cursor = Cursor(text)
         self._text = text
         self._values = values
-        self._tokens = tokens(text)
         self._subject: str | None = None
-        self._depth = 0
-        self._num_terms = 0
-        self._end = 0
-        self._token = next(self._tokens)
 
-    def read(self) -> Truth:
-        if self._is_at_end():
-            raise self._complaint(self._token, "the expression is empty", "as in len(X) < 100")
+    def read(self) -> Expression:
+        if self._cursor.is_at_end():
+            raise self._cursor.complaint(
+                self._cursor.token, "the expression is empty", "as in len(X) < 100"
+            )
         whole = self._either()
-        if not self._is_at_end():
-            raise self._unexpected("`and`, `or` or the end")
-        return self._truth(whole)
+        if not self._cursor.is_at_end():
+            raise self._cursor.unexpected("`and`, `or` or the end")
+        return self._truth(whole).expression
 
     # Conditions
 
     def _either(self) -> _Placed:
         first = self._all()
-        if not self._at("or"):
+        if not self._cursor.at("or"):
             return first
         alternatives = [self._truth(first)]
-        while self._accept("or"):
+        while self._cursor.accept("or"):
             alternatives.append(self._truth(self._all()))
         for alternative in alternatives:
             self._refuse_ending(alternative, "or")
@@ -146,25 +96,21 @@ class _Parser:
 
     def _all(self) -> _Placed:
         first = self._negation()
-        if not self._at("and"):
+        if not self._cursor.at("and"):
             return first
-        conditions, spans = [self._truth(first)], [(first.start, first.end)]
-        while self._accept("and"):
-            placed = self._negation()
-            conditions.append(self._truth(placed))
-            spans.append((placed.start, placed.end))
-        if self._depth == 0:
-            self.top_spans = spans
+        conditions = [self._truth(first)]
+        while self._cursor.accept("and"):
+            conditions.append(self._truth(self._negation()))
         return self._placed(_conjunction(conditions), first.start)
 
     def _negation(self) -> _Placed:
-        start = self._token.start
-        if not self._at("not"):
+        start = self._cursor.token.start
+        if not self._cursor.at("not"):
             return self._comparison()
-        self._enter()
-        self._advance()
+        self._cursor.enter()
+        self._cursor.advance()
         inner = self._truth(self._negation())
-        self._depth -= 1
+        self._cursor.leave()
         self._refuse_ending(inner, "not")
         return self._placed(Truth(Not(inner.expression)), start)
 
@@ -183,20 +129,20 @@ class _Parser:
 
     def _relation(self) -> str | None:
         """Reads `in`, `not in` or a sign of comparison; None where none stands."""
-        token = self._token
+        token = self._cursor.token
         if token.text in _RELATIONS and token.kind is Kind.SIGN:
-            self._advance()
+            self._cursor.advance()
             return token.text
-        if self._accept("in"):
+        if self._cursor.accept("in"):
             return "in"
-        if self._accept("not"):
-            if not self._accept("in"):
-                raise self._unexpected("`in` after `not`")
+        if self._cursor.accept("not"):
+            if not self._cursor.accept("in"):
+                raise self._cursor.unexpected("`in` after `not`")
             return "not in"
         return None
 
     def _compared(self, left: _Placed, relation: str, right: _Placed) -> Truth:
-        self._count()
+        self._cursor.count()
         try:
             if relation in _RELATIONS:
                 return Truth(compared(left.operand, _RELATIONS[relation], right.operand))
@@ -212,64 +158,64 @@ class _Parser:
     # Operands
 
     def _operand(self) -> _Placed:
-        token = self._token
+        token = self._cursor.token
         match token.kind:
             case Kind.STRING:
-                self._advance()
+                self._cursor.advance()
                 return self._placed(Phrase(str(token.value)), token.start)
             case Kind.NUMBER:
                 return self._number(token, 1)
             case Kind.NAME:
                 return self._name()
             case Kind.KEYWORD if token.text in ("True", "False"):
-                self._advance()
+                self._cursor.advance()
                 return self._placed(Truth(Constant(token.text == "True")), token.start)
             case Kind.SIGN:
                 return self._signed()
-        raise self._unexpected("a condition or a value")
+        raise self._cursor.unexpected("a condition or a value")
 
     def _signed(self) -> _Placed:
-        token = self._token
+        token = self._cursor.token
         if token.text == "(":
             return self._group()
         if token.text in ("[", "{"):
-            self._advance()
+            self._cursor.advance()
             return self._placed(self._list(_CLOSING[token.text], []), token.start)
         if token.text == "-":
-            self._advance()
-            if self._token.kind is Kind.NUMBER:
+            self._cursor.advance()
+            if self._cursor.token.kind is Kind.NUMBER:
                 return self._number(token, -1)
-            raise self._unexpected("a number after `-`")
-        raise self._unexpected("a condition or a value")
+            raise self._cursor.unexpected("a number after `-`")
+        raise self._cursor.unexpected("a condition or a value")
 
     def _number(self, first: Token, sign: int) -> _Placed:
-        value = self._token.value
+        value = self._cursor.token.value
         assert isinstance(value, int)
-        self._advance()
+        self._cursor.advance()
         return self._placed(Number(sign * value), first.start)
 
     def _group(self) -> _Placed:
-        start = self._token.start
-        self._enter()
-        self._advance()
-        if self._accept(")"):
-            self._depth -= 1
+        start = self._cursor.token.start
+        self._cursor.enter()
+        self._cursor.advance()
+        if self._cursor.accept(")"):
+            self._cursor.leave()
             return self._placed(Phrases(()), start)
         inner = self._either()
-        if self._accept(","):
-            self._depth -= 1
+        if self._cursor.accept(","):
+            self._cursor.leave()
             return self._placed(self._list(")", [self._phrase(inner)]), start)
-        if not self._accept(")"):
-            raise self._unexpected("`and`, `or` or `)`")
-        self._depth -= 1
+        if not self._cursor.accept(")"):
+            raise self._cursor.unexpected("`and`, `or` or `)`")
+        self._cursor.leave()
         return self._placed(inner.operand, start)
 
     def _list(self, closing: str, values: list[str]) -> Phrases:
         """What follows the opening or the first comma of a list, up to its end."""
-        while not self._accept(closing):
+        while not self._cursor.accept(closing):
             values.append(self._phrase(self._operand()))
-            if not self._at(closing) and not self._accept(","):
-                raise self._unexpected(f"`,` or `{closing}`")
+            if not self._cursor.at(closing) and not self._cursor.accept(","):
+                raise self._cursor.unexpected(f"`,` or `{closing}`")
         return Phrases(tuple(dict.fromkeys(values)))
 
     def _phrase(self, placed: _Placed) -> str:
@@ -280,15 +226,17 @@ class _Parser:
         raise complaint(self._text, placed.start, placed.end, what, hint)
 
     def _name(self) -> _Placed:
-        token = self._token
-        self._advance()
-        if self._at("("):
+        token = self._cursor.token
+        self._cursor.advance()
+        if self._cursor.at("("):
             return self._call(token)
         if token.text in self._values:
             return self._placed(_operand_of(token.text, self._values[token.text]), token.start)
         function = find(token.text)
         if function and self._subject != token.text:
-            raise self._complaint(token, f"`{token.text}` is a function", f"write {function.usage}")
+            raise self._cursor.complaint(
+                token, f"`{token.text}` is a function", f"write {function.usage}"
+            )
         if self._subject not in (None, token.text):
             raise self._strange_name(token)
         self._subject = token.text
@@ -297,23 +245,23 @@ class _Parser:
     def _call(self, name: Token) -> _Placed:
         function = find(name.text)
         if function is None:
-            raise self._unknown_function(name)
-        self._count()
-        self._enter()
-        self._advance()
+            raise self._cursor.unknown_function(name)
+        self._cursor.count()
+        self._cursor.enter()
+        self._cursor.advance()
         arguments: list[_Placed] = []
-        while not self._accept(")"):
+        while not self._cursor.accept(")"):
             arguments.append(self._operand())
-            if not self._at(")") and not self._accept(","):
-                raise self._unexpected("`,` or `)`", function.usage)
-        self._depth -= 1
+            if not self._cursor.at(")") and not self._cursor.accept(","):
+                raise self._cursor.unexpected("`,` or `)`", function.usage)
+        self._cursor.leave()
         return self._placed(self._applied(function, name, arguments), name.start)
 
     def _applied(self, function: Function, name: Token, arguments: list[_Placed]) -> Operand:
         try:
             applied = function.apply(tuple(argument.operand for argument in arguments))
         except Mismatch as mismatch:
-            start, end = name.start, self._end
+            start, end = name.start, self._cursor.end
             if mismatch.argument is not None:
                 place = arguments[min(mismatch.argument, len(arguments) - 1)]
                 start, end = self._within(place, mismatch.offset)
@@ -335,7 +283,7 @@ class _Parser:
         start = min(place.start + opening + offset, place.end - 1)
         return start, start + 1
 
-    # Tokens and limits
+    # Errors
 
     def _truth(self, placed: _Placed) -> Truth:
         try:
@@ -346,44 +294,7 @@ class _Parser:
             ) from None
 
     def _placed(self, operand: Operand, start: int) -> _Placed:
-        return _Placed(operand, start, self._end)
-
-    def _is_at_end(self) -> bool:
-        return self._token.kind is Kind.END
-
-    def _at(self, written: str) -> bool:
-        return self._token.text == written and self._token.kind is not Kind.STRING
-
-    def _accept(self, written: str) -> bool:
-        if not self._at(written):
-            return False
-        self._advance()
-        return True
-
-    def _advance(self) -> None:
-        self._end = self._token.end
-        self._token = next(self._tokens)
-
-    def _enter(self) -> None:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise TooComplex(
-                f"position {self._token.start}: parentheses, calls and `not` stand at most"
-                f" {MAX_DEPTH} deep within each other"
-            )
-
-    def _count(self) -> None:
-        self._num_terms += 1
-        if self._num_terms > MAX_TERMS:
-            raise TooComplex(
-                f"position {self._token.start}: a where expression has at most {MAX_TERMS}"
-                " comparisons and calls"
-            )
-
-    # Errors
-
-    def _complaint(self, token: Token, what: str, hint: str | None = None) -> Malformed:
-        return complaint(self._text, token.start, token.end, what, hint)
+        return _Placed(operand, start, self._cursor.end)
 
     def _refuse_ending(self, truth: Truth, joined_by: str) -> None:
         if truth.ending is None:
@@ -398,48 +309,16 @@ class _Parser:
         )
 
     def _strange_name(self, token: Token) -> Malformed:
-        known = [str(self._subject), *self._values]
-        close = nearest(token.text, [name.lower() for name in known])
-        meant = next((name for name in known if name.lower() == close), None)
-        hint = f"did you mean `{meant}`?" if meant else f"known names: {', '.join(known)}"
-        return self._complaint(
+        subject = str(self._subject)
+        known = {name.lower(): name for name in (subject, *self._values)}
+        close = nearest(token.text, known)
+        listed = ", ".join(map(short, known.values()))
+        return self._cursor.complaint(
             token,
-            f"the expression is about `{self._subject}`, so `{token.text}` stands for nothing",
-            hint,
+            f"the expression is about `{short(subject)}`,"
+            f" so `{short(token.text)}` stands for nothing",
+            f"did you mean `{short(known[close])}`?" if close else f"known names: {listed}",
         )
-
-    def _unknown_function(self, name: Token) -> Malformed:
-        hint = _ELSEWHERE.get(name.text.lower())
-        if hint is None:
-            close = nearest(name.text, FUNCTIONS)
-            hint = f"did you mean `{close}`?" if close else f"known: {', '.join(FUNCTIONS)}"
-        return self._complaint(name, f"`{name.text[:40]}` is no function", hint)
-
-    def _unexpected(self, expected: str, usage: str | None = None) -> Malformed:
-        token = self._token
-        hint = f"expected {expected}" + (f", as in {usage}" if usage else "")
-        if token.kind is Kind.END:
-            return self._complaint(token, "the expression ends too early", hint)
-        shown = token.text if len(token.text) <= 40 else token.text[:40] + "…"
-        reason = self._reason(token)
-        return self._complaint(token, f"`{shown}` is not expected here", reason or hint)
-
-    def _reason(self, token: Token) -> str | None:
-        """What a writer probably had in mind, where that is known."""
-        if token.kind is Kind.NAME:
-            if token.text.lower() in ("and", "or", "not", "in"):
-                return f"did you mean `{token.text.lower()}`?"
-            return _ELSEWHERE.get(token.text.lower())
-        match token.text:
-            case ".":
-                method = next(self._tokens).text
-                hint = _ELSEWHERE.get(method.lower())
-                return f"there are no methods; {hint}" if hint else "there are no methods"
-            case "-":
-                return "there is no arithmetic"
-            case "[":
-                return "there are no subscripts"
-        return None
 
 
 def _expressions(truths: list[Truth]) -> tuple[Expression, ...]:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Malformed, TooComplex
-from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, Value, parse, parts
+from constraints.where.cursor import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN
+from constraints.where.parser import Value, parse
 from constraints.where.terms import (
     And,
     Compare,
@@ -173,18 +174,6 @@ def test_names_can_stand_for_values(
     assert parse(written, values=values) == expected
 
 
-def test_parts_keep_how_they_were_written() -> None:
-    found = parts(" len(A)<3  and (int(A) or float(A)) and 1 <= len(words(A)) < 4 ")
-    assert [part.source for part in found] == [
-        "len(A)<3",
-        "(int(A) or float(A))",
-        "1 <= len(words(A)) < 4",
-    ]
-    assert found[0].expression == chars("<", 3)
-    assert [part.source for part in parts(" (int(X) and float(X)) ")] == ["(int(X) and float(X))"]
-    assert [part.source for part in parts("2 < len(X) < 4")] == ["2 < len(X) < 4"]
-
-
 @given(expressions)
 def test_what_is_written_reads_back_as_the_same(expression: Expression) -> None:
     assert parse(text(expression)) == expression
@@ -300,6 +289,24 @@ def test_of_a_long_line_the_place_is_shown() -> None:
     assert len(shown) < 80
     assert shown[carets.index("^") :].startswith("lem(X)")
     assert hint == "did you mean `len`?"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "a" * 9_000 + "(X)",
+        "len(X) < 5 and " + "a" * 9_000,
+        "b" * 9_000 + " == 'a' and " + "a" * 9_000,
+        "len(X) < " + "9" * 9_000,
+        "len(X) < 5 '" + "a" * 9_000 + "'",
+        "'\\N{" + "a" * 9_000 + "}'",
+        "f" * 9_000 + "'a'",
+    ],
+)
+def test_an_error_is_short_however_long_the_text(written: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        parse(written)
+    assert len(str(caught.value)) < 500
 
 
 def test_a_misspelt_value_is_recognised() -> None:

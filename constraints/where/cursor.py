@@ -1,0 +1,131 @@
+"""Where a parser stands in a text: its tokens, the limits, and errors about what stands there.
+
+It knows what writers of other languages mean, and no grammar.
+"""
+
+from constraints.errors import Malformed, TooComplex
+from constraints.where.complaint import complaint, nearest, short
+from constraints.where.functions import FUNCTIONS
+from constraints.where.lexer import Kind, Token, tokens
+
+MAX_TEXT_LEN = 100_000  # characters
+MAX_DEPTH = 64  # parentheses, calls and `not` within each other
+MAX_TERMS = 1_000  # comparisons and calls
+
+# Of other languages, and what is said here instead.
+_ELSEWHERE = {
+    "startswith": "write starts_with(X, ...)",
+    "endswith": "write ends_with(X, ...)",
+    "split": "write len(words(X)) to count words",
+    "count": 'a phrase can be wanted, "a" in X, but not counted',
+    "isdigit": "write int(X)",
+    "isnumeric": "write int(X)",
+    "match": "write regex(X, r'...')",
+    "type": "write int(X) or float(X)",
+    "is": "write == or in",
+    "escaped": "LMQL's ESCAPED changes no mask: leave it out",
+    "erase": "LMQL's ERASE changes no mask: leave it out",
+    "stop_at": "did you mean `stops_at`?",
+    "contains": 'write "a" in X',
+}
+
+
+class Cursor:
+    """Reads one text, once, token by token. Every method may raise Malformed.
+
+    token: the one that comes next
+    end:   where the one before it ended
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raises TooComplex for a text that is too long."""
+        if len(text) > MAX_TEXT_LEN:
+            raise TooComplex(
+                f"a where expression has at most {MAX_TEXT_LEN} characters, this one {len(text)}"
+            )
+        self._text = text
+        self._tokens = tokens(text)
+        self._depth = 0
+        self._num_terms = 0
+        self.end = 0
+        self.token = next(self._tokens)
+
+    def is_at_end(self) -> bool:
+        """Nothing comes next."""
+        return self.token.kind is Kind.END
+
+    def at(self, written: str) -> bool:
+        """This keyword, name or sign comes next."""
+        return self.token.text == written and self.token.kind is not Kind.STRING
+
+    def accept(self, written: str) -> bool:
+        """Go past this keyword, name or sign if it comes next."""
+        if not self.at(written):
+            return False
+        self.advance()
+        return True
+
+    def advance(self) -> None:
+        """Go past the next token, whatever it is."""
+        self.end = self.token.end
+        self.token = next(self._tokens)
+
+    def enter(self) -> None:
+        """One deeper; `leave` goes back. Raises TooComplex."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise TooComplex(
+                f"position {self.token.start}: parentheses, calls and `not` stand at most"
+                f" {MAX_DEPTH} deep within each other"
+            )
+
+    def leave(self) -> None:
+        """One less deep."""
+        self._depth -= 1
+
+    def count(self) -> None:
+        """One more comparison or call. Raises TooComplex."""
+        self._num_terms += 1
+        if self._num_terms > MAX_TERMS:
+            raise TooComplex(
+                f"position {self.token.start}: a where expression has at most {MAX_TERMS}"
+                " comparisons and calls"
+            )
+
+    def complaint(self, token: Token, what: str, hint: str | None = None) -> Malformed:
+        """The error about a token."""
+        return complaint(self._text, token.start, token.end, what, hint)
+
+    def unknown_function(self, name: Token) -> Malformed:
+        """The error about the name of a function."""
+        hint = _ELSEWHERE.get(name.text.lower())
+        if hint is None:
+            close = nearest(name.text, FUNCTIONS)
+            hint = f"did you mean `{close}`?" if close else f"known: {', '.join(FUNCTIONS)}"
+        return self.complaint(name, f"`{short(name.text)}` is no function", hint)
+
+    def unexpected(self, expected: str, usage: str | None = None) -> Malformed:
+        """The error about the next token, where something else was expected."""
+        token = self.token
+        hint = f"expected {expected}" + (f", as in {usage}" if usage else "")
+        if token.kind is Kind.END:
+            return self.complaint(token, "the expression ends too early", hint)
+        reason = self._reason(token)
+        return self.complaint(token, f"`{short(token.text)}` is not expected here", reason or hint)
+
+    def _reason(self, token: Token) -> str | None:
+        """What a writer probably had in mind, where that is known."""
+        if token.kind is Kind.NAME:
+            if token.text.lower() in ("and", "or", "not", "in"):
+                return f"did you mean `{token.text.lower()}`?"
+            return _ELSEWHERE.get(token.text.lower())
+        match token.text:
+            case ".":
+                method = next(self._tokens).text
+                hint = _ELSEWHERE.get(method.lower())
+                return f"there are no methods; {hint}" if hint else "there are no methods"
+            case "-":
+                return "there is no arithmetic"
+            case "[":
+                return "there are no subscripts"
+        return None
