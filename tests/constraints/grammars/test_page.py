@@ -1,0 +1,46 @@
+"""docs/constraints.md says what is true of schemas, patterns and grammars: its tables are tried."""
+
+import re
+
+import pytest
+
+from constraints.grammars.schema.formats import KNOWN
+from constraints.spec import Kind
+from tests.constraints.grammars.rig import accepts, compiled
+from tests.constraints.walks import ROOT
+
+PAGE = (ROOT / "docs" / "constraints.md").read_text()
+HEADS = {
+    "| schema | instances | no instances |": Kind.JSON_SCHEMA,
+    "| pattern | matches | does not match |": Kind.REGEX,
+    "| grammar | texts | other texts |": Kind.LARK,
+}
+
+
+def rows() -> list[tuple[Kind, str, list[str], list[str]]]:
+    found = []
+    for head, kind in HEADS.items():
+        table = PAGE[PAGE.index(head) :].split("\n\n")[0]
+        for line in table.splitlines()[2:]:
+            written, held, refused = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+            (text,) = quoted(written)
+            found.append((kind, text.replace("⏎", "\n"), quoted(held), quoted(refused)))
+    return found
+
+
+def quoted(cell: str) -> list[str]:
+    return [each.replace("\\|", "|") for each in re.findall(r"`([^`]+)`", cell)]
+
+
+@pytest.mark.parametrize(("kind", "written", "held", "refused"), rows())
+def test_the_tables_hold(kind: Kind, written: str, held: list[str], refused: list[str]) -> None:
+    language = compiled(kind, written)
+    assert [text for text in held if not accepts(language, text)] == []
+    assert [text for text in refused if accepts(language, text)] == []
+    assert held
+    assert refused
+
+
+def test_every_format_is_told() -> None:
+    section = PAGE[PAGE.index("**Formats**") : PAGE.index("**Spelling.**")]
+    assert set(quoted(section)) == set(KNOWN) - {"unknown"}
