@@ -60,7 +60,7 @@ _logger = logging.getLogger("router")
 _LAST_STEP_S = 5.0
 _LAST_BYTES_S = 5.0
 # What a check of a constraint may wait beside what it may compute.
-_QUEUE_S = 0.7
+_QUEUE_S = 0.5
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,9 +13,9 @@ class Allowance:
         self._saved_s = most
         self._seen_s: float | None = None
 
-    def is_left(self, now_s: float) -> bool:
-        """Whether something is saved."""
-        return self._fill(now_s) > 0.0
+    def left_s(self, now_s: float) -> float:
+        """What is saved; below 0 where it is a debt."""
+        return self._fill(now_s)
 
     def spend(self, now_s: float, spent_s: float) -> None:
         """Take what was used; it may become a debt."""

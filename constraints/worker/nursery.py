@@ -60,16 +60,16 @@ class WorkerProcess:
         self._channel = channel
         self._nursery = nursery
 
-    async def ask(self, message: bytes, patience_s: float) -> Any:
+    async def ask(self, message: bytes, patience_s: float | None = None) -> Any:
         """The answer to a frame; None when it takes longer, see `answer`. Raises WorkerEnded."""
         self._asking = asyncio.get_running_loop().create_task(self._exchange(message))
+        return await self.answer(patience_s)
+
+    async def answer(self, patience_s: float | None = None) -> Any:
+        """The answer that `ask` did not wait for; None when it takes longer. Raises WorkerEnded."""
+        assert self._asking is not None
         await asyncio.wait({self._asking}, timeout=patience_s)
         return self._asking.result() if self._asking.done() else None
-
-    async def answer(self) -> Any:
-        """The answer that `ask` did not wait for. Raises WorkerEnded."""
-        assert self._asking is not None
-        return await asyncio.shield(self._asking)
 
     async def _exchange(self, message: bytes) -> Any:
         loop = asyncio.get_running_loop()

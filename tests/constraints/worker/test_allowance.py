@@ -1,22 +1,23 @@
+import pytest
+
 from constraints.worker.allowance import Allowance
 
 
 def test_what_was_spent_comes_back_at_its_rate() -> None:
     allowance = Allowance(rate=0.1, most=1.0)
     allowance.spend(0.0, 1.0)
-    assert not allowance.is_left(0.0)
-    assert allowance.is_left(0.1)
+    assert allowance.left_s(0.0) == 0.0
+    assert allowance.left_s(1.0) == pytest.approx(0.1)
 
 
 def test_a_debt_is_paid_back_first() -> None:
     allowance = Allowance(rate=0.1, most=1.0)
     allowance.spend(0.0, 1.5)
-    assert not allowance.is_left(4.9)
-    assert allowance.is_left(5.1)
+    assert allowance.left_s(4.0) == pytest.approx(-0.1)
+    assert allowance.left_s(6.0) == pytest.approx(0.1)
 
 
 def test_no_more_is_saved_than_the_most() -> None:
     allowance = Allowance(rate=0.1, most=1.0)
-    allowance.is_left(0.0)
-    allowance.spend(1000.0, 1.0)
-    assert not allowance.is_left(1000.0)
+    assert allowance.left_s(0.0) == 1.0
+    assert allowance.left_s(1000.0) == 1.0
