@@ -171,7 +171,7 @@ class Guide:
             return None
         ahead = self._matcher.fork()
         ahead.advance(token_id)
-        return ahead.shortest(left, tails_of(self._witness, left))
+        return ahead.shortest(left, tuple(tails_of(self._witness, left)))
 
     def advance(self, token_id: int) -> None:
         """Accept a token that was drawn and checked. Raises IllegalToken."""

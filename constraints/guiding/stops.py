@@ -94,12 +94,14 @@ def automaton_of(strings: Sequence[bytes]) -> StopAutomaton:
 class StopView:
     """What the tokens of a vocabulary do from one state.
 
-    clear:  bitmask of the tokens that complete no stop string, or one at their very end
-    ending: the latter
+    clear:   bitmask of the tokens that complete no stop string, or one at their very end
+    ending:  the latter
+    returns: by token, 1 where it leads to the start, with no stop string on the way
     """
 
     clear: npt.NDArray[np.int32]
     ending: npt.NDArray[np.int64]
+    returns: bytes
 
 
 class StopTable:
@@ -147,7 +149,9 @@ class StopTable:
         bits[[index for index, token in enumerate(self._vocabulary.tokens) if not token]] = True
         bits[ends.token_ids] = True
         clear = np.packbits(bits, bitorder="little").view(np.int32)
-        return StopView(clear, ends.token_ids[is_ending])
+        returns = np.zeros(len(self._vocabulary.tokens), dtype=np.uint8)
+        returns[ends.token_ids[states == 0]] = 1
+        return StopView(clear, ends.token_ids[is_ending], returns.tobytes())
 
 
 @lru_cache(maxsize=4)
@@ -242,8 +246,10 @@ class StoppedMatcher:
         ends = self._vocabulary.end_ids
         if self._is_stopped:
             return int(len(token_ids) > 0 and token_ids[0] in ends)
-        state = self._state
+        state, plain = self._state, self._table.view(0).returns
         for index, token_id in enumerate(token_ids):
+            if state == 0 and plain[token_id] and token_id not in self._barred:
+                continue
             if token_id in self._barred:
                 return min(index, self._matcher.num_legal(token_ids[:index]))
             token = self._vocabulary.tokens[token_id]

@@ -9,7 +9,7 @@ Every answer is legal and ends in a complete text; none is longer than the budge
 asked for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -48,7 +48,9 @@ def rest_of(
         return None
     if witness[0] == token_id:
         return witness[1:]
-    token = vocabulary.tokens[token_id]
+    token, head = vocabulary.tokens[token_id], vocabulary.tokens[witness[0]]
+    if not (head.startswith(token) or token.startswith(head)):
+        return None
     ahead, count = b"", 0
     while len(ahead) < len(token) and count < len(witness):
         ahead += vocabulary.tokens[witness[count]]
@@ -97,11 +99,11 @@ def next_witness(
     return None
 
 
-def tails_of(witness: Witness, max_len: int, max_tries: int = MAX_TRIES) -> tuple[Witness, ...]:
+def tails_of(witness: Witness, max_len: int, max_tries: int = MAX_TRIES) -> Iterator[Witness]:
     """The longest ends of a witness that have at most `max_len` tokens; a few."""
     first = max(0, len(witness) - max_len)
-    last = min(len(witness), first + max_tries - 1)
-    return tuple(witness[start:] for start in range(first, last + 1))
+    for start in range(first, min(len(witness), first + max_tries - 1) + 1):
+        yield witness[start:]
 
 
 def narrow(

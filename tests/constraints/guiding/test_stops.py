@@ -63,3 +63,4 @@ def test_a_view_tells_tokens_that_are_clear_and_tokens_that_end(strings: list[st
             is_match = bool(table.automaton.matched[after])
             assert bits[token_id] == (not is_match or length == len(token))
             assert (token_id in view.ending) == (is_match and length == len(token))
+            assert view.returns[token_id] == (token != b"" and after == 0)
