@@ -15,7 +15,7 @@ from constraints.grammars.limits import LIMITS
 from constraints.guiding.hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
-from constraints.token_walk import TokenWalk
+from constraints.token_walk import TokenWalk, walk_of
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.limits import OutOfReach
@@ -46,7 +46,6 @@ class Compiler:
         self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._cached_chars = 0
         self._walk_lock = threading.Lock()
-        self._walk: TokenWalk | None = None
         self._hits = 0
         self._misses = 0
         self._compile_s = 0.0
@@ -107,9 +106,7 @@ class Compiler:
     def _token_walk(self) -> TokenWalk:
         """The vocabulary's, made when it is first needed: it takes half a second."""
         with self._walk_lock:
-            if self._walk is None:
-                self._walk = TokenWalk(self.vocabulary)
-            return self._walk
+            return walk_of(self.vocabulary)
 
     def _evict(self, newest: ConstraintSpec) -> None:
         while (

@@ -10,6 +10,7 @@ A state is a place in the automaton's table and counts gathered on the way, pack
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np

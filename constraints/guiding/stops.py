@@ -34,7 +34,7 @@ from constraints.guiding.witness import (
 )
 from constraints.matcher import Bitmask, Language, Matcher
 from constraints.spec import StopRule
-from constraints.token_walk import TokenWalk
+from constraints.token_walk import walk_of
 from constraints.vocabulary import Vocabulary
 
 
@@ -152,12 +152,6 @@ class StopTable:
         returns = np.zeros(len(self._vocabulary.tokens), dtype=np.uint8)
         returns[ends.token_ids[states == 0]] = 1
         return StopView(clear, ends.token_ids[is_ending], returns.tobytes())
-
-
-@lru_cache(maxsize=4)
-def walk_of(vocabulary: Vocabulary) -> TokenWalk:
-    """The vocabulary's trie."""
-    return TokenWalk(vocabulary)
 
 
 @lru_cache(maxsize=32)
