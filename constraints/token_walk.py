@@ -208,3 +208,9 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[_Level]:
             drafts, parents_below[: len(drafts)], strict=True
         )
     ]
+
+
+@lru_cache(maxsize=4)
+def walk_of(vocabulary: Vocabulary) -> TokenWalk:
+    """The vocabulary's walk: half a second of work the first time."""
+    return TokenWalk(vocabulary)
