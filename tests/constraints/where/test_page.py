@@ -2,6 +2,9 @@
 
 import ast
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,13 @@ def test_its_shell_lines_ask_for_what_can_be_read() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_names_every_function(name: str) -> None:
     assert re.search(rf"`[^`]*\b{name}\(", LANGUAGE)
+
+
+def test_what_it_shows_of_a_check_is_what_is_printed() -> None:
+    (command,) = re.findall(r"^launcher (check --type where .*)$", PAGE, re.MULTILINE)
+    launcher = Path(sys.executable).with_name("launcher")
+    run = subprocess.run(
+        [launcher, *shlex.split(command)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert [run.stdout] == blocks("checked"), run.stderr
+    assert run.returncode == 1
