@@ -41,16 +41,24 @@ DATE = of(Kind.REGEX, DATE_PATTERN)
 COLOURS = ["crimson red", "crimson blue", "deep ocean green", "white"]
 COLOUR = of(Kind.CHOICE, json.dumps(COLOURS))
 
+SENTENCE = of(Kind.WHERE, 'len(words(X)) > 2 and len(X) < 60 and "q" not in X and stops_at(X, ".")')
+
 
 def is_person(text: str) -> bool:
     jsonschema.validate(json.loads(text), SCHEMA)
     return True
 
 
+def is_sentence(text: str) -> bool:
+    counts = len(text.split()) > 2 and len(text) < 60
+    return counts and "q" not in text and "." not in text[:-1]
+
+
 CHECKED: list[tuple[Constraint, Callable[[str], object]]] = [
     (PERSON, is_person),
     (DATE, lambda text: re.fullmatch(DATE_PATTERN, text)),
     (COLOUR, lambda text: text in COLOURS),
+    (SENTENCE, lambda text: is_sentence(text)),
 ]
 
 
@@ -85,8 +93,8 @@ def test_every_output_satisfies_its_constraint(
     shard: Shard, sampling: SamplingParams, step_tokens: int
 ) -> None:
     driver = shard.driver()
-    for request_id in range(9):
-        constraint, _ = CHECKED[request_id % 3]
+    for request_id in range(8):
+        constraint, _ = CHECKED[request_id % 4]
         driver.add(
             request_id,
             PROMPT,
@@ -97,7 +105,7 @@ def test_every_output_satisfies_its_constraint(
     driver.run(step_tokens)
     for request_id, request in driver.requests.items():
         text = shard.text(request.output)
-        assert CHECKED[request_id % 3][1](text), text
+        assert CHECKED[request_id % 4][1](text), text
         assert request.generations[-1].constraint_satisfied is True
         assert request.finish_reason is not FinishReason.ERROR
         assert len(request.output) <= 60
@@ -207,7 +215,7 @@ def test_batch_mates_without_a_constraint_are_not_changed_by_a_bit(shard: Shard)
             PROMPT,
             40,
             sampling=replace(HOT, seed=request_id),
-            constraint=CHECKED[request_id % 3][0],
+            constraint=CHECKED[request_id % 4][0],
         )
     alone.run()
     mixed.run()
@@ -241,7 +249,7 @@ def test_a_seed_means_the_same_alone_and_in_company(
             PROMPT[: request_id - 3],
             30,
             sampling=replace(HOT, seed=request_id),
-            constraint=CHECKED[request_id % 3][0] if request_id % 2 else None,
+            constraint=CHECKED[request_id % 4][0] if request_id % 2 else None,
         )
     alone.run()
     mixed.run(step_tokens=24)
