@@ -136,6 +136,9 @@ class Guide:
             row.fill(0)
             set_bits(row, self._ends)
             return
+        if self._num_tokens and self._needs_witness:
+            # What a check may search with is made here, where nobody waits for it.
+            self._language.in_bytes()
         self._matcher.fill_mask(row, None if self._budget.cuts else self._remaining)
         clear_bits(row, self._ends)
         if self._is_tight:
