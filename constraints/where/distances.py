@@ -15,15 +15,18 @@ import numpy as np
 
 from constraints.errors import TooComplex
 from constraints.where.lattice import NEVER, Lattice, Reserves
-from constraints.where.limits import MAX_TOKEN_STEPS
+from constraints.where.layers import Layers, can_keep
+from constraints.where.limits import MAX_NODES, MAX_TOKEN_STEPS
 from constraints.where.liveness import Ways, best_through
 from constraints.where.measures import Axis
 from constraints.where.outlook import Outlook
 
 # Reserves that are kept for pairs of lengths, in bytes.
 _MAX_KEPT_BYTES = 64_000_000
-# The same where no bound on tokens is ahead, and what may be looked at for them: ways times cells.
-_MAX_FREE_BYTES = 128_000_000
+# Places from which tokens are followed, where the expression does not count them: budgets can then
+# be kept by other means.
+_MAX_PLACES = 1000
+# What may be looked at for them: ways times cells.
 _MAX_WORK = 150_000_000
 
 
@@ -43,18 +46,26 @@ class Distances:
         Raises TooComplex where there are too many ways to look at.
         """
         self._lattice = lattice
+        # At most so many tokens where that is all that is asked of them.
+        self._limit: int | None = None
+        if tokens is not None and len(accepted) == 2 and (accepted[1] == NEVER).all():
+            self._limit = tokens.cap - 1
+            accepted, tokens = accepted[:1], None
         self._accepted = accepted
         self._cap = tokens.cap if tokens else 0
         self._segments = tokens.segments().tolist() if tokens else [0]
-        self._ways = _ways(lattice, outlooks, start, accepted[0].shape)
+        max_places = _MAX_PLACES if self._limit is None and not self._cap else MAX_NODES
+        self._ways = _ways(lattice, outlooks, start, accepted[0].shape, max_places)
         self._check_work()
         self._lock = threading.RLock()
-        # By tokens left, once no bound on tokens is ahead: until one more changes nothing.
-        self._free = [accepted[-1]]
-        self._is_settled = False
-        self._kept: OrderedDict[tuple[int, int], Reserves] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[Reserves, int]] = OrderedDict()
         self._kept_bytes = 0
-        self._free_within(None)
+        # By tokens left, once no bound on tokens is ahead.
+        self._free = Layers(
+            accepted[-1],
+            lambda after: self._before(after, accepted[-1]),
+            is_weighed=lattice.reserve is not None,
+        )
 
     @property
     def has_room(self) -> bool:
@@ -62,7 +73,7 @@ class Distances:
         gains = self._ways.gains.max(axis=0, initial=0).tolist()
         rooms = map(self._lattice.room, range(len(gains)))
         return all(
-            room is None or (self._cap + len(self._free)) * gain <= room
+            room is None or (self._cap + self._free.num_layers) * gain <= room
             for gain, room in zip(gains, rooms, strict=True)
         )
 
@@ -77,9 +88,10 @@ class Distances:
             if place is not None and direction != 1:
                 most = int(np.abs(gained).max(initial=0))
                 num_tokens += lattice.axes[place].cap // max(most, 1)
-        num_places, num_cells = self._accepted[0].shape
-        work = num_tokens * len(self._ways.sources) * num_cells
-        if work > _MAX_WORK or num_tokens * num_places * num_cells * 4 > _MAX_FREE_BYTES:
+        first = self._accepted[0]
+        work = num_tokens * len(self._ways.sources) * first.shape[1]
+        is_weighed = self._cap > 0 or lattice.reserve is not None
+        if work > _MAX_WORK or not can_keep(first, num_tokens, is_weighed=is_weighed):
             raise TooComplex("completions of too many tokens to look at")
 
     def within(self, made_len: int, max_len: int | None) -> Reserves:
@@ -87,25 +99,18 @@ class Distances:
 
         None: any number of tokens.
         """
+        if self._limit is not None:
+            left = self._limit - made_len
+            if left < 0:
+                return np.full_like(self._accepted[0], NEVER)
+            max_len = left if max_len is None else min(max_len, left)
         with self._lock:
             ahead = max(self._cap - made_len, 0)
             if ahead == 0:
-                return self._free_within(max_len)
-            if max_len is None or max_len - ahead > len(self._free):
-                self._free_within(None if max_len is None else max_len - ahead)
-                if self._is_settled:
-                    max_len = ahead + len(self._free)
-            assert max_len is not None
-            return self._ahead_within(made_len, max_len)
-
-    def _free_within(self, max_len: int | None) -> Reserves:
-        while not self._is_settled and (max_len is None or len(self._free) <= max_len):
-            if len(self._free) * self._free[0].nbytes > 2 * _MAX_FREE_BYTES:
-                raise TooComplex("completions of too many tokens to look at")
-            self._free.append(self._before(self._free[-1], self._accepted[-1]))
-            self._is_settled = self._free[-1] is self._free[-2]
-        last = len(self._free) - 1
-        return self._free[last if max_len is None else min(max_len, last)]
+                return self._free.within(max_len)
+            # Beyond the last bound and the last layer more tokens change nothing.
+            most = ahead + self._free.num_layers
+            return self._ahead_within(made_len, most if max_len is None else min(max_len, most))
 
     def _ahead_within(self, made_len: int, max_len: int) -> Reserves:
         """The diagonal from where reserves are known down to the lengths asked for."""
@@ -114,27 +119,26 @@ class Distances:
             depth += 1
         for back in range(depth - 1, -1, -1):
             at = made_len + back, max_len - back
-            accepted = self._accepted[self._segments[at[0]]]
-            found = self._before(found, accepted)
-            self._keep(at, found)
+            after, found = found, self._before(found, self._accepted[self._segments[at[0]]])
+            self._keep(at, found, 0 if found is after else found.nbytes)
         return found
 
     def _known(self, made_len: int, max_len: int) -> Reserves | None:
         if made_len >= self._cap:
-            return self._free_within(max_len)
+            return self._free.within(max_len)
         if max_len == 0:
             return self._accepted[self._segments[made_len]]
         kept = self._kept.get((made_len, max_len))
-        if kept is not None:
-            self._kept.move_to_end((made_len, max_len))
-        return kept
+        if kept is None:
+            return None
+        self._kept.move_to_end((made_len, max_len))
+        return kept[0]
 
-    def _keep(self, at: tuple[int, int], reserves: Reserves) -> None:
-        self._kept[at] = reserves
-        self._kept_bytes += reserves.nbytes
+    def _keep(self, at: tuple[int, int], reserves: Reserves, num_bytes: int) -> None:
+        self._kept[at] = reserves, num_bytes
+        self._kept_bytes += num_bytes
         while self._kept_bytes > _MAX_KEPT_BYTES and len(self._kept) > 1:
-            _, gone = self._kept.popitem(last=False)
-            self._kept_bytes -= gone.nbytes
+            self._kept_bytes -= self._kept.popitem(last=False)[1][1]
 
     def _before(self, after: Reserves, accepted: Reserves) -> Reserves:
         """Reserves one token earlier; `after` itself where they are equal to it."""
@@ -149,6 +153,7 @@ def _ways(
     outlooks: Callable[[Sequence[int]], list[Outlook]],
     start: int,
     shape: tuple[int, ...],
+    max_places: int,
 ) -> Ways:
     """The ways of tokens between all places that tokens reach from the start."""
     num_places, num_cells = shape
@@ -164,11 +169,11 @@ def _ways(
             targets.append(view.targets)
             gains.append(view.gains)
             num_ways += view.num_kinds
-        if num_ways > MAX_TOKEN_STEPS // 8:
-            raise TooComplex("too many ways of tokens to look at")
         fresh = np.unique(np.concatenate([view.targets for view in views]))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
+        if num_ways > MAX_TOKEN_STEPS // 8 or seen.sum() > max_places:
+            raise TooComplex("too many ways of tokens to look at")
     ways = Ways.of(
         lattice,
         np.concatenate(sources),

@@ -27,8 +27,10 @@ from constraints.where.lattice import Lattice, Reserves
 from constraints.where.machine import Machine
 from constraints.where.outlook import Outlook
 
-# Outlooks that a language remembers, in entries of 8 bytes.
-_MAX_OUTLOOK_ENTRIES = 32_000_000
+# Outlooks that a language remembers.
+_MAX_OUTLOOK_BYTES = 64_000_000
+# Masks that it remembers.
+_MAX_MASKS = 512
 # Places that are walked from at once.
 _MAX_WALKED = 128
 # Forced bytes that are told at once.
@@ -52,7 +54,10 @@ class WhereLanguage:
     dropped: tuple[str, ...] = ()
     _columns: list[npt.NDArray[np.int64]] = field(default_factory=list, repr=False)
     _outlooks: OrderedDict[int, Outlook] = field(default_factory=OrderedDict, repr=False)
-    _num_entries: int = 0
+    _num_bytes: int = 0
+    _masks: OrderedDict[tuple[int, bytes], npt.NDArray[np.uint8]] = field(
+        default_factory=OrderedDict, repr=False
+    )
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +111,23 @@ class WhereLanguage:
             return self.live
         return self.distances.within(made_len, max_len)
 
+    def mask(
+        self, place: int, outlook: Outlook, legal: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.uint8]:
+        """The bitmask of the legal kinds of a place's outlook. Not to be written to."""
+        key = place, legal.tobytes()
+        with self._lock:
+            found = self._masks.get(key)
+            if found is not None:
+                self._masks.move_to_end(key)
+                return found
+        mask = outlook.mask(legal)
+        with self._lock:
+            self._masks[key] = mask
+            if len(self._masks) > _MAX_MASKS:
+                self._masks.popitem(last=False)
+        return mask
+
     def outlook(self, place: int) -> Outlook:
         """What tokens lead to from a place."""
         with self._lock:
@@ -120,22 +142,25 @@ class WhereLanguage:
     def outlooks(self, places: Sequence[int]) -> list[Outlook]:
         """Those of several places. Few tokens go on inside a character: these are done at once."""
         inside = [place for place in places if place % self.table.utf8.num_places]
+        views: dict[int, Outlook] = {}
         for begin in range(0, len(inside), _MAX_WALKED):
             batch = inside[begin : begin + _MAX_WALKED]
             starts = np.array(batch, dtype=np.int64) * self.table.width
             ends = self.walk.walk_several(self.table.entries, self._columns, starts)
             with self._lock:
                 for place, part in zip(batch, ends.split(len(batch)), strict=True):
-                    self._kept(place, part)
-        return [self.outlook(place) for place in places]
+                    views[place] = self._kept(place, part)
+        return [views.get(place) or self.outlook(place) for place in places]
 
     def _kept(self, place: int, ends: Ends) -> Outlook:
+        if place in self._outlooks:
+            return self._outlooks[place]
         view = Outlook(ends, self.table, self.lattice, self.walk.vocab_size)
         self._outlooks[place] = view
-        self._num_entries += view.num_entries
-        while self._num_entries > _MAX_OUTLOOK_ENTRIES and len(self._outlooks) > 1:
+        self._num_bytes += view.num_bytes
+        while self._num_bytes > _MAX_OUTLOOK_BYTES and len(self._outlooks) > 1:
             _, gone = self._outlooks.popitem(last=False)
-            self._num_entries -= gone.num_entries
+            self._num_bytes -= gone.num_bytes
         return view
 
 
@@ -160,7 +185,8 @@ class WhereMatcher:
             left = None if max_len is None else max_len - 1
             reserves = language.reserves(self._made_len + 1, left)
             outlook = language.outlook(self._place)
-            mask = outlook.mask(outlook.legal(reserves, self._counts))
+            legal = outlook.legal(reserves, self._counts)
+            mask = language.mask(self._place, outlook, legal)
             octets[: len(mask)] = mask
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask

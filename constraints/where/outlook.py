@@ -13,12 +13,12 @@ from constraints.where.machine import Counts
 
 # Kinds are numbered by a table of all places and gains while it has so many entries.
 _MAX_TABLE = 1 << 22
-# Masks that one place remembers.
-_MAX_MASKS = 32
+# Kinds of so many fit in 16 bits, with one to spare.
+_MAX_SMALL = (1 << 16) - 1
 
 
 class Outlook:
-    """Immutable but for remembered masks; shared by threads."""
+    """Immutable; shared by threads."""
 
     def __init__(self, ends: Ends, table: ByteTable, lattice: Lattice, vocab_size: int) -> None:
         kinds, packed = _kinds(ends, table)
@@ -27,25 +27,29 @@ class Outlook:
         self.num_kinds = len(packed)
         self._lattice = lattice
         self._num_bits = -(-vocab_size // 32) * 32
-        self._token_ids = ends.token_ids
-        self._kinds = kinds
         # The first token of each kind.
         self._examples = np.full(self.num_kinds, vocab_size, dtype=np.int64)
         np.minimum.at(self._examples, kinds, ends.token_ids)
-        self._dense: npt.NDArray[np.uint16 | np.int64] | None = None
-        if len(ends.token_ids) * 8 > vocab_size:
-            # One more kind, never legal, for all other tokens.
-            self._dense = np.full(self._num_bits, self.num_kinds, dtype=np.int64)
+        # Few tokens are listed; of many, the kind of each is told, and one more kind, which is
+        # never legal, for all others.
+        self._listed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+        self._dense: npt.NDArray[np.uint16] | None = None
+        if len(kinds) * 8 < vocab_size or self.num_kinds > _MAX_SMALL:
+            self._listed = ends.token_ids, kinds
+        else:
+            self._dense = np.full(self._num_bits, self.num_kinds, dtype=np.uint16)
             self._dense[ends.token_ids] = kinds
         self._cells = self.targets * lattice.num_cells
+        # Each axis on the lattice: its place, base, cells and stride.
         self._layout = tuple(
             zip(
                 lattice.cells, lattice.bases, lattice.shape, lattice.strides().tolist(), strict=True
             )
         )
-        # What it weighs in memory, in numbers of 8 bytes.
-        self.num_entries = len(kinds) * 2 + (0 if self._dense is None else self._num_bits)
-        self._masks: dict[bytes, npt.NDArray[np.uint8]] = {}
+        # What it weighs in memory.
+        self.num_bytes = (
+            self._dense.nbytes if self._dense is not None else 16 * len(kinds)
+        ) + 8 * self.num_kinds * (3 + len(lattice.axes))
 
     def legal(self, reserves: Reserves, counts: list[int]) -> npt.NDArray[np.bool_]:
         """Whether each kind leads to a place that is alive in `reserves`."""
@@ -63,22 +67,14 @@ class Outlook:
         return legal
 
     def mask(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-        """The bitmask of the legal kinds, little-endian, in whole words. Not to be written to."""
-        key = legal.tobytes()
-        mask = self._masks.get(key)
-        if mask is None:
-            mask = self._packed(legal)
-            if len(self._masks) >= _MAX_MASKS:
-                self._masks.clear()
-            self._masks[key] = mask
-        return mask
-
-    def _packed(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """The bitmask of the legal kinds, little-endian, in whole words."""
         if self._dense is not None:
             bits = np.append(legal, False).take(self._dense)
         else:
+            assert self._listed is not None
+            token_ids, kinds = self._listed
             bits = np.zeros(self._num_bits, dtype=np.bool_)
-            bits[self._token_ids[legal[self._kinds]]] = True
+            bits[token_ids[legal[kinds]]] = True
         return np.packbits(bits, bitorder="little")
 
     def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
