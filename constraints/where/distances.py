@@ -25,7 +25,7 @@ from constraints.where.outlook import Outlook
 _MAX_KEPT_BYTES = 64_000_000
 # Places from which tokens are followed, where the expression does not count them: budgets can then
 # be kept by other means.
-_MAX_PLACES = 1000
+_MAX_PLACES = 1200
 # What may be looked at for them: ways times cells.
 _MAX_WORK = 150_000_000
 
@@ -157,6 +157,8 @@ def _ways(
 ) -> Ways:
     """The ways of tokens between all places that tokens reach from the start."""
     num_places, num_cells = shape
+    if num_places > max_places:
+        raise TooComplex("too many places to follow tokens from")
     seen = np.zeros(num_places, dtype=np.bool_)
     seen[start] = True
     wave = [start]
@@ -172,7 +174,7 @@ def _ways(
         fresh = np.unique(np.concatenate([view.targets for view in views]))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
-        if num_ways > MAX_TOKEN_STEPS // 8 or seen.sum() > max_places:
+        if num_ways > MAX_TOKEN_STEPS // 8:
             raise TooComplex("too many ways of tokens to look at")
     ways = Ways.of(
         lattice,

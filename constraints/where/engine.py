@@ -31,6 +31,8 @@ from constraints.where.outlook import Outlook
 _MAX_OUTLOOK_BYTES = 64_000_000
 # Masks that it remembers.
 _MAX_MASKS = 512
+# States whose outlooks are made while compiling, where distances do not need all of them.
+_MAX_AHEAD = 32
 # Places that are walked from at once.
 _MAX_WALKED = 128
 # Forced bytes that are told at once.
@@ -67,7 +69,6 @@ class WhereLanguage:
         self.end_mask = np.packbits(ends, bitorder="little")
         self.entries = self.table.entries.data
         self.classes = self.table.utf8.classes.tolist()
-        # Whether any number of tokens may be made, and how many only where that is all there is.
         self.tokens = self.machine.tokens
         self.distances: Distances | None = None
         try:
@@ -81,6 +82,10 @@ class WhereLanguage:
         except TooComplex:
             if self.tokens is not None:
                 raise
+            # Nobody has looked out of any place yet: the first masks would take milliseconds.
+            inside = self.table.utf8.num_places
+            for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
+                self.outlook(state * inside)
 
     @property
     def knows_distances(self) -> bool:

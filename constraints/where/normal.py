@@ -115,16 +115,19 @@ class Conjunction:
             return found
         return Interval() if measure is Measure.INT else Interval(low=0)
 
-    def meet(self, other: "Conjunction") -> "Conjunction":
-        """What holds in both."""
-        intervals = dict(self.intervals)
-        for measure, interval in other.intervals:
-            intervals[measure] = self.interval(measure).meet(interval)
-        return Conjunction(
-            tuple(intervals.items()),
-            tuple(dict.fromkeys((*self.held, *other.held))),
-            tuple(dict.fromkeys((*self.excluded, *other.excluded))),
-        )
+    @classmethod
+    def of(cls, parts: Iterable["Conjunction"]) -> "Conjunction":
+        """What holds in all of them."""
+        intervals: dict[Measure, Interval] = {}
+        held: dict[Expression, None] = {}
+        excluded: dict[Expression, None] = {}
+        for part in parts:
+            for measure, interval in part.intervals:
+                known = intervals.get(measure)
+                intervals[measure] = interval if known is None else known.meet(interval)
+            held.update(dict.fromkeys(part.held))
+            excluded.update(dict.fromkeys(part.excluded))
+        return cls(tuple(intervals.items()), tuple(held), tuple(excluded))
 
     def expression(self) -> Expression:
         """The same as an expression."""
@@ -136,12 +139,16 @@ class Conjunction:
     @property
     def is_plainly_empty(self) -> bool:
         """Arithmetic shows that no text satisfies it; where it does not, there may be none."""
+        return self.excludes_itself or self._lists_nothing()
+
+    @property
+    def excludes_itself(self) -> bool:
+        """The same, without trying texts."""
         return (
             any(interval.is_empty for _, interval in self.intervals)
             or not set(self.held).isdisjoint(self.excluded)
             or self._compares_no_integer()
             or self._is_too_short()
-            or self._lists_nothing()
         )
 
     def _compares_no_integer(self) -> bool:
@@ -178,7 +185,8 @@ def disjuncts(expression: Expression, max_disjuncts: int = 64) -> tuple[Conjunct
     Those that are plainly empty are gone; no conjunction means that nothing satisfies it. Raises
     TooComplex for more than `max_disjuncts`, those included that go later.
     """
-    return tuple(_alternatives(to_nnf(expression), max_disjuncts))
+    found = _alternatives(to_nnf(expression), max_disjuncts)
+    return tuple(each for each in found if not each.is_plainly_empty)
 
 
 def _alternatives(normal: Expression, max_disjuncts: int) -> dict[Conjunction, None]:
@@ -187,12 +195,15 @@ def _alternatives(normal: Expression, max_disjuncts: int) -> dict[Conjunction, N
             found = (each for part in parts for each in _alternatives(part, max_disjuncts))
             return _bounded(found, max_disjuncts)
         case And(parts):
-            product = {Conjunction(): None}
+            # First what stands in every alternative, at once: there may be hundreds of it.
+            literals = [part for part in parts if not isinstance(part, Or)]
+            common = Conjunction.of(each for literal in literals for each in _single(literal))
+            product = _bounded(iter((common,)), max_disjuncts)
             for part in parts:
-                others = _alternatives(part, max_disjuncts)
-                product = _bounded(
-                    (one.meet(other) for one in product for other in others), max_disjuncts
-                )
+                if isinstance(part, Or):
+                    others = _alternatives(part, max_disjuncts)
+                    found = (Conjunction.of((one, other)) for one in product for other in others)
+                    product = _bounded(found, max_disjuncts)
             return product
         case _:
             return _bounded(iter(_single(normal)), max_disjuncts)
@@ -201,7 +212,7 @@ def _alternatives(normal: Expression, max_disjuncts: int) -> dict[Conjunction, N
 def _bounded(found: Iterator[Conjunction], max_disjuncts: int) -> dict[Conjunction, None]:
     kept: dict[Conjunction, None] = {}
     for conjunction in found:
-        if not conjunction.is_plainly_empty:
+        if not conjunction.excludes_itself:
             kept[conjunction] = None
         if len(kept) > max_disjuncts:
             raise TooComplex(f"the expression has more than {max_disjuncts} alternatives")
