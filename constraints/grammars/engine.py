@@ -70,6 +70,7 @@ class GrammarLanguage:
         self._limits = limits
         self._explain = explain
         self._in_bytes: GrammarLanguage | None = None
+        self._has_bytes = True
         self._lock = threading.Lock()
         began = time.perf_counter()
         original = self._compile()
@@ -101,13 +102,19 @@ class GrammarLanguage:
         with self._lock:
             self._originals = [each for each in self._originals if each is not original]
 
-    def in_bytes(self) -> "GrammarLanguage":
-        """The same texts over `byte_vocabulary`; compiled when first asked for."""
+    def in_bytes(self) -> "GrammarLanguage | None":
+        """The same texts over `byte_vocabulary`; compiled when first asked for.
+
+        None where it does not compile: a grammar may name tokens that only a model has.
+        """
         with self._lock:
-            if self._in_bytes is None:
-                self._in_bytes = GrammarLanguage(
-                    byte_vocabulary(), self.grammar, self._limits, self._explain
-                )
+            if self._in_bytes is None and self._has_bytes:
+                try:
+                    self._in_bytes = GrammarLanguage(
+                        byte_vocabulary(), self.grammar, self._limits, self._explain
+                    )
+                except ConstraintError:
+                    self._has_bytes = False
             return self._in_bytes
 
     def _may_have_another(self) -> bool:
@@ -201,14 +208,24 @@ class GrammarMatcher:
             if guess and len(guess) <= max_len and completes(self, language.vocabulary, guess):
                 language.first_completion = guess
                 return guess
-        bytewise = language.in_bytes().matcher()
-        bytewise.follow(text_of(tuple(self._made), language.vocabulary))
         found = shortest_completion(
-            self, language.vocabulary, max_len, tails, language.hints, bytewise
+            self, language.vocabulary, max_len, tails, language.hints, self._bytewise()
         )
         if found is not None and not self._made:
             language.first_completion = found
         return found
+
+    def _bytewise(self) -> "GrammarMatcher | None":
+        """A matcher at the same place over single bytes."""
+        in_bytes = self._language.in_bytes()
+        if in_bytes is None:
+            return None
+        bytewise = in_bytes.matcher()
+        try:
+            bytewise.follow(text_of(tuple(self._made), self._language.vocabulary))
+        except EngineFailed:
+            return None  # its bounds are met sooner than ours: the search can do without it
+        return bytewise
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Accept tokens that are known to be legal text, all at once."""

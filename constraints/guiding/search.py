@@ -28,7 +28,13 @@ import numpy.typing as npt
 
 from constraints.errors import EngineFailed
 from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.witness import Witness, completes, spelled, text_of
+from constraints.guiding.witness import (
+    Witness,
+    allowed_ids,
+    completes,
+    spelled,
+    text_of,
+)
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
@@ -36,6 +42,10 @@ MAX_TIME_S = 0.25
 # Nodes of one depth with the same mask are probably the same; so many are looked at.
 MAX_TWINS = 3
 MAX_TAILS = 12
+# Lengths below this are told to masks that know distances.
+MAX_COUNTED = 1 << 16
+# Tokens of several bytes that are looked at where bytes are not enough.
+MAX_LONGER = 16
 # Edges that are a matter of their own each, whatever their kind.
 MAX_FEW = 4
 
@@ -151,7 +161,10 @@ class Search:
         vocabulary: Vocabulary,
         tails: Sequence[Witness] = (),
         hints: Sequence[Witness] = (),
+        max_len: int | None = None,
     ) -> None:
+        """`max_len`: tokens of a path, for masks that know distances."""
+        self._max_len = max_len
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._alphabet = alphabet_of(vocabulary)
@@ -224,7 +237,7 @@ class Search:
 
         Nowhere, where enough places were seen that are as far and look the same.
         """
-        matcher.fill_mask(self._row)
+        matcher.fill_mask(self._row, None if self._max_len is None else self._max_len - len(path))
         allowed, num_first = self._alphabet.allowed(self._row)
         look = allowed.tobytes()
         num_seen = self._looks[look]
@@ -234,15 +247,23 @@ class Search:
         if number > MAX_TWINS:
             self._is_cut = True
             return (), False
-        singles = tuple((token_id,) for token_id in allowed.tolist())
+        singles: tuple[Witness, ...] = tuple((token_id,) for token_id in allowed.tolist())
+        if self._max_len is not None:
+            singles += self._longer(set(allowed.tolist()))
         hints = tuple(hint for hint in self._hints if matcher.num_legal(hint) == len(hint))
         # A short hint may be legal again and again; what closes is better than any hint.
         first = int(bool(hints) and (len(hints[-1]) == 1 or self._closes(singles[:1])))
         edges = singles[:first] + hints + singles[first:]
         if strategy is Strategy.ROTOR and edges:
-            turn = num_seen % (num_first + len(hints))
+            turn = num_seen % max(1, num_first + len(hints))
             edges = edges[turn:] + edges[:turn]
         return edges, num_seen == 0
+
+    def _longer(self, known: set[int]) -> tuple[Witness, ...]:
+        """A few tokens from all over the mask: where tokens are counted, bytes are too short."""
+        others = [token_id for token_id in allowed_ids(self._row) if token_id not in known]
+        others = [token_id for token_id in others if self._vocabulary.tokens[token_id]]
+        return tuple((token_id,) for token_id in others[:: max(1, len(others) // MAX_LONGER)])
 
     def _closes(self, edges: tuple[Witness, ...]) -> bool:
         return any(self._vocabulary.tokens[edge[0]] in _CLOSERS for edge in edges)
@@ -279,6 +300,7 @@ def shortest_completion(
         walked,
         [tuple(tail) for tail in tails_walked],
         [tokens for hint in hints if (tokens := _spelled_in(hint, walked))],
+        None if walked is not vocabulary or max_len > MAX_COUNTED else max_len,
     )
     for strategy, max_nodes in PLAN:
         if tails and strategy is Strategy.LENGTH:

@@ -296,9 +296,14 @@ class StoppedMatcher:
         found = self._matcher.shortest(max_len, tails)
         if found is not None and completes(self, self._vocabulary, found):
             return found
-        return shortest_completion(
-            self, self._vocabulary, max_len, tails, (), None if self._barred else self.bytewise()
-        )
+        bytewise = None if self._barred else self.bytewise()
+        if found is not None and bytewise is None:
+            # Masks that know distances lead straight to a text that is not much longer.
+            for length in (len(found), len(found) + 2, 2 * len(found) + 8):
+                near = shortest_completion(self, self._vocabulary, min(length, max_len), tails)
+                if near is not None:
+                    return near
+        return shortest_completion(self, self._vocabulary, max_len, tails, (), bytewise)
 
     def bytewise(self) -> "StoppedMatcher | None":
         """A matcher at the same place over single bytes, if the language has one."""

@@ -172,3 +172,11 @@ def test_forks_meet_stop_strings_of_their_own() -> None:
     twin.advance(ord("a"))
     assert guide.is_over
     assert not twin.is_over
+
+
+def test_where_tokens_are_counted_longer_ones_are_found_that_keep_clear() -> None:
+    vocabulary, stops = demo_vocabulary(), StopRule(("e", "x"), kept=False)
+    spec = ConstraintSpec(Kind.WHERE, "len(tokens(X)) < 5 and len(X) > 12")
+    guide = Guide(language_of(spec, vocabulary), vocabulary, Budget(4), stops)
+    output = drawn(guide, vocabulary, 4, random.Random(2))
+    assert judge_of(spec)(as_shown(text_of(output, vocabulary), stops), len(output))
