@@ -215,7 +215,7 @@ class ResponseBody(CountInputBody):
             keep_stop_string=False,
             top_n_tokens=self.top_logprobs,
             max_top_n_tokens=MAX_TOP_LOGPROBS,
-            raw_logprobs=True,
+            raw_logprobs=self.has_logprobs,
             grammar=None if text_format is None else text_format.grammar(),
             names={
                 "grammar": "text.format",
