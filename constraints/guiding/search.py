@@ -19,14 +19,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from itertools import count
 from time import thread_time
 
 import numpy as np
-import numpy.typing as npt
 
 from constraints.errors import EngineFailed
+from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.witness import (
     Witness,
@@ -46,79 +45,8 @@ MAX_TAILS = 12
 MAX_COUNTED = 1 << 16
 # Tokens of several bytes that are looked at where bytes are not enough.
 MAX_LONGER = 16
-# Edges that are a matter of their own each, whatever their kind.
-MAX_FEW = 4
-
-# Kinds of bytes in the order in which they tend to lead to an end: what closes, what is short,
-# what opens. One of each kind is tried before the others of its kind.
-_KINDS = (
-    *(b'"', b"}", b"]", b")", b"0123456789", b"ntfabcdeghijklmopqrsuvwxyz"),
-    *(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b">", b"';", b".", b"-", b":", b"@", b",", b"[", b"{", b"("),
-    *(b"/", b" ", b"\n", bytes(range(33, 127)), bytes(range(128, 256)), bytes(range(128))),
-)
-
 
 _CLOSERS = (b"}", b"]", b")")
-
-
-@dataclass(frozen=True, slots=True)
-class Alphabet:
-    """The tokens that edges are made of, sorted by kind.
-
-    ids:      token ids, [num_edges], at least one for each byte that a token begins with
-    is_whole: every text that tokens can spell can be spelled in these
-    singles:  by byte, the token that is this byte
-    """
-
-    is_whole: bool
-    singles: tuple[int | None, ...]
-    ids: npt.NDArray[np.int64]
-    kinds: npt.NDArray[np.int64]
-    words: npt.NDArray[np.int64]
-    shifts: npt.NDArray[np.int32]
-
-    def allowed(self, row: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], int]:
-        """Those of the tokens that the bitmask allows: the first of each kind, then the others.
-
-        And how many are the first of their kind; where there are few, all are.
-        """
-        places = np.flatnonzero((row[self.words] >> self.shifts) & 1)
-        is_first = np.ones(len(places), dtype=np.bool_)
-        kinds = self.kinds[places]
-        is_first[1:] = kinds[1:] != kinds[:-1]
-        order: npt.NDArray[np.int64] = np.concatenate([places[is_first], places[~is_first]])
-        return self.ids[order], len(order) if len(order) <= MAX_FEW else int(is_first.sum())
-
-
-@lru_cache(maxsize=16)
-def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
-    """The alphabet of a vocabulary: single bytes, and short tokens for bytes that have none."""
-    shortest: dict[int, list[int]] = {}
-    for token_id, token in enumerate(vocabulary.tokens):
-        if not token:
-            continue
-        best = shortest.setdefault(token[0], [token_id])
-        best_len = len(vocabulary.tokens[best[0]])
-        if len(token) < best_len:
-            shortest[token[0]] = [token_id]
-        elif len(token) == best_len > 1 and token_id != best[0]:
-            best.append(token_id)
-    kind_of: dict[int, int] = {}
-    for kind, members in enumerate(_KINDS):
-        for byte in members:
-            kind_of.setdefault(byte, kind)
-    order = sorted(kind_of, key=kind_of.__getitem__)  # stable: in the order of _KINDS
-    pairs = [(token_id, kind_of[byte]) for byte in order for token_id in shortest.get(byte, [])]
-    ids = np.array([token_id for token_id, _ in pairs], dtype=np.int64)
-    kinds = np.array([kind for _, kind in pairs], dtype=np.int64)
-    single = {
-        vocabulary.tokens[token_id][0]: token_id
-        for token_id in ids.tolist()
-        if len(vocabulary.tokens[token_id]) == 1
-    }
-    is_whole = single.keys() >= set(b"".join(vocabulary.tokens))
-    singles = tuple(single.get(byte) for byte in range(256))
-    return Alphabet(is_whole, singles, ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
 
 
 class Strategy(Enum):

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.search import PLAN, Search, Strategy, alphabet_of, is_barren
+from constraints.guiding.search import PLAN, Search, Strategy, is_barren
 from constraints.guiding.search import shortest_completion as shortest
 from constraints.guiding.witness import allowed_ids, completes
 from constraints.spec import ConstraintSpec, Kind

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.guiding.stops import StopTable, automaton_of
+from constraints.guiding.stop_table import StopTable, automaton_of
 from tests.constraints.walks import byte_vocabulary
 
 BYTES = byte_vocabulary()
