@@ -17,7 +17,7 @@ from typing import Annotated, Optional
 import typer
 
 from constraints.spec import Kind, Whitespace
-from launcher import options, tgi_options
+from launcher import constraint_options, options, tgi_options
 from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constraint
 from launcher.console import Console
 from launcher.environment import describe
@@ -36,11 +36,11 @@ from launcher.settings import (
 from launcher.supervisor import Supervisor
 
 CONSTRAINT_KINDS = {
-    options.ConstraintType.json: Kind.JSON_SCHEMA,
-    options.ConstraintType.regex: Kind.REGEX,
-    options.ConstraintType.lark: Kind.LARK,
-    options.ConstraintType.choice: Kind.CHOICE,
-    options.ConstraintType.where: Kind.WHERE,
+    constraint_options.ConstraintType.json: Kind.JSON_SCHEMA,
+    constraint_options.ConstraintType.regex: Kind.REGEX,
+    constraint_options.ConstraintType.lark: Kind.LARK,
+    constraint_options.ConstraintType.choice: Kind.CHOICE,
+    constraint_options.ConstraintType.where: Kind.WHERE,
 }
 
 app = typer.Typer(
@@ -98,9 +98,9 @@ def serve(
     disable_grammar_support: options.DisableGrammarSupport = False,
     payload_limit: options.PayloadLimit = 2_000_000,
     validation_workers: options.ValidationWorkers = 2,
-    constraint_timeout: options.ConstraintTimeout = 2.0,
-    constraint_memory: options.ConstraintMemory = 512,
-    max_constraints_waiting: options.MaxConstraintsWaiting = 256,
+    constraint_timeout: constraint_options.ConstraintTimeout = 2.0,
+    constraint_memory: constraint_options.ConstraintMemory = 512,
+    max_constraints_waiting: constraint_options.MaxConstraintsWaiting = 256,
     max_request_duration: options.MaxRequestDuration = None,
     progress_timeout: options.ProgressTimeout = 4.0,
     graceful_termination_timeout: options.GracefulTerminationTimeout = 90.0,
@@ -231,15 +231,15 @@ def download_weights(
 
 @app.command("check")
 def check_command(
-    kind: options.CheckedType,
-    constraint: options.CheckedConstraint,
-    tokenizer: options.CheckTokenizer = None,
-    text: options.CheckedTexts = None,
-    lines: options.CheckedLines = None,
-    whitespace: options.CheckedSpaces = options.Spaces.flexible,
-    lenient: options.Lenient = False,
-    constraint_timeout: options.ConstraintTimeout = 2.0,
-    constraint_memory: options.ConstraintMemory = 512,
+    kind: constraint_options.CheckedType,
+    constraint: constraint_options.CheckedConstraint,
+    tokenizer: constraint_options.CheckTokenizer = None,
+    text: constraint_options.CheckedTexts = None,
+    lines: constraint_options.CheckedLines = None,
+    whitespace: constraint_options.CheckedSpaces = constraint_options.Spaces.flexible,
+    lenient: constraint_options.Lenient = False,
+    constraint_timeout: constraint_options.ConstraintTimeout = 2.0,
+    constraint_memory: constraint_options.ConstraintMemory = 512,
 ) -> None:
     """Judge texts by a constraint: accepted, or where and why not. Needs no server.
 

@@ -28,20 +28,6 @@ class Attention(StrEnum):
     cuda = "cuda"
 
 
-class ConstraintType(StrEnum):
-    json = "json"
-    regex = "regex"
-    lark = "lark"
-    choice = "choice"
-    where = "where"
-
-
-class Spaces(StrEnum):
-    flexible = "flexible"
-    compact = "compact"
-    spaced = "spaced"
-
-
 MODEL, PLACE, ACCESS, LIMITS, LOGS = (
     "Model", "Where it runs", "Who may ask, and how", "Limits", "Logs and traces"
 )  # fmt: skip
@@ -314,33 +300,6 @@ PayloadLimit = Annotated[
 ValidationWorkers = Annotated[
     int, typer.Option(envvar="VALIDATION_WORKERS", min=1, rich_help_panel=LIMITS)
 ]
-ConstraintTimeout = Annotated[
-    float,
-    typer.Option(
-        envvar="CONSTRAINT_TIMEOUT",
-        min=0.01,
-        rich_help_panel=LIMITS,
-        help="Seconds of computing that compiling a grammar may take.",
-    ),
-]
-ConstraintMemory = Annotated[
-    int,
-    typer.Option(
-        envvar="CONSTRAINT_MEMORY",
-        min=16,
-        rich_help_panel=LIMITS,
-        help="MiB that compiling a grammar may take.",
-    ),
-]
-MaxConstraintsWaiting = Annotated[
-    int,
-    typer.Option(
-        envvar="MAX_CONSTRAINTS_WAITING",
-        min=1,
-        rich_help_panel=LIMITS,
-        help="Grammars that may wait to be compiled; more are answered 429.",
-    ),
-]
 MaxRequestDuration = Annotated[
     Optional[float],
     typer.Option(
@@ -394,31 +353,4 @@ OtlpServiceName = Annotated[
 ]
 Env = Annotated[
     bool, typer.Option("--env", "-e", rich_help_panel=LOGS, help="Print the environment first.")
-]
-CheckedType = Annotated[
-    ConstraintType, typer.Option("--type", help="The language of the constraint.")
-]
-CheckedConstraint = Annotated[
-    str, typer.Option("--constraint", help="A file, the constraint itself, or - for stdin.")
-]
-CheckTokenizer = Annotated[
-    Optional[str],
-    typer.Option(
-        "--tokenizer",
-        show_default="the bundled model's",
-        help="A model's folder, its tokenizer.json or a hub id.",
-    ),
-]
-CheckedTexts = Annotated[
-    Optional[list[str]], typer.Option("--text", help="A text to judge; may be repeated.")
-]
-CheckedLines = Annotated[
-    Optional[str],
-    typer.Option("--lines", help='JSON lines {"text": ...} to judge, a file or - for stdin.'),
-]
-CheckedSpaces = Annotated[
-    Spaces, typer.Option("--whitespace", help="Which whitespace JSON may have.")
-]
-Lenient = Annotated[
-    bool, typer.Option("--lenient", help="Enforce what can be of a schema, and list the rest.")
 ]
