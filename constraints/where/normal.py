@@ -39,6 +39,10 @@ _OPPOSITES = {
     Relation.GE: Relation.LT,
     Relation.GT: Relation.LE,
 }
+# Starts and ends that no text has.
+_NOWHERE = frozenset({StartsWith(()), EndsWith(())})
+# Listed texts times conditions, beyond which the texts are not tried one by one.
+_MAX_TRIALS = 10_000
 
 
 def to_nnf(expression: Expression) -> Expression:
@@ -172,11 +176,19 @@ class Conjunction:
 
     def _lists_nothing(self) -> bool:
         """The output is one of some texts, and none of them satisfies the rest."""
-        listed = next((atom for atom in self.held if isinstance(atom, OneOf)), None)
-        if listed is None:
-            return any(atom in (StartsWith(()), EndsWith(())) for atom in self.held)
-        rest = [part for part in _parts(self.expression()) if not _needs_more_than_text(part)]
-        return not any(all(holds(part, value) for part in rest) for value in listed.values)
+        if not _NOWHERE.isdisjoint(self.held):
+            return True
+        lists = [set(atom.values) for atom in self.held if isinstance(atom, OneOf)]
+        if not lists:
+            return False
+        listed = set.intersection(*lists)
+        for atom in self.excluded:
+            if isinstance(atom, OneOf):
+                listed.difference_update(atom.values)
+        rest = [part for part in _parts(self.expression()) if _can_be_tried(part)]
+        if len(listed) * len(rest) > _MAX_TRIALS:
+            return False
+        return not any(all(holds(part, value) for part in rest) for value in listed)
 
 
 def disjuncts(expression: Expression, max_disjuncts: int = 64) -> tuple[Conjunction, ...]:
@@ -235,9 +247,9 @@ def _parts(expression: Expression) -> tuple[Expression, ...]:
     return expression.parts if isinstance(expression, And) else (expression,)
 
 
-def _needs_more_than_text(literal: Expression) -> bool:
-    """Tokens are not known here, and patterns may take for ever."""
+def _can_be_tried(literal: Expression) -> bool:
+    """Texts show whether it holds: tokens are not known, patterns may take for ever."""
     match literal:
-        case Compare(Measure.TOKENS) | Matches() | Not(Matches()):
-            return True
-    return False
+        case Compare(Measure.TOKENS) | Matches() | Not(Matches()) | OneOf() | Not(OneOf()):
+            return False
+    return True

@@ -1,5 +1,6 @@
 """Normal forms mean the same; arithmetic finds contradictions and never invents one."""
 
+import time
 from functools import reduce
 
 import pytest
@@ -19,6 +20,7 @@ from constraints.where.terms import (
     Expression,
     Measure,
     Not,
+    OneOf,
     Or,
     Relation,
 )
@@ -173,3 +175,24 @@ def test_one_part_can_be_impossible_alone() -> None:
     error = contradiction(parse('"a" in X and (len(X) < 0 or X in [])'), is_plainly_empty)
     assert error.parts == ("len(X) < 0 or X in []",)
     assert str(error) == "nothing satisfies `len(X) < 0 or X in []`"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        # Many parts beside alternatives, long lists beside both: each would be tried with each.
+        " and ".join(
+            [f'("x{index}" in X or "y{index}" in X)' for index in range(6)]
+            + [f'"a{index}" in X' for index in range(480)]
+        ),
+        " and ".join(
+            [f'("x{index}" in X or "y{index}" in X)' for index in range(6)]
+            + [text(OneOf(tuple(f"v{index}" for index in range(9_000))))]
+        ),
+    ],
+)
+def test_large_expressions_are_looked_through_quickly(written: str) -> None:
+    expression = parse(written)
+    began = time.process_time()
+    assert not is_plainly_empty(expression)
+    assert time.process_time() - began < 3
