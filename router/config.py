@@ -9,13 +9,12 @@ to the machine's name.
 It knows nothing of what the knobs do.
 """
 
-import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from router.knobs import (
     BadConfig,
@@ -23,10 +22,12 @@ from router.knobs import (
     api_key,
     collector,
     file,
+    flag_of,
     knob,
     number,
     one_of,
     origin,
+    parser_of,
     refused,
     route,
     seconds,
@@ -338,7 +339,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     Raises BadConfig. `--help` prints to stdout and raises SystemExit(0).
     """
     environ = os.environ if environ is None else environ
-    told = vars(_parser().parse_args(argv))
+    told = vars(parser_of(fields(RouterConfig)).parse_args(argv))
     values: dict[str, Any] = {}
     for each in fields(RouterConfig):
         parse: Parse = each.metadata["parse"]
@@ -360,49 +361,9 @@ def _sources(
     for spelling in (name, *knob["aliases"]):
         if told[spelling] is not None:
             text = told[spelling]
-            found.append((_flag(spelling), ",".join(text) if knob["kind"] == "list" else text))
+            found.append((flag_of(spelling), ",".join(text) if knob["kind"] == "list" else text))
     for spelling in (name, *knob["aliases"]):
         variable = spelling.upper()
         if knob["env"] and environ.get(variable):
             found.append((variable, environ[variable]))
     return found
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadConfig(f"{message}; see --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m router",
-        usage="python -m router [--flag VALUE] ...",
-        description="Tandem's router: HTTP in front, shards behind. Every flag but --hostname, "
-        "--parent-pid and --ngrok-* can be given as a variable too: in capitals, with underscores.",
-        allow_abbrev=False,
-    )
-    groups: dict[str, Any] = {}
-    for each in fields(RouterConfig):
-        meta = each.metadata
-        group = groups.get(meta["group"]) or parser.add_argument_group(meta["group"])
-        groups[meta["group"]] = group
-        default: Any = each.default
-        if meta["kind"] == "list":
-            default = ", ".join(default)
-        shown = "" if default in (None, "", False) else f" (default {default})"
-        options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
-        if meta["kind"] == "switch":
-            options |= {"action": "store_const", "const": "true"}
-        else:
-            options |= {"metavar": "VALUE"}
-        if meta["kind"] == "list":
-            options |= {"action": "append"}
-        group.add_argument(_flag(each.name), **options)
-        for alias in meta["aliases"]:
-            options |= {"dest": alias, "help": f"older name of {_flag(each.name)}"}
-            group.add_argument(_flag(alias), **options)
-    return parser

@@ -1,7 +1,8 @@
 """How a knob is declared, and the rules that its text must pass; `config.py` declares them all."""
 
-from collections.abc import Callable
-from dataclasses import field
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import Field, field
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -154,3 +155,45 @@ def knob(
         "secret": secret,
     }
     return field(default=default, metadata=knob, repr=not secret)
+
+
+def flag_of(name: str) -> str:
+    """The flag of a knob."""
+    return "--" + name.replace("_", "-")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadConfig(f"{message}; see --help")
+
+
+def parser_of(knobs: Iterable[Field[Any]]) -> argparse.ArgumentParser:
+    """The command line of these knobs; every value that was given is a text."""
+    parser = _Parser(
+        prog="python -m router",
+        usage="python -m router [--flag VALUE] ...",
+        description="Tandem's router: HTTP in front, shards behind. Every flag but --hostname, "
+        "--parent-pid and --ngrok-* can be given as a variable too: in capitals, with underscores.",
+        allow_abbrev=False,
+    )
+    groups: dict[str, Any] = {}
+    for each in knobs:
+        meta = each.metadata
+        group = groups.get(meta["group"]) or parser.add_argument_group(meta["group"])
+        groups[meta["group"]] = group
+        default: Any = each.default
+        if meta["kind"] == "list":
+            default = ", ".join(default)
+        shown = "" if default in (None, "", False) else f" (default {default})"
+        options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
+        if meta["kind"] == "switch":
+            options |= {"action": "store_const", "const": "true"}
+        else:
+            options |= {"metavar": "VALUE"}
+        if meta["kind"] == "list":
+            options |= {"action": "append"}
+        group.add_argument(flag_of(each.name), **options)
+        for alias in meta["aliases"]:
+            options |= {"dest": alias, "help": f"older name of {flag_of(each.name)}"}
+            group.add_argument(flag_of(alias), **options)
+    return parser
