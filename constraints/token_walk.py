@@ -84,8 +84,20 @@ class TokenWalk:
         self._token_ids = np.concatenate(
             [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self._levels)]
         )
+        # All tokens, those first that people would write, and each token's place among them.
+        plain_first = sorted(range(self.vocab_size), key=lambda i: _oddity(vocabulary.tokens[i]))
+        self.plain_first = np.array(plain_first, dtype=np.int64)
+        self.plainness = np.empty(self.vocab_size, dtype=np.int64)
+        self.plainness[self.plain_first] = np.arange(self.vocab_size)
         self._num_nodes = sum(len(level.parents) for level in self._levels)
         self._under = self._nodes_under_bytes()
+
+    def num_nodes_after(self, first: int, last: int) -> int:
+        """Nodes of the trie below first bytes from `first` to `last`."""
+        if not self._levels:
+            return 0
+        letters = self._levels[0].bytes
+        return int(self._under[(letters >= first) & (letters <= last)].sum())
 
     def bytes_of_levels(self, classes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
         """The class of each node's byte, level by level: `columns` of the other methods."""
@@ -155,6 +167,13 @@ class TokenWalk:
             sums = np.concatenate([[0], np.cumsum(under)])
             under = 1 + sums[level.first_child[1:]] - sums[level.first_child[:-1]]
         return under
+
+
+def _oddity(token: bytes) -> tuple[int, int]:
+    """Letters and digits before other printable ASCII, that before the rest; short before long."""
+    if token.isalnum():
+        return 0, len(token)
+    return 1 + any(not 0x20 <= byte < 0x7F for byte in token), len(token)
 
 
 def _spread(

@@ -16,16 +16,17 @@ import numpy as np
 from constraints.errors import TooComplex
 from constraints.where.lattice import NEVER, Lattice, Reserves
 from constraints.where.layers import Layers, can_keep
-from constraints.where.limits import MAX_NODES, MAX_TOKEN_STEPS
+from constraints.where.limits import MAX_TOKEN_STEPS
 from constraints.where.liveness import Ways, best_through
 from constraints.where.measures import Axis
 from constraints.where.outlook import Outlook
 
 # Reserves that are kept for pairs of lengths, in bytes.
 _MAX_KEPT_BYTES = 64_000_000
-# Places from which tokens are followed, where the expression does not count them: budgets can then
-# be kept by other means.
-_MAX_PLACES = 1200
+# Places from which tokens are followed, and nodes of their trie inside a character for all of them,
+# where the expression does not count tokens: budgets can then be kept by other means.
+_MAX_PLACES = 6000
+_MAX_FOLLOWED = 15_000_000
 # What may be looked at for them: ways times cells.
 _MAX_WORK = 150_000_000
 
@@ -40,9 +41,12 @@ class Distances:
         tokens: Axis | None,
         outlooks: Callable[[Sequence[int]], list[Outlook]],
         start: int,
+        nodes_inside: int,
     ) -> None:
-        """accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens.
+        """Looks out of every place that tokens reach from the start.
 
+        accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens
+        nodes_inside: how many nodes of the tokens' trie go on inside a character
         Raises TooComplex where there are too many ways to look at.
         """
         self._lattice = lattice
@@ -54,8 +58,12 @@ class Distances:
         self._accepted = accepted
         self._cap = tokens.cap if tokens else 0
         self._segments = tokens.segments().tolist() if tokens else [0]
-        max_places = _MAX_PLACES if self._limit is None and not self._cap else MAX_NODES
-        self._ways = _ways(lattice, outlooks, start, accepted[0].shape, max_places)
+        counts_tokens = self._limit is not None or self._cap > 0
+        if not counts_tokens and (
+            len(accepted[0]) > _MAX_PLACES or len(accepted[0]) * nodes_inside > _MAX_FOLLOWED
+        ):
+            raise TooComplex("too many places to follow tokens from")
+        self._ways = _ways(lattice, outlooks, start, accepted[0].shape)
         self._check_work()
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, int], tuple[Reserves, int]] = OrderedDict()
@@ -153,12 +161,9 @@ def _ways(
     outlooks: Callable[[Sequence[int]], list[Outlook]],
     start: int,
     shape: tuple[int, ...],
-    max_places: int,
 ) -> Ways:
     """The ways of tokens between all places that tokens reach from the start."""
     num_places, num_cells = shape
-    if num_places > max_places:
-        raise TooComplex("too many places to follow tokens from")
     seen = np.zeros(num_places, dtype=np.bool_)
     seen[start] = True
     wave = [start]

@@ -78,6 +78,7 @@ class WhereLanguage:
                 self.tokens,
                 self.outlooks,
                 self.table.start // self.table.width,
+                self.walk.num_nodes_after(0x80, 0xBF),
             )
         except TooComplex:
             if self.tokens is not None:
@@ -160,7 +161,7 @@ class WhereLanguage:
     def _kept(self, place: int, ends: Ends) -> Outlook:
         if place in self._outlooks:
             return self._outlooks[place]
-        view = Outlook(ends, self.table, self.lattice, self.walk.vocab_size)
+        view = Outlook(ends, self.table, self.lattice, self.walk)
         self._outlooks[place] = view
         self._num_bytes += view.num_bytes
         while self._num_bytes > _MAX_OUTLOOK_BYTES and len(self._outlooks) > 1:
@@ -309,7 +310,7 @@ class WhereMatcher:
     def shortest(
         self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
     ) -> tuple[int, ...] | None:
-        """The fewest tokens that complete the text, the lowest ids first; None: over `max_len`.
+        """The fewest tokens that complete the text, plain ones first; None: over `max_len`.
 
         Without distances a completion is looked for, and may be missed. Hints are not needed.
         """

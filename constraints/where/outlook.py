@@ -6,7 +6,7 @@ token -> kind -> (place, what each count gains)      a kind is legal or not as a
 import numpy as np
 import numpy.typing as npt
 
-from constraints.token_walk import PLACE_BITS, PLACE_MASK, Ends
+from constraints.token_walk import PLACE_BITS, PLACE_MASK, Ends, TokenWalk
 from constraints.where.byte_table import GAIN_BITS, ByteTable
 from constraints.where.lattice import Lattice, Reserves
 from constraints.where.machine import Counts
@@ -20,16 +20,18 @@ _MAX_SMALL = (1 << 16) - 1
 class Outlook:
     """Immutable; shared by threads."""
 
-    def __init__(self, ends: Ends, table: ByteTable, lattice: Lattice, vocab_size: int) -> None:
+    def __init__(self, ends: Ends, table: ByteTable, lattice: Lattice, walk: TokenWalk) -> None:
+        vocab_size = walk.vocab_size
         kinds, packed = _kinds(ends, table)
         self.targets = table.targets(packed)
         self.gains: Counts = table.gains(packed)
         self.num_kinds = len(packed)
         self._lattice = lattice
         self._num_bits = -(-vocab_size // 32) * 32
-        # The first token of each kind.
+        # The plainest token of each kind, as its place among all.
         self._examples = np.full(self.num_kinds, vocab_size, dtype=np.int64)
-        np.minimum.at(self._examples, kinds, ends.token_ids)
+        np.minimum.at(self._examples, kinds, walk.plainness[ends.token_ids])
+        self._plain_first = walk.plain_first
         # Few tokens are listed; of many, the kind of each is told, and one more kind, which is
         # never legal, for all others.
         self._listed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
@@ -78,8 +80,8 @@ class Outlook:
         return np.packbits(bits, bitorder="little")
 
     def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
-        """The lowest token of a legal kind."""
-        return int(self._examples[legal].min()) if legal.any() else None
+        """The plainest token of a legal kind."""
+        return int(self._plain_first[self._examples[legal].min()]) if legal.any() else None
 
     def farthest_token(self, legal: npt.NDArray[np.bool_], counts: list[int]) -> int | None:
         """The token of a legal kind that brings counts nearest to their caps; None: none does."""
@@ -88,7 +90,7 @@ class Outlook:
         progress = np.where(legal, (gained / caps).sum(axis=1), 0.0)
         if not progress.any():
             return None
-        return int(self._examples[progress == progress.max()].min())
+        return int(self._plain_first[self._examples[progress == progress.max()].min()])
 
 
 def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
