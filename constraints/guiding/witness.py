@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from constraints.guiding.alphabet import alphabet_of
 from constraints.matcher import Bitmask, Matcher
 from constraints.vocabulary import Vocabulary
 
@@ -93,10 +94,42 @@ def next_witness(
     rest = rest_of(matcher, vocabulary, witness, token_id)
     if rest is not None and len(rest) <= max_len:
         return rest
+    padding = _rest_of_character(vocabulary.tokens[token_id])
+    if padding:
+        return _padded(matcher, vocabulary, witness, token_id, max_len, padding)
     for tail in tails_of(witness, max_len, max_tries):
         if completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None
+
+
+def _padded(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    witness: Witness,
+    token_id: int,
+    max_len: int,
+    padding: bytes,
+) -> Witness | None:
+    """The witness after the rest of a character, of which the token has but the beginning."""
+    singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
+    rest = (*(single for single in singles if single is not None), *witness)
+    if len(rest) > max_len or not completes(matcher, vocabulary, (token_id, *rest)):
+        return None
+    return rest
+
+
+def _rest_of_character(token: bytes) -> bytes:
+    """Bytes that complete the UTF-8 character that the token ends inside; the lowest there are."""
+    for num_last in range(1, min(3, len(token)) + 1):
+        lead = token[-num_last]
+        if lead >= 0xC0:
+            length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            padding = {0xE0: b"\xa0", 0xF0: b"\x90"}.get(lead, b"\x80") + b"\x80\x80"
+            return padding[num_last - 1 : length - 1]
+        if lead < 0x80:
+            break
+    return b""
 
 
 def tails_of(witness: Witness, max_len: int, max_tries: int = MAX_TRIES) -> Iterator[Witness]:

@@ -1,0 +1,73 @@
+"""Witnesses: known completions, kept true without a search."""
+
+import pytest
+
+from constraints.guiding.witness import completes, next_witness, rest_of, tails_of
+from constraints.matcher import Matcher
+from constraints.spec import ConstraintSpec, Kind
+from tests.constraints.walks import byte_vocabulary, language_of
+
+BYTES = byte_vocabulary()
+
+
+def matcher_of(pattern: str) -> Matcher:
+    return language_of(ConstraintSpec(Kind.REGEX, pattern), BYTES).matcher()
+
+
+def token(text: bytes) -> int:
+    return BYTES.tokens.index(text)
+
+
+def test_after_its_first_token_the_rest_is_left() -> None:
+    assert rest_of(matcher_of("abc"), BYTES, tuple(b"abc"), ord("a")) == tuple(b"bc")
+
+
+def test_a_token_may_take_several_of_the_witness() -> None:
+    assert rest_of(matcher_of("abc"), BYTES, tuple(b"abc"), token(b"ab")) == tuple(b"c")
+
+
+def test_a_token_may_take_a_part_of_the_first_one() -> None:
+    assert rest_of(matcher_of("abc"), BYTES, (token(b"ab"), ord("c")), ord("a")) == tuple(b"bc")
+
+
+def test_a_token_beside_the_witness_leaves_no_rest() -> None:
+    assert rest_of(matcher_of("[ab]c"), BYTES, tuple(b"ac"), ord("b")) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "witness", "drawn", "max_len", "left"),
+    [
+        ('"[a-z]*"', b'"', "x", 5, b'"'),  # kept whole
+        ("[a-z]{3}!", b"aaa!", "x", 5, b"aa!"),  # one token less
+        ("[a-z]*!", b"zzz!", "x", 2, b"z!"),  # as much as fits
+        ("x!|aaa!", b"aaa!", "x", 0, None),  # no room
+        ("x[0-9]{4}|aaa!", b"aaa!", "x", 9, None),  # none of it is legal
+    ],
+)
+def test_a_witness_is_kept_as_far_as_it_is_legal_and_fits(
+    pattern: str, witness: bytes, drawn: str, max_len: int, left: bytes | None
+) -> None:
+    matcher = matcher_of(pattern)
+    if pattern.startswith('"'):
+        matcher.advance(ord('"'))
+    found = next_witness(matcher, BYTES, tuple(witness), ord(drawn), max_len)
+    assert found == (None if left is None else tuple(left))
+
+
+@pytest.mark.parametrize("character", ["é", "\u0800", "\u20ac", "\ud7ff", "😀", "\U0010ffff"])
+def test_a_character_that_was_begun_is_completed_first(character: str) -> None:
+    matcher = matcher_of("<.*>")
+    matcher.advance(ord("<"))
+    witness: tuple[int, ...] = tuple(b">")
+    for byte in character.encode():
+        found = next_witness(matcher, BYTES, witness, byte, 9)
+        assert found is not None
+        matcher.advance(byte)
+        assert completes(matcher, BYTES, found)
+        witness = found
+    assert witness == tuple(b">")
+
+
+def test_tails_are_the_longest_that_fit() -> None:
+    assert list(tails_of((1, 2, 3), 2)) == [(2, 3), (3,), ()]
+    assert len(list(tails_of(tuple(range(100)), 100))) == 12
