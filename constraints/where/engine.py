@@ -8,33 +8,24 @@ Masks take account of `max_len` exactly, for a text is looked at in tokens as we
 len(tokens(X)) counts every token made, those of a phrase that stops_before drops included.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from constraints.errors import IllegalToken, TooComplex
 from constraints.guiding.search import shortest_completion
 from constraints.matcher import Bitmask
-from constraints.token_walk import PLACE_MASK, Ends, TokenWalk
+from constraints.token_walk import PLACE_MASK, TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
 from constraints.where.distances import Distances, is_within
 from constraints.where.lattice import Lattice, Reserves
 from constraints.where.machine import Machine
-from constraints.where.outlook import Outlook
+from constraints.where.views import Views
 
-# Outlooks that a language remembers.
-_MAX_OUTLOOK_BYTES = 64_000_000
-# Masks that it remembers.
-_MAX_MASKS = 512
 # States whose outlooks are made while compiling, where distances do not need all of them.
 _MAX_AHEAD = 32
-# Places that are walked from at once.
-_MAX_WALKED = 128
 # Forced bytes that are told at once.
 _MAX_FORCED = 4096
 
@@ -54,16 +45,9 @@ class WhereLanguage:
     accepted: tuple[Reserves, ...]
     live: Reserves
     dropped: tuple[str, ...] = ()
-    _columns: list[npt.NDArray[np.int64]] = field(default_factory=list, repr=False)
-    _outlooks: OrderedDict[int, Outlook] = field(default_factory=OrderedDict, repr=False)
-    _num_bytes: int = 0
-    _masks: OrderedDict[tuple[int, bytes], npt.NDArray[np.uint8]] = field(
-        default_factory=OrderedDict, repr=False
-    )
-    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def __post_init__(self) -> None:
-        self._columns = self.walk.bytes_of_levels(self.table.utf8.classes)
+        self.views = Views(self.walk, self.table, self.lattice)
         ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
         ends[list(self.vocabulary.end_ids)] = True
         self.end_mask = np.packbits(ends, bitorder="little")
@@ -76,7 +60,7 @@ class WhereLanguage:
                 self.lattice,
                 self.accepted,
                 self.tokens,
-                self.outlooks,
+                self.views.outlooks,
                 self.table.start // self.table.width,
                 self.walk.num_nodes_after(0x80, 0xBF),
             )
@@ -86,7 +70,7 @@ class WhereLanguage:
             # Nobody has looked out of any place yet: the first masks would take milliseconds.
             inside = self.table.utf8.num_places
             for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
-                self.outlook(state * inside)
+                self.views.outlook(state * inside)
 
     @property
     def knows_distances(self) -> bool:
@@ -117,58 +101,6 @@ class WhereLanguage:
             return self.live
         return self.distances.within(made_len, max_len)
 
-    def mask(
-        self, place: int, outlook: Outlook, legal: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.uint8]:
-        """The bitmask of the legal kinds of a place's outlook. Not to be written to."""
-        key = place, legal.tobytes()
-        with self._lock:
-            found = self._masks.get(key)
-            if found is not None:
-                self._masks.move_to_end(key)
-                return found
-        mask = outlook.mask(legal)
-        with self._lock:
-            self._masks[key] = mask
-            if len(self._masks) > _MAX_MASKS:
-                self._masks.popitem(last=False)
-        return mask
-
-    def outlook(self, place: int) -> Outlook:
-        """What tokens lead to from a place."""
-        with self._lock:
-            found = self._outlooks.get(place)
-            if found is not None:
-                self._outlooks.move_to_end(place)
-                return found
-            start = place * self.table.width
-            ends = self.walk.walk(self.table.entries, self._columns, start)
-            return self._kept(place, ends)
-
-    def outlooks(self, places: Sequence[int]) -> list[Outlook]:
-        """Those of several places. Few tokens go on inside a character: these are done at once."""
-        inside = [place for place in places if place % self.table.utf8.num_places]
-        views: dict[int, Outlook] = {}
-        for begin in range(0, len(inside), _MAX_WALKED):
-            batch = inside[begin : begin + _MAX_WALKED]
-            starts = np.array(batch, dtype=np.int64) * self.table.width
-            ends = self.walk.walk_several(self.table.entries, self._columns, starts)
-            with self._lock:
-                for place, part in zip(batch, ends.split(len(batch)), strict=True):
-                    views[place] = self._kept(place, part)
-        return [views.get(place) or self.outlook(place) for place in places]
-
-    def _kept(self, place: int, ends: Ends) -> Outlook:
-        if place in self._outlooks:
-            return self._outlooks[place]
-        view = Outlook(ends, self.table, self.lattice, self.walk)
-        self._outlooks[place] = view
-        self._num_bytes += view.num_bytes
-        while self._num_bytes > _MAX_OUTLOOK_BYTES and len(self._outlooks) > 1:
-            _, gone = self._outlooks.popitem(last=False)
-            self._num_bytes -= gone.num_bytes
-        return view
-
 
 class WhereMatcher:
     """One output's place in a `where` language; used by one thread at a time."""
@@ -190,9 +122,9 @@ class WhereMatcher:
         if not self._has_ended and (max_len is None or max_len > 0):
             left = None if max_len is None else max_len - 1
             reserves = language.reserves(self._made_len + 1, left)
-            outlook = language.outlook(self._place)
+            outlook = language.views.outlook(self._place)
             legal = outlook.legal(reserves, self._counts)
-            mask = language.mask(self._place, outlook, legal)
+            mask = language.views.mask(self._place, outlook, legal)
             octets[: len(mask)] = mask
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask
@@ -324,7 +256,7 @@ class WhereMatcher:
         tokens: list[int] = []
         ahead = self.fork()
         for left in range(needed - 1, -1, -1):
-            outlook = self._language.outlook(ahead._place)
+            outlook = self._language.views.outlook(ahead._place)
             reserves = self._language.reserves(ahead._made_len + 1, left)
             token_id = outlook.first_token(outlook.legal(reserves, ahead._counts))
             assert token_id is not None, "a text that can be completed has a next token"
@@ -337,7 +269,7 @@ class WhereMatcher:
         ahead = self.fork()
         tokens: list[int] = []
         while not ahead.is_complete and len(tokens) < max_len:
-            outlook = self._language.outlook(ahead._place)
+            outlook = self._language.views.outlook(ahead._place)
             legal = outlook.legal(self._language.live, ahead._counts)
             token_id = outlook.farthest_token(legal, ahead._counts)
             if token_id is None:
@@ -388,7 +320,7 @@ class WhereMatcher:
             return False
         if self._language.tokens is None:
             return not self._may_go_on()
-        outlook = self._language.outlook(self._place)
+        outlook = self._language.views.outlook(self._place)
         reserves = self._language.reserves(self._made_len + 1, None)
         return not outlook.legal(reserves, self._counts).any()
 
