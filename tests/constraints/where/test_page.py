@@ -15,7 +15,8 @@ from constraints.where.evaluate import holds
 from constraints.where.functions import FUNCTIONS
 from constraints.where.parser import parse
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "constraints.md").read_text()
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "constraints.md").read_text()
 LANGUAGE = PAGE[PAGE.index("## `where`") : PAGE.index("## JSON schemas")]
 
 
@@ -43,7 +44,8 @@ def test_conditions_hold_for_what_the_page_says(written: str, held: str, refused
 
 
 @pytest.mark.parametrize("program", blocks("python"))
-def test_its_python_runs(program: str) -> None:
+def test_its_python_runs(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     exec(compile(program, "docs/constraints.md", "exec"), {})
 
 
