@@ -10,6 +10,7 @@ asked for.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 
@@ -52,17 +53,43 @@ def rest_of(
     token, head = vocabulary.tokens[token_id], vocabulary.tokens[witness[0]]
     if not (head.startswith(token) or token.startswith(head)):
         return None
+    if not token or not _beginning(witness, len(token), vocabulary).startswith(token):
+        return None
+    rest = _after(witness, len(token), vocabulary)
+    if rest is None:
+        return None
+    return rest if completes(matcher, vocabulary, (token_id, *rest)) else None
+
+
+def _beginning(witness: Witness, num_bytes: int, vocabulary: Vocabulary) -> bytes:
+    """At least so many of the first bytes of the witness, if it has them."""
     ahead, count = b"", 0
-    while len(ahead) < len(token) and count < len(witness):
+    while len(ahead) < num_bytes and count < len(witness):
         ahead += vocabulary.tokens[witness[count]]
         count += 1
-    if not token or not ahead.startswith(token):
-        return None
-    left = spelled(ahead[len(token) :], vocabulary)
-    if left is None:
-        return None
-    rest = (*left, *witness[count:])
-    return rest if completes(matcher, vocabulary, (token_id, *rest)) else None
+    return ahead
+
+
+def _after(witness: Witness, num_bytes: int, vocabulary: Vocabulary) -> Witness | None:
+    """The witness without its first bytes."""
+    for count, token_id in enumerate(witness):
+        token = vocabulary.tokens[token_id]
+        if num_bytes < len(token):
+            left = spelled(token[num_bytes:], vocabulary) if num_bytes else (token_id,)
+            return None if left is None else (*left, *witness[count + 1 :])
+        num_bytes -= len(token)
+    return ()
+
+
+def overlaps(witness: Witness, token_id: int, vocabulary: Vocabulary) -> Iterator[Witness]:
+    """What the witness has after bytes that it begins with and the token ends with."""
+    token = vocabulary.tokens[token_id]
+    ahead = _beginning(witness, len(token), vocabulary)
+    for size in range(min(len(token), len(ahead)), 0, -1):
+        if token.endswith(ahead[:size]):
+            rest = _after(witness, size, vocabulary)
+            if rest is not None:
+                yield rest
 
 
 def spelled(text: bytes, vocabulary: Vocabulary) -> Witness | None:
@@ -97,8 +124,10 @@ def next_witness(
     padding = _rest_of_character(vocabulary.tokens[token_id])
     if padding:
         return _padded(matcher, vocabulary, witness, token_id, max_len, padding)
-    for tail in tails_of(witness, max_len, max_tries):
-        if completes(matcher, vocabulary, (token_id, *tail)):
+    whole = (witness,) if len(witness) <= max_len else ()
+    tails = tails_of(witness, max_len, max_tries)
+    for tail in chain(whole, overlaps(witness, token_id, vocabulary), tails):
+        if len(tail) <= max_len and completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None
 

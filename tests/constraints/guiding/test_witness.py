@@ -68,6 +68,20 @@ def test_a_character_that_was_begun_is_completed_first(character: str) -> None:
     assert witness == tuple(b">")
 
 
+def test_a_token_that_ends_as_the_witness_begins_leaves_what_comes_then() -> None:
+    matcher = matcher_of('"[a-z]*","b":[0-9]+}')
+    matcher.advance(ord('"'))
+    witness = (*b'"', *b',"b":0}')
+    bytes_ahead = next_witness(matcher, BYTES, witness, ord('"'), 9)
+    assert bytes_ahead == tuple(b',"b":0}')
+    matcher = matcher_of('[a-z]*the"!')
+    found = next_witness(matcher, BYTES, (token(b"the"), *b'"!'), token(b"the"), 9)
+    assert found == tuple(b'"!')
+    matcher = matcher_of("x*abcd")
+    found = next_witness(matcher, BYTES, (token(b"ab"), *b"cd"), ord("a"), 9)
+    assert found == tuple(b"bcd")
+
+
 def test_tails_are_the_longest_that_fit() -> None:
     assert list(tails_of((1, 2, 3), 2)) == [(2, 3), (3,), ()]
     assert len(list(tails_of(tuple(range(100)), 100))) == 12
