@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -254,6 +255,25 @@ def test_long_outputs_end_in_time() -> None:
             made += TOKENS[token_id]
         assert matcher.is_complete
         assert holds(expression, made.decode())
+
+
+def test_threads_share_a_language() -> None:
+    written = 'len(tokens(X)) > 3 and len(words(X)) < 30 and len(X) < 100 and "fox" in X'
+
+    def walked(language: WhereLanguage, seed: int) -> list[int]:
+        draw, matcher, made = random.Random(seed), language.matcher(), list[int]()
+        for left in range(40, -1, -1):
+            further = sorted(legal(matcher, LARGE, left) - {END_ID})
+            if not further:
+                break
+            made.append(draw.choice(further))
+            matcher.advance(made[-1])
+        return made
+
+    alone = [walked(compiled(written), seed) for seed in range(6)]
+    shared = compiled(written)
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda seed: walked(shared, seed), range(6))) == alone
 
 
 def test_a_completion_is_found_where_distances_are_not_known() -> None:
