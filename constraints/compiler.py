@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from constraints.errors import ConstraintError, Contradiction
+from constraints.errors import ConstraintError, Contradiction, TooComplex
 from constraints.grammars import choice, json_schema, lark, messages, regex, where_fallback
 from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.json_schema import SchemaGrammar
@@ -92,6 +92,8 @@ class Compiler:
             language = self._compile(spec)
         except ConstraintError as error:
             future.set_exception(error.with_traceback(None))
+        except RecursionError:
+            future.set_exception(TooComplex("the constraint is nested too deeply"))
         else:
             future.set_result(language)
         finally:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
 from constraints.grammars import json_schema, messages
 from constraints.grammars.engine import HEADER
-from constraints.grammars.lark_reader import Word, endless_rules, misplaced, words
+from constraints.grammars.lark_reader import Word, check_nesting, endless_rules, misplaced, words
 from constraints.grammars.regex import translate_terminal
 from constraints.grammars.schema.engine_options import json_literal
 from constraints.spec import Whitespace
@@ -39,6 +39,7 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> str:
     Raises Malformed, NotEnforced, Contradiction.
     """
     found = words(text)
+    check_nesting(found)
     _check(text, found)
     endless = endless_rules(found)
     if endless:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from constraints.errors import Malformed
+from constraints.errors import Malformed, TooComplex
+from constraints.grammars.chains import check_depth, closure
 from constraints.grammars.schema.reading import Json
 from constraints.where.complaint import complaint
 
@@ -28,6 +29,7 @@ _WORDS = re.compile(
     """,
     re.VERBOSE,
 )
+_MAX_NESTING = 30
 # Statements that a JSON value follows.
 _WITH_JSON = ("%json", "%regex", "%llguidance")
 
@@ -128,29 +130,24 @@ def endless_rules(found: Sequence[Word]) -> list[Word]:
         for definition in definitions(found)
         if definition.name.kind == "rule"
     }
-    ending: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, rule in rules.items()
-            if name not in ending and _Body(rule.body, rules.keys(), ending).ends()
-        }
-        if not more:
-            break
-        ending |= more
-    reached = _reached(rules)
+    mentions = {
+        name: list(dict.fromkeys(plain_name(word.text) for word in rule.body))
+        for name, rule in rules.items()
+    }
+    reached = check_depth(["start"], mentions)
+    ending = closure(
+        mentions, lambda name, known: _Body(rules[name].body, rules.keys(), known).ends()
+    )
     return [rule.name for name, rule in rules.items() if name in reached - ending]
 
 
-def _reached(rules: dict[str, Definition]) -> set[str]:
-    reached: set[str] = set()
-    pending = ["start"]
-    while pending:
-        name = pending.pop()
-        if name in rules and name not in reached:
-            reached.add(name)
-            pending.extend(plain_name(word.text) for word in rules[name].body)
-    return reached
+def check_nesting(found: Sequence[Word]) -> None:
+    """Raises TooComplex for brackets in brackets."""
+    depth = 0
+    for word in found:
+        depth += (word.text in ("(", "[")) - (word.text in (")", "]"))
+        if depth > _MAX_NESTING:
+            raise TooComplex(f"brackets in brackets, more than {_MAX_NESTING} deep")
 
 
 class _Body:

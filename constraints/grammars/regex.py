@@ -99,6 +99,19 @@ def _split(pattern: Pattern, *, is_start: bool) -> _Split:
 
 
 def _split_concat(parts: tuple[Pattern, ...], *, is_start: bool) -> _Split:
+    ordered = parts if is_start else parts[::-1]
+    num_held = next(
+        (
+            index
+            for index, part in enumerate(ordered)
+            if not isinstance(part, Anchor) or part.is_start != is_start
+        ),
+        len(parts),
+    )
+    if num_held:
+        inner = parts[num_held:] if is_start else parts[: len(parts) - num_held]
+        held, loose = _split(_concat(inner), is_start=is_start)
+        return _choice([each for each in (held, loose) if each is not None]), None
     edge, rest = (parts[0], parts[1:]) if is_start else (parts[-1], parts[:-1])
     join: Callable[[Pattern, Pattern], Pattern] = (
         (lambda one, other: _concat((one, other)))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from time import perf_counter
 
 from llguidance import LLMatcher
 
@@ -15,6 +16,7 @@ from constraints.spec import Whitespace
 
 # Compiling is some 100 us for a part; this is for messages, which may take a while.
 _MAX_TRIES = 300
+_MAX_S = 0.3
 _MAX_SHOWN = 200
 
 # How the engine says where it was when it stopped.
@@ -47,6 +49,7 @@ class Blame:
         self.rewritten = rewritten
         self._limits = limits
         self._num_tries = 0
+        self._spent_s = 0.0
 
     def error(self, message: str) -> ConstraintError:
         """The error that the engine's message about the whole schema stands for."""
@@ -84,12 +87,17 @@ class Blame:
         return self.rewritten.origins.get(id(part), "")
 
     def _fails(self, part: Json, kind: type[ConstraintError], seen: set[int]) -> bool:
-        if not isinstance(part, dict) or id(part) in seen or self._num_tries > _MAX_TRIES:
+        if not isinstance(part, dict) or id(part) in seen or self._is_tired():
             return False
         seen.add(id(part))
         self._num_tries += 1
+        began = perf_counter()
         message = self.message(part)
+        self._spent_s += perf_counter() - began
         return bool(message) and isinstance(explain(message), kind)
+
+    def _is_tired(self) -> bool:
+        return self._num_tries > _MAX_TRIES or self._spent_s > _MAX_S
 
     def message(self, part: Json) -> str:
         """What the engine says of a part; "" if it takes it."""

@@ -1,5 +1,6 @@
 """Keywords of objects and arrays."""
 
+from constraints.errors import TooComplex
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.scalars import engine_pattern
@@ -7,6 +8,8 @@ from constraints.grammars.schema.scalars import engine_pattern
 # Keywords that can make `unevaluatedProperties` depend on the instance.
 _CONDITIONS = ("anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies", "$dynamicRef")
 _MAX_REFERENCES = 20
+# The engine compares each with each.
+_MAX_PATTERNS = 64
 
 
 def _properties(place: Place, value: Json, pointer: str) -> None:
@@ -20,6 +23,8 @@ def _properties(place: Place, value: Json, pointer: str) -> None:
 
 
 def _pattern_properties(place: Place, value: Json, pointer: str) -> None:
+    if len(value) > _MAX_PATTERNS:
+        raise TooComplex(f"{pointer}: more than {_MAX_PATTERNS} patterns of one object")
     patterns: dict[str, Json] = {}
     for name, inner in place.map(value, pointer).items():
         translated = engine_pattern(place, name, pointer)
@@ -113,7 +118,7 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     if value is True or "additionalProperties" in place.schema:
         place.walk.probe(value, pointer)
         return
-    names = _evaluated(place, place.schema, place.pointer, 0)
+    names = _evaluated(place, place.schema, place.pointer, 0, set())
     if names is None:
         place.walk.refuse(pointer, "what is evaluated depends on the instance; not enforced")
         return
@@ -123,7 +128,9 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     place.out["additionalProperties"] = place.walk.schema(value, pointer)
 
 
-def _evaluated(place: Place, schema: Json, pointer: str, depth: int) -> list[str] | None:
+def _evaluated(
+    place: Place, schema: Json, pointer: str, depth: int, seen: set[str]
+) -> list[str] | None:
     """Names that a schema and those it always refers to describe; None: it depends."""
     if isinstance(schema, bool):
         return []
@@ -135,9 +142,12 @@ def _evaluated(place: Place, schema: Json, pointer: str, depth: int) -> list[str
     names = list(schema.get("properties", {}))
     inner = [*schema.get("allOf", ())]
     if "$ref" in schema:
-        inner.append(place.walk.raw(place.walk.resolve(schema["$ref"], pointer)))
+        target = place.walk.resolve(schema["$ref"], pointer)
+        if target not in seen:
+            seen.add(target)
+            inner.append(place.walk.raw(target))
     for each in inner:
-        more = _evaluated(place, each, pointer, depth + 1)
+        more = _evaluated(place, each, pointer, depth + 1, seen)
         if more is None:
             return None
         names.extend(more)

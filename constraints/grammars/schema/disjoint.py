@@ -10,7 +10,9 @@ from constraints.grammars.schema.endless import parts
 from constraints.grammars.schema.reading import Json
 
 _ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
-_MAX_DEPTH = 8
+_MAX_DEPTH = 5
+# Comparisons for one `oneOf`: nested options multiply.
+_MAX_COMPARISONS = 50_000
 # Pairs of a `oneOf` that are compared.
 _MAX_OPTIONS = 200
 
@@ -37,15 +39,25 @@ def _rename_one_of(part: dict[str, Json]) -> None:
 def _exclude_each_other(options: list[Json], definitions: dict[str, Json]) -> bool:
     if len(options) > _MAX_OPTIONS:
         return False
+    comparing = _Definitions(definitions)
     return all(
-        are_disjoint(one, other, definitions)
+        are_disjoint(one, other, comparing)
         for index, one in enumerate(options)
         for other in options[index + 1 :]
     )
 
 
-def are_disjoint(one: Json, other: Json, definitions: dict[str, Json], depth: int = 0) -> bool:
+class _Definitions(dict[str, Json]):
+    """The definitions, and how many comparisons were made with them."""
+
+    num_comparisons = 0
+
+
+def are_disjoint(one: Json, other: Json, definitions: _Definitions, depth: int = 0) -> bool:
     """Whether no value satisfies both; False where that is not known."""
+    definitions.num_comparisons += 1
+    if definitions.num_comparisons > _MAX_COMPARISONS:
+        return False
     if one is False or other is False:
         return True
     if one is True or other is True or depth > _MAX_DEPTH:
@@ -66,7 +78,7 @@ def are_disjoint(one: Json, other: Json, definitions: dict[str, Json], depth: in
     )
 
 
-def _conjuncts(schema: Json, definitions: dict[str, Json]) -> list[Json]:
+def _conjuncts(schema: Json, definitions: _Definitions) -> list[Json]:
     referred = [definitions[schema["$ref"].rpartition("/")[2]]] if "$ref" in schema else []
     return [*referred, *schema.get("allOf", ())]
 
@@ -102,7 +114,7 @@ def _values(schema: Json) -> list[Json] | None:
     return values
 
 
-def _differ_as(name: str, one: Json, other: Json, definitions: dict[str, Json], depth: int) -> bool:
+def _differ_as(name: str, one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:
     mine, theirs = _values(one), _values(other)
     if mine is not None and theirs is not None:
         return not {_key(value) for value in mine if _type_of(value) == name} & {
@@ -125,7 +137,7 @@ def _are_apart(one: Json, other: Json, low: str, high: str) -> bool:
     )
 
 
-def _differ_in_a_key(one: Json, other: Json, definitions: dict[str, Json], depth: int) -> bool:
+def _differ_in_a_key(one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:
     for first, second in ((one, other), (other, one)):
         for key in first.get("required", ()):
             mine = first.get("properties", {}).get(key, True)

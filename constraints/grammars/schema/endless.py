@@ -6,23 +6,20 @@ becomes `false`, which the engine knows how to keep away from.
 
 from collections.abc import Iterator
 
+from constraints.grammars.chains import check_depth, closure
 from constraints.grammars.schema.reading import Json
 
 _ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 def prune(root: Json, definitions: dict[str, Json]) -> bool:
-    """Make references without an instance `false`, in place; whether `root` has an instance."""
-    ending: set[str] = set()
-    while True:
-        found = {
-            name
-            for name, schema in definitions.items()
-            if name not in ending and _ends(schema, ending)
-        }
-        if not found:
-            break
-        ending |= found
+    """Make references without an instance `false`, in place; whether `root` has an instance.
+
+    Raises TooComplex for definitions that lead on and on.
+    """
+    mentions = {name: _mentioned(schema) for name, schema in definitions.items()}
+    check_depth(_mentioned(root), mentions)
+    ending = closure(mentions, lambda name, known: _ends(definitions[name], known))
     endless = {f"#/$defs/{name}" for name in definitions if name not in ending}
     if endless:
         for schema in [root, *definitions.values()]:
@@ -48,6 +45,10 @@ def parts(schema: Json) -> Iterator[dict[str, Json]]:
                 pending.extend(value.values())
             elif key in ("additionalProperties", "items"):
                 pending.append(value)
+
+
+def _mentioned(schema: Json) -> list[str]:
+    return [part["$ref"].rpartition("/")[2] for part in parts(schema) if "$ref" in part]
 
 
 def _ends(schema: Json, ending: set[str]) -> bool:

@@ -6,8 +6,12 @@ refused as a slip, since the schema would then promise less than its author thin
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import lru_cache
 
 from constraints.grammars.schema.reading import Json
+
+# No known keyword comes near.
+_MAX_NAME_LEN = 40
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -147,8 +151,11 @@ REFUSED = {
 KNOWN = frozenset(SHAPES) | ANNOTATIONS | frozenset(REFUSED)
 
 
+@lru_cache(maxsize=1024)
 def meant(keyword: str) -> str | None:
     """The known keyword that an unknown one was probably meant to be."""
+    if len(keyword) > _MAX_NAME_LEN:
+        return None
     folded = {known.lower(): known for known in KNOWN}
     plain = keyword.lower().replace("_", "").replace("-", "")
     if plain in folded:

@@ -18,6 +18,10 @@ from constraints.grammars.schema.references import References
 
 # Schemas in a schema, counted as often as they are looked at.
 _MAX_SCHEMAS = 50_000
+# References that the opposite of one schema is written out for.
+_MAX_FOLLOWED = 200
+# Unknown keywords are compared with the known ones, which takes its time.
+_MAX_UNKNOWN = 300
 _HANDLERS: dict[str, Handler] = {**scalars.HANDLERS, **containers.HANDLERS, **logic.HANDLERS}
 
 
@@ -58,6 +62,7 @@ class _Rewriter:
         self._needs_u: list[str] = []
         # While a part is read for its own errors alone.
         self._is_probing = False
+        self._unknown: set[str] = set()
 
     def rewrite(self) -> Rewritten:
         if not isinstance(self._document, dict | bool):
@@ -118,6 +123,9 @@ class _Rewriter:
             if keyword != "nullable" or value is not False:
                 self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
         elif keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+            self._unknown.add(keyword)
+            if len(self._unknown) > _MAX_UNKNOWN:
+                raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
             known = meant(keyword)
             if known is not None:
                 self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
@@ -143,8 +151,17 @@ class _Rewriter:
     def negated(self, value: Json, place: str) -> Json:
         """The raw schema of all that `value` refuses; None after it was refused itself."""
         self.probe(value, place)
+        followed = 0
+
+        def resolve(reference: str) -> Json:
+            nonlocal followed
+            followed += 1
+            if followed > _MAX_FOLLOWED:
+                raise NoNegation("$ref")
+            return self.raw(self.resolve(reference, place))
+
         try:
-            return negation(value, lambda reference: self.raw(self.resolve(reference, place)))
+            return negation(value, resolve)
         except NoNegation as reason:
             self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
             return None
