@@ -8,11 +8,15 @@ from constraints.grammars.schema.scalars import engine_pattern
 # Keywords that can make `unevaluatedProperties` depend on the instance.
 _CONDITIONS = ("anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies", "$dynamicRef")
 _MAX_REFERENCES = 20
+# The engine takes time by their square, half a second for so many.
+_MAX_PROPERTIES = 2000
 # The engine compares each with each.
 _MAX_PATTERNS = 64
 
 
 def _properties(place: Place, value: Json, pointer: str) -> None:
+    if len(value) > _MAX_PROPERTIES:
+        raise TooComplex(f"{pointer}: more than {_MAX_PROPERTIES} properties of one object")
     place.walk.string(list(value), pointer)
     rewritten = place.map(value, pointer)
     # `propertyNames` and `unevaluatedProperties` may have been there before.
