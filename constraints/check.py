@@ -32,10 +32,11 @@ def judge(
     by_tokens = spec.kind is Kind.WHERE and _COUNTS_TOKENS.search(spec.text) is not None
     judging = Judging(language, vocabulary, by_tokens=by_tokens)
     judgements = tuple(judging.judge(text) for text in texts)
+    known = (language.dropped_phrases, language.not_enforced)
     if shortest is None:
-        return Judged(None, None, judgements)
+        return Judged(None, None, judgements, *known)
     written = b"".join(vocabulary.tokens[token_id] for token_id in shortest)
-    return Judged(written.decode(errors="replace"), len(shortest), judgements)
+    return Judged(written.decode(errors="replace"), len(shortest), judgements, *known)
 
 
 def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:

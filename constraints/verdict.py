@@ -47,9 +47,13 @@ class Verified:
 class Judged:
     """Texts under a constraint, in their order.
 
-    shortest: the shortest text found that satisfies it, with `min_len` tokens; None: none was
+    shortest:        the shortest text found that satisfies it, of `min_len` tokens; None: none was
+    dropped_phrases: see `Language`
+    not_enforced:    see `Passed`
     """
 
     shortest: str | None
     min_len: int | None
     judgements: tuple[Judgement, ...]
+    dropped_phrases: tuple[str, ...] = ()
+    not_enforced: tuple[str, ...] = ()

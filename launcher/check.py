@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.text import Text
 
 from constraints.errors import ConstraintError
-from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from constraints.verdict import Judged, Judgement, Passed
-from constraints.worker.jobs import Check, Judge
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.verdict import Judged, Judgement
+from constraints.worker.jobs import Judge
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from launcher.errors import BadSetting
@@ -114,13 +114,11 @@ async def _check(settings: CheckSettings, out: TextIO) -> int:
 
 
 async def _judge_texts(pool: WorkerPool, settings: CheckSettings, console: Console) -> int:
-    passed = await pool.do(Check(settings.spec, StopRule(), _LONGEST_OUTPUT))
     judged = await pool.do(Judge(settings.spec, settings.texts, _LONGEST_OUTPUT))
-    assert isinstance(passed, Passed)
     assert isinstance(judged, Judged)
     for text, judgement in zip(settings.texts, judged.judgements, strict=True):
         console.print(shown(text, judgement), soft_wrap=True)
-    console.print(_about(passed, judged), soft_wrap=True)
+    console.print(_about(judged), soft_wrap=True)
     return ALL_ACCEPTED if all(each.accepted for each in judged.judgements) else SOME_REFUSED
 
 
@@ -173,15 +171,15 @@ def shown(text: str, judgement: Judgement) -> Text:
     return result.append(f"\n  legal there: {_tokens(judgement.num_legal)}")
 
 
-def _about(passed: Passed, judged: Judged) -> Text:
+def _about(judged: Judged) -> Text:
     told = Text()
     if judged.shortest is not None:
         length = _tokens(judged.min_len or 0)
         told.append("shortest legal text found: ", "bold")
         told.append(f"{judged.shortest!r} ({length})")
-    for phrase in passed.dropped_phrases:
+    for phrase in judged.dropped_phrases:
         told.append(f"\nends before {phrase!r}, which is cut off the output")
-    for pointer in passed.not_enforced:
+    for pointer in judged.not_enforced:
         told.append("\nnot enforced: ", "bold yellow").append(pointer or "the whole schema")
     return told
 

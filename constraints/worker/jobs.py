@@ -119,6 +119,8 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
                 "shortest": answer.shortest,
                 "min_len": answer.min_len,
                 "judgements": [astuple(each) for each in answer.judgements],
+                "dropped": list(answer.dropped_phrases),
+                "not_enforced": list(answer.not_enforced),
             }
         case Verified():
             return {"violations": list(answer.violations)}
@@ -141,7 +143,8 @@ def answer_from_json(told: Mapping[str, Any]) -> Answer:
             Judgement(accepted, position, tuple(expected), num_legal, failure)
             for accepted, position, expected, num_legal, failure in told["judgements"]
         )
-        return Judged(told["shortest"], told["min_len"], judgements)
+        known = (tuple(told["dropped"]), tuple(told["not_enforced"]))
+        return Judged(told["shortest"], told["min_len"], judgements, *known)
     return Passed(
         told["min_len"], tuple(told["dropped"]), tuple(told["not_enforced"]), told["compile_s"]
     )

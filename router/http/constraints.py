@@ -9,15 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from constraints.spec import ConstraintSpec, StopRule
+from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
-from router.constraint_check import CheckedConstraint
 from router.errors import ConstraintRefused, InvalidRequest
 from router.http.body import BodyReader, Schema
 from router.http.disconnect import unless_disconnected
 from router.http.grammar_field import Grammar
 from router.http.openapi import describe
-from router.request import Constraint
 from router.validation import Limits
 
 _MAX_TEXTS = 256
@@ -64,15 +62,10 @@ CONSTRAINT_MODELS: list[type[BaseModel]] = [ConstraintCheckBody, ConstraintCheck
 
 
 class Judges(Protocol):
-    """See `ConstraintCheck`. Both raise ConstraintRefused, Overloaded, Unserved."""
-
-    async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
-    ) -> CheckedConstraint:
-        """What is known of a constraint."""
+    """Judges texts; see `ConstraintCheck`."""
 
     async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
-        """Each of the texts under it."""
+        """Each of the texts under a constraint. Raises ConstraintRefused, Overloaded, Unserved."""
 
 
 class ConstraintRoutes:
@@ -111,21 +104,20 @@ class ConstraintRoutes:
         if self._judges is None or not self._limits.takes_grammars:
             raise InvalidRequest("grammar is not supported", "grammar")
         try:
-            checked = await self._judges.check(constraint, StopRule(), self._limits.max_total_len)
             judging = self._judges.judge(constraint.spec, texts)
             judged = await unless_disconnected(request, judging)
         except ConstraintRefused as error:
             raise ConstraintRefused(str(error), error.reason, error.details, "grammar") from error
-        return Response(_answer(texts, checked, judged), media_type="application/json")
+        return Response(_answer(texts, judged), media_type="application/json")
 
 
-def _answer(texts: list[str], checked: CheckedConstraint, judged: Judged) -> bytes:
+def _answer(texts: list[str], judged: Judged) -> bytes:
     return orjson.dumps(
         {
             "shortest": judged.shortest,
             "shortest_tokens": judged.min_len,
-            "not_enforced": list(checked.not_enforced),
-            "dropped_phrases": list(checked.dropped_phrases),
+            "not_enforced": list(judged.not_enforced),
+            "dropped_phrases": list(judged.dropped_phrases),
             "results": [
                 _result(text, judgement)
                 for text, judgement in zip(texts, judged.judgements, strict=True)

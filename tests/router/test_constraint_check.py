@@ -152,7 +152,7 @@ async def test_a_text_for_which_there_is_never_time_is_let_be_for_a_while(tmp_pa
 async def test_one_who_leaves_takes_nothing_from_the_others_who_asked_the_same(
     tmp_path: Path,
 ) -> None:
-    async with checking(tmp_path) as (check, _):
+    async with checking(tmp_path, cpu_s=60.0, wait_s=60.0) as (check, _):
         constraint = Constraint(costly().spec)
         first = asyncio.create_task(check.check(constraint, _NO_STOPS, 50))
         second = asyncio.create_task(check.check(constraint, _NO_STOPS, 50))

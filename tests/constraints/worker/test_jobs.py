@@ -50,7 +50,7 @@ def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
     [
         Passed(3, ("\n",), ("/a~1b",), 0.25),
         Judged("x", 1, (Judgement(True, None, (), 4), Judgement(False, 2, ("'é'",), 1, "broke"))),
-        Judged(None, None, ()),
+        Judged(None, None, (), ("\n",), ("/a",)),
         Bug("Traceback"),
     ],
 )
