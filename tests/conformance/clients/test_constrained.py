@@ -214,7 +214,7 @@ def test_the_hub_s_tools_and_formats_are_obeyed(hub: InferenceClient) -> None:
         response_format=form,
         max_tokens=60,
     )
-    assert Address.model_validate_json(answer.choices[0].message.content)
+    assert Address.model_validate_json(answer.choices[0].message.content or "")
 
     called = hub.chat_completion(QUESTION, tools=TOOLS, tool_choice="required", max_tokens=300)
     calls = called.choices[0].message.tool_calls
