@@ -60,7 +60,7 @@ def an_object(draw: random.Random, depth: int) -> Any:
         "properties": {name: schema(draw, depth) for name in names},
         "required": draw.sample(KEYS, draw.randint(0, 2)),
     }
-    extra: list[dict[str, Any]] = [
+    extra: list[Any] = [
         *[{}, {}, {"additionalProperties": False}, {"additionalProperties": schema(draw, depth)}],
         *[{"patternProperties": {"^x": schema(draw, depth)}}, {"minProperties": 1}],
         *[{"maxProperties": 2}, {"dependentRequired": {"a": ["b"]}}],
