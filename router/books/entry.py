@@ -185,9 +185,9 @@ class Entry:
 
     def schedule_tokens(self, num_tokens: int) -> Row:
         """Takes part in a step with its next tokens; the last one draws a successor."""
-        samples = num_tokens == self.num_unscheduled
         start_len = self.scheduled_len
         stop_len = self.scheduled_len = start_len + num_tokens
+        samples = stop_len == self.prompt_len + len(self.output_ids) + self.num_pending
         self.num_steps_in_flight += 1
         if samples:
             self.num_pending += 1

@@ -54,7 +54,8 @@ class Planner:
         running: RunningBatch,
     ) -> None:
         self._max_step_tokens = max_step_tokens
-        self._max_batch_size = max_batch_size
+        # Whoever runs must find a token in a step, those too that sit this one out.
+        self._max_running = min(max_batch_size, max_step_tokens)
         self._allocator = allocator
         self._waiting = waiting
         self._running = running
@@ -74,8 +75,7 @@ class Planner:
         """One token for everyone who decodes, the oldest first: they get the blocks.
 
         A run of tokens that a constraint forced is computed whole, or in parts where others need
-        the room. The budget is enough: an entry is admitted only in a step with a token for it
-        and for all that ran before it, so never more run than a step has tokens.
+        the room. The budget is enough: never more are admitted than a step has tokens.
         """
         decoding = [entry for entry in self._running if entry.state is EntryState.DECODING]
         num_behind = len(decoding)
@@ -91,21 +91,19 @@ class Planner:
             if entry.draws_runs and entry.num_unscheduled > 1:
                 chunk_len = min(entry.num_unscheduled, plan.num_tokens_left - num_behind)
                 told_len = chunk_len
-            block_ids = self._room_for(entry, chunk_len, plan)
-            if block_ids is None:
-                continue
+            allocation = entry.allocation
+            assert allocation is not None, f"request {entry.request_id} has no blocks"
+            block_ids: tuple[int, ...] = ()
+            stop_len = entry.scheduled_len + chunk_len
+            if stop_len > allocation.capacity:
+                grown = self._grow(entry, allocation, stop_len, plan)
+                if grown is None:
+                    continue
+                block_ids = grown
             if block_ids or told_len is not None:
                 plan.growth.append(Growth(entry.request_id, block_ids, told_len))
             plan.schedule(entry, chunk_len)
             plan.num_decode_tokens += chunk_len
-
-    def _room_for(self, entry: Entry, chunk_len: int, plan: StepPlan) -> tuple[int, ...] | None:
-        """The blocks that the chunk needs beside the entry's own; None: it sits the step out."""
-        allocation = entry.allocation
-        assert allocation is not None, f"request {entry.request_id} has no blocks"
-        if entry.scheduled_len + chunk_len <= allocation.capacity:
-            return ()
-        return self._grow(entry, allocation, entry.scheduled_len + chunk_len, plan)
 
     def _grow(
         self, entry: Entry, allocation: BlockAllocation, num_tokens: int, plan: StepPlan
@@ -143,7 +141,7 @@ class Planner:
         # all tokens, in as many steps; more spare blocks save tokens but cost steps.
         num_spare = self._running.num_growing
         for entry in self._waiting.offers():
-            if plan.num_tokens_left == 0 or len(self._running) >= self._max_batch_size:
+            if plan.num_tokens_left == 0 or len(self._running) >= self._max_running:
                 return
             # Preempted a moment ago: its tokens are in flight, or the shard still has its row.
             # Nobody younger takes the blocks that it gave for an older one.

@@ -54,6 +54,19 @@ def test_a_run_leaves_everyone_behind_it_a_token() -> None:
     assert (step(scheduler).num_tokens, chunks(batch)[0]) == (2, 5)
 
 
+def test_who_sits_a_step_out_keeps_its_token_of_the_next_ones() -> None:
+    scheduler = make_scheduler(max_step_tokens=2, max_steps_in_flight=2)
+    for request_id in (0, 1):
+        scheduler.add(request_id, make_request((request_id,), is_constrained=True), 0.0)
+    scheduler.add(2, make_request((3,)), 0.0)
+    first = step(scheduler)
+    assert [new.request_id for new in first.new] == [0, 1]
+    assert scheduler.schedule(0.0) is None
+    scheduler.check_invariants()
+    answer(scheduler, first, a_run(0, 7, 8), token(1, 7))
+    assert step(scheduler).num_tokens == 2
+
+
 def test_it_is_not_run_ahead_of_while_the_others_are() -> None:
     scheduler = make_scheduler(max_steps_in_flight=2)
     add(scheduler, 0)
