@@ -50,7 +50,7 @@ _WHERE = (
     'len(words(X)) > 30 and len(X) < 1500 and "\\n" not in X and stops_at(X, ".")'
     ' and "Tweet" not in X'
 )
-_GRAMMARS = {
+_GRAMMARS: Mapping[str, Mapping[str, Any]] = {
     "json": {"type": "json", "value": _JSON},
     "where": {"type": "where", "value": _WHERE},
 }
@@ -103,14 +103,10 @@ async def _throughput(url: str, model: Path, args: argparse.Namespace) -> dict[s
     for round_number in range(args.rounds):
         for kind, grammar in _GRAMMARS.items():
             seed = round_number * 2 + (kind == "json")
-            load = Load(args.requests, _PROMPT_LEN, _OUTPUT_LEN, concurrency=1, seed=seed)
             # The twins have prompts of their own, so that no prefix cache helps one of them.
             prompts, twins = (
-                random_prompts(tokenizer, load),
-                random_prompts(
-                    tokenizer,
-                    Load(args.requests, _PROMPT_LEN, _OUTPUT_LEN, concurrency=1, seed=seed + 1000),
-                ),
+                random_prompts(tokenizer, Load(args.requests, _PROMPT_LEN, _OUTPUT_LEN, 1, seed=at))
+                for at in (seed, seed + 1000)
             )
             bodies = [_body(p, i, _OUTPUT_LEN, grammar) for i, p in enumerate(prompts)]
             lengths, took_s = await _all(url, bodies, args.concurrency)

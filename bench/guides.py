@@ -124,7 +124,8 @@ def _followed(
 ) -> tuple[list[float], list[float]]:
     """Seconds of each check and fill of one output."""
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    check_s, fill_s = [], []
+    check_s: list[float] = []
+    fill_s: list[float] = []
     guide.take_forced()
     while not guide.is_over and len(fill_s) < 60:
         began = time.thread_time()

@@ -29,8 +29,9 @@ from bench.constraint_pool import PooledConstraint, pool
 from launcher.settings import free_port
 
 _STOPS = ("e", "\n", '"', "}", ".", " ", "ab", "0", "日", "</b>")
-# A stop string that is part of every legal text, or a budget below the shortest one.
-_HONEST_REFUSALS = ("contradiction", "does_not_fit")
+# Every legal text meets a stop string before its end (which is not always proven within the
+# limits), or the shortest that meets none has no room.
+_HONEST_REFUSALS = ("contradiction", "too_complex", "does_not_fit")
 _TIMEOUT_S = 120.0
 
 
@@ -64,7 +65,7 @@ async def _ask(
     told = answer.json()
     case = {"type": constraint.type, "value": constraint.value, "asked": parameters, "told": told}
     if answer.status_code != httpx.codes.OK:
-        reason = str(told.get("error_type"))
+        reason = str(told.get("constraint", {}).get("reason"))
         if mode == "stops" and reason in _HONEST_REFUSALS:
             tally.num_refused[f"{constraint.type}: {reason}"] += 1
         else:
@@ -85,7 +86,9 @@ async def _shortest_len(client: httpx.AsyncClient, constraint: PooledConstraint)
     answer = await client.post("/generate", json={"inputs": "Say:", "parameters": parameters})
     if answer.status_code == httpx.codes.OK:
         return 1
-    return int(answer.json()["needed_len"])
+    needed = answer.json().get("constraint", {}).get("needed_len")
+    # A refusal of another kind comes again, and is told then.
+    return 200 if needed is None else int(needed)
 
 
 async def _measure(url: str, num_requests: int, concurrency: int) -> Tally:
