@@ -9,6 +9,7 @@ from constraints.grammars.schema.blame import Blame
 from constraints.grammars.schema.disjoint import open_one_ofs
 from constraints.grammars.schema.endless import prune
 from constraints.grammars.schema.engine_options import grammar_of, may_respell_keys
+from constraints.grammars.schema.narrow_ranges import close_narrow_ranges
 from constraints.grammars.schema.reading import Json, below, read
 from constraints.grammars.schema.rewriting import Rewritten, rewrite
 from constraints.spec import Whitespace
@@ -65,6 +66,7 @@ def _written(rewritten: Rewritten, whitespace: Whitespace, blame: Blame) -> Sche
 def checked(document: Json, *, lenient: bool) -> Rewritten:
     """A schema's value, rewritten and looked through."""
     rewritten = rewrite(document, lenient=lenient)
+    close_narrow_ranges(rewritten.root, rewritten.definitions)
     _settle(rewritten)
     if rewritten.needs_u and may_respell_keys(rewritten.root, rewritten.definitions):
         pointer = rewritten.needs_u[0]

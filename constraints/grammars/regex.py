@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from constraints.errors import NotEnforced
 from constraints.grammars.engine import HEADER
+from constraints.grammars.json_patterns import without_misread_sets
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.patterns import (
@@ -69,7 +70,7 @@ def translate_search(pattern: str) -> str:
         for is_ended, part in _held(_split(each, is_start=False)):
             before = () if is_started else (_ANYTHING,)
             after = () if is_ended else (_ANYTHING,)
-            whole.append(_concat((*before, part, *after)))
+            whole.append(without_misread_sets(_concat((*before, part, *after))))
     return _written_without_anchors(_choice(whole), pattern)
 
 

@@ -14,7 +14,7 @@ from tests.constraints.grammars.rig import accepts_value, of_schema, walk
 
 KEYS = ["a", "b", "tag"]
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
-PATTERNS = ["^a", "b$", "^[a-c]+$", "x|y", "^(ab)*$", "[^a]", r"\d", "^a|b$"]
+PATTERNS = ["^a", "b$", "^[a-c]+$", "x|y", "^(ab)*$", "[^a]", r"\d", "^a|b$", '^[^"]+$', r"^[^\\b]"]
 ATOMS: list[Any] = [
     *[True, {}, {"type": "null"}, {"type": "boolean"}, {"type": "integer", "minimum": 3}],
     *[{"type": "integer", "minimum": -7, "exclusiveMaximum": 120}, {"type": "number"}],
@@ -24,7 +24,25 @@ ATOMS: list[Any] = [
     *[{"type": "string", "format": name} for name in ("date", "ipv4", "email", "uuid")],
     *[{"enum": ["a", 1, None]}, {"enum": ["a", "b"]}, {"type": ["string", "object"]}],
 ]
-VALUES: list[Any] = ["a", "b", "x", "", "ab", "xy", 0, 1, 3, -3, 1.5, 17, None, True, "2020-02-29"]
+VALUES: list[Any] = [
+    "a",
+    "b",
+    "x",
+    "",
+    '"',
+    "\\",
+    "ab",
+    "xy",
+    0,
+    1,
+    3,
+    -3,
+    1.5,
+    17,
+    None,
+    True,
+    "2020-02-29",
+]
 
 
 def schema(draw: random.Random, depth: int) -> Any:
