@@ -16,14 +16,18 @@ class ConstraintError(Exception):
 
 
 class Malformed(ConstraintError):
-    """The text cannot be read. `position` is an offset in characters, None where none is known.
+    """The text cannot be read.
 
-    The message has the position, a line with a caret and what was expected, ready to be shown.
+    `position` is an offset in characters, `pointer` a JSON Pointer into a schema; None where none
+    is known. The message has them, a line with a caret and what was expected, ready to be shown.
     """
 
-    def __init__(self, message: str, position: int | None = None) -> None:
+    def __init__(
+        self, message: str, position: int | None = None, pointer: str | None = None
+    ) -> None:
         super().__init__(message)
         self.position = position
+        self.pointer = pointer
 
 
 class NotEnforced(ConstraintError):

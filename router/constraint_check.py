@@ -9,6 +9,7 @@ something once, whoever sends it how often. Equal texts at the same time are ask
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -38,8 +39,10 @@ _RETRY_AFTER_S = 2.0
 _MAX_REMEMBERED = 4096
 # A text for which the time was too short this often is not asked about again for a while.
 _NUM_CHANCES, _REST_S = 2, 60.0
+# Compiling that a step may wait for; a prompt of a hundred tokens takes longer to prefill.
+_QUICK_S = 0.005
 
-# kind, whitespace, lenient, digest of the text, stops, length
+# kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
 _Key = tuple[object, ...]
 _Finding = Passed | ConstraintError
 
@@ -48,7 +51,7 @@ _Finding = Passed | ConstraintError
 class CheckedConstraint:
     """A constraint that some text satisfies within the request's tokens.
 
-    constraint:      as it was asked for, with its `dropped_phrases`
+    constraint:      as it was asked for, with its `dropped_phrases` and whether it `is_quick`
     min_len:         tokens of the shortest such text that was looked for and found
     dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
     not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
@@ -103,10 +106,14 @@ class ConstraintCheck:
         """
         begun_s = self._clock()
         try:
-            passed = await self._find(constraint.spec, stops, self._vocabulary.max_len)
+            passed = await self._find(Check(constraint.spec, stops, self._vocabulary.max_len, cuts))
             if passed.min_len > max_new_tokens and not cuts:
                 # The text that was found is too long: look for a shorter one, which takes longer.
-                passed = await self._find(constraint.spec, stops, max_new_tokens)
+                passed = await self._find(Check(constraint.spec, stops, max_new_tokens))
+        except DoesNotFit as error:
+            # Also a text that is longer than any answer may be: this one's tokens are fewer.
+            max_len = min(error.max_len, max_new_tokens)
+            raise self._refused(DoesNotFit(error.needed_len, max_len)) from None
         except ConstraintError as error:
             raise self._refused(error) from None
         finally:
@@ -114,7 +121,11 @@ class ConstraintCheck:
                 self._clock() - begun_s, constraint.spec.kind.value
             )
         return CheckedConstraint(
-            replace(constraint, dropped_phrases=passed.dropped_phrases),
+            replace(
+                constraint,
+                dropped_phrases=passed.dropped_phrases,
+                is_quick=passed.compile_s <= _QUICK_S,
+            ),
             passed.min_len,
             passed.dropped_phrases,
             passed.not_enforced,
@@ -126,14 +137,17 @@ class ConstraintCheck:
         Raises ConstraintRefused for the constraint, otherwise as `check`.
         """
         job = Judge(spec, tuple(texts), self._vocabulary.max_len)
-        key = _key(spec, StopRule(), job.max_len)
-        known = self._memory.find(key, self._clock())
-        if isinstance(known, TooComplex):
-            raise self._refused(known)
+        key = _key(Check(spec, StopRule(), job.max_len))
+        # It may be the texts that take too long, which is no fault of the constraint's.
+        own_key = _judge_key(job) if texts else key
+        for each in (key, own_key):
+            known = self._memory.find(each, self._clock())
+            if isinstance(known, TooComplex):
+                raise self._refused(known)
         try:
             judged = await self._ask(job)
         except ConstraintError as error:
-            self._memory.keep(key, error)
+            self._memory.keep(own_key, error)
             raise self._refused(error) from None
         assert isinstance(judged, Judged)
         return judged
@@ -147,13 +161,13 @@ class ConstraintCheck:
         assert isinstance(verified, Verified)
         return verified.violations[0] if verified.violations else None
 
-    async def _find(self, spec: ConstraintSpec, stops: StopRule, max_len: int) -> Passed:
+    async def _find(self, job: Check) -> Passed:
         """Raises ConstraintError and RouterError."""
-        key = _key(spec, stops, max_len)
+        key = _key(job)
         finding: _Finding | RouterError | None = self._memory.find(key, self._clock())
         self._metrics.constraint_checks.inc("worker" if finding is None else "cache")
         if finding is None:
-            finding = await self._look(key, Check(spec, stops, max_len))
+            finding = await self._look(key, job)
         if isinstance(finding, Passed):
             return finding
         if isinstance(finding, ConstraintError):
@@ -226,18 +240,31 @@ class ConstraintCheck:
         return refused
 
 
-def _key(spec: ConstraintSpec, stops: StopRule, max_len: int) -> _Key:
-    digest = hashlib.sha256(spec.text.encode("utf-8", "surrogatepass")).digest()
-    return (spec.kind, spec.whitespace, spec.lenient, digest, stops, max_len)
+def _key(job: Check) -> _Key:
+    return (*_spec_key(job.spec), job.stops, job.max_len, job.cuts)
+
+
+def _judge_key(job: Judge) -> _Key:
+    return (*_spec_key(job.spec), _digest(json.dumps(job.texts)))
+
+
+def _spec_key(spec: ConstraintSpec) -> _Key:
+    return (spec.kind, spec.whitespace, spec.lenient, _digest(spec.text))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _refusal(error: ConstraintError) -> ConstraintRefused:
     """The library's error in the router's words."""
     match error:
         case Malformed():
-            return ConstraintRefused(str(error), "malformed", _given(position=error.position))
+            place = _given(position=error.position, pointer=error.pointer)
+            return ConstraintRefused(str(error), "malformed", place)
         case NotEnforced():
-            return ConstraintRefused(str(error), "not_enforced", _given(pointer=error.pointer))
+            place = _given(position=error.position, pointer=error.pointer)
+            return ConstraintRefused(str(error), "not_enforced", place)
         case Contradiction():
             parts = list(error.parts) or None
             return ConstraintRefused(str(error), "contradiction", _given(parts=parts))

@@ -32,11 +32,12 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Compile, and find a text of at most `max_len` tokens."""
+    """Compile, and find a text of at most `max_len` tokens; of any length where `cuts`."""
 
     spec: ConstraintSpec
     stops: StopRule
     max_len: int
+    cuts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
         return {"spec": spec, "finished": job.text}
     told: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
     if isinstance(job, Check):
-        return told | {"stops": list(job.stops.strings), "kept": job.stops.kept}
+        stops = {"stops": list(job.stops.strings), "kept": job.stops.kept}
+        return told | stops | {"cuts": job.cuts}
     return told | {"texts": list(job.texts)}
 
 
@@ -101,7 +103,8 @@ def job_from_json(told: Mapping[str, Any]) -> Job:
         return Verify(spec, told["finished"])
     if "texts" in told:
         return Judge(spec, tuple(told["texts"]), told["max_len"])
-    return Check(spec, StopRule(tuple(told["stops"]), told["kept"]), told["max_len"])
+    stops = StopRule(tuple(told["stops"]), told["kept"])
+    return Check(spec, stops, told["max_len"], told["cuts"])
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
@@ -157,10 +160,8 @@ def error_to_json(error: ConstraintError) -> dict[str, Any]:
     """A constraint's error in JSON's words."""
     told: dict[str, Any] = {"name": type(error).__name__, "message": str(error)}
     match error:
-        case Malformed():
-            told["position"] = error.position
-        case NotEnforced():
-            told["pointer"] = error.pointer
+        case Malformed() | NotEnforced():
+            told |= {"position": error.position, "pointer": error.pointer}
         case Contradiction():
             told["parts"] = list(error.parts)
         case DoesNotFit():
@@ -173,9 +174,9 @@ def error_from_json(told: Mapping[str, Any]) -> ConstraintError:
     message: str = told["message"]
     match told["name"]:
         case "Malformed":
-            return Malformed(message, told["position"])
+            return Malformed(message, told["position"], told["pointer"])
         case "NotEnforced":
-            return NotEnforced(message, told["pointer"])
+            return NotEnforced(message, told["pointer"], told["position"])
         case "Contradiction":
             return Contradiction(message, tuple(told["parts"]))
         case "DoesNotFit":

@@ -260,7 +260,7 @@ class WorkerPool:
         )
 
     def _too_long(self) -> TooComplex:
-        return TooComplex(f"compiling the constraint takes more than {self._rules.cpu_s:g} s")
+        return TooComplex(f"the constraint takes more than {self._rules.cpu_s:g} s of computing")
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()

@@ -74,6 +74,10 @@ async def test_each_refusal_has_its_reason_and_its_numbers(tmp_path: Path) -> No
         assert (reason, details) == ("malformed", {"position": 1})
         reason, details, _ = await refusal(check, schema('{"contains": {"const": 1}}'))
         assert (reason, details["pointer"]) == ("not_enforced", "/contains")
+        reason, details, _ = await refusal(check, schema('{"items": {"type": "text"}}'))
+        assert (reason, details) == ("malformed", {"pointer": "/items/type"})
+        reason, details, _ = await refusal(check, regex("ab(?=c)"))
+        assert (reason, details) == ("not_enforced", {"position": 2})
         reason, _, _ = await refusal(
             check, schema('{"type": "integer", "minimum": 2, "maximum": 1}')
         )
@@ -86,8 +90,30 @@ async def test_each_refusal_has_its_reason_and_its_numbers(tmp_path: Path) -> No
 
 async def test_what_does_not_fit_may_be_cut_where_the_client_says_so(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
-        checked = await check.check(regex("a{5}"), _NO_STOPS, 4, cuts=True)
-        assert checked.min_len == 5
+        for longer in ("a{5}", f"a{{{2 * MAX_LEN}}}"):
+            checked = await check.check(regex(longer), _NO_STOPS, 4, cuts=True)
+            assert checked.min_len == 0
+            assert (await refusal(check, regex(longer), 4))[0] == "does_not_fit"
+
+
+async def test_the_refusal_tells_the_tokens_of_this_request(tmp_path: Path) -> None:
+    async with checking(tmp_path) as (check, _):
+        longer = 2 * MAX_LEN
+        _, details, _ = await refusal(check, regex(f"a{{{longer}}}"), 4)
+        assert details == {"needed_len": longer, "max_len": 4}
+
+
+async def test_texts_that_take_too_long_do_not_cost_others_their_constraint(
+    tmp_path: Path,
+) -> None:
+    async with checking(tmp_path, cpu_s=0.5) as (check, counted):
+        constraint = regex("a+b?")
+        for _ in range(2):
+            with pytest.raises(ConstraintRefused):
+                await check.judge(constraint.spec, ["a" * 2_000_000])
+        assert counted.constraint_workers_ended.value() == 1
+        assert (await check.check(constraint, _NO_STOPS, 5)).min_len == 1
+        assert (await check.judge(constraint.spec, ["ab"])).judgements[0].accepted
 
 
 async def test_a_longer_first_text_does_not_keep_a_shorter_one_from_being_found(

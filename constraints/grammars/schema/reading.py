@@ -72,7 +72,9 @@ def _check(value: Json, pointer: str, depth: int) -> None:
                 _check(member, below(pointer, index), depth + 1)
         case str():
             if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-                raise Malformed(f"{pointer or 'the schema'} has half of a surrogate pair")
+                message = f"{pointer or 'the schema'} has half of a surrogate pair"
+                raise Malformed(message, pointer=pointer)
         case float():
             if not math.isfinite(value):
-                raise Malformed(f"{pointer or 'the schema'}: the number is too large")
+                message = f"{pointer or 'the schema'}: the number is too large"
+                raise Malformed(message, pointer=pointer)

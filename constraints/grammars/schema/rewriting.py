@@ -66,7 +66,7 @@ class _Rewriter:
 
     def rewrite(self) -> Rewritten:
         if not isinstance(self._document, dict | bool):
-            raise Malformed("a schema is an object, true or false")
+            raise Malformed("a schema is an object, true or false", pointer="")
         root = self.schema(self._document, "")
         definitions: dict[str, Json] = {}
         while self._pending:
@@ -106,7 +106,8 @@ class _Rewriter:
             shape = SHAPES.get(keyword)
             if shape is not None and not shape[0](inner):
                 place = below(pointer, keyword)
-                raise Malformed(f"{place}: the value of {keyword} must be {shape[1]}")
+                message = f"{place}: the value of {keyword} must be {shape[1]}"
+                raise Malformed(message, pointer=place)
 
     def _keyword(
         self,

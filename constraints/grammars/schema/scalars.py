@@ -97,7 +97,7 @@ def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
     except NotEnforced as error:
         place.walk.refuse(pointer, str(error))
     except Malformed as error:
-        raise Malformed(f"{pointer}: {error}") from None
+        raise Malformed(f"{pointer}: {error}", pointer=pointer) from None
     return None
 
 

@@ -36,7 +36,7 @@ SPEC = ConstraintSpec(Kind.JSON_SCHEMA, '{"const": "é\\u0000"}', Whitespace.SPA
     "job",
     [
         Check(SPEC, StopRule(("\n\n", "é"), kept=False), 77),
-        Check(ConstraintSpec(Kind.WHERE, "len(X) < 3"), StopRule(), 1),
+        Check(ConstraintSpec(Kind.WHERE, "len(X) < 3"), StopRule(), 1, cuts=True),
         Judge(SPEC, ("", "é\n"), 9),
         Judge(SPEC, (), 9),
     ],
@@ -63,7 +63,9 @@ def test_an_answer_arrives_as_it_was_sent(answer: Answer) -> None:
     [
         Malformed("here", 4),
         Malformed("somewhere"),
+        Malformed("there", pointer="/a"),
         NotEnforced("not", "/a"),
+        NotEnforced("not", position=4),
         Contradiction("no", ("a", "b")),
         DoesNotFit(9, 3),
         TooComplex("long"),
