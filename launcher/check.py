@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from constraints.errors import ConstraintError
+from constraints.errors import ConstraintError, TooComplex
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.verdict import Judged, Judgement
 from constraints.worker.jobs import Judge
@@ -74,14 +74,19 @@ def read_constraint(
     if given == lines == STDIN:
         raise BadSetting("--constraint and --lines: only one of them can be the standard input")
     text = given
-    if given == STDIN:
-        text = sys.stdin.read()
-    elif _is_file(given):
-        try:
-            text = Path(given).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadSetting(f"--constraint {given}: {error}") from error
+    try:
+        if given == STDIN:
+            text = _without_last_line_end(sys.stdin.read())
+        elif _is_file(given):
+            text = _without_last_line_end(Path(given).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"--constraint {given}: {error}") from error
     return ConstraintSpec(kind, checked_text(text, "--constraint"), whitespace, lenient)
+
+
+def _without_last_line_end(text: str) -> str:
+    """Editors end a file with one, which is no part of a pattern."""
+    return text.removesuffix("\n")
 
 
 def check(settings: CheckSettings, out: TextIO) -> int:
@@ -126,15 +131,31 @@ async def _judge_lines(pool: WorkerPool, settings: CheckSettings, out: TextIO) -
     code = ALL_ACCEPTED
     assert settings.lines is not None
     with _opened(settings.lines) as lines:
+        # What is wrong with the constraint is told before, and whether there are lines or not.
+        await pool.do(Judge(settings.spec, (), _LONGEST_OUTPUT))
         for batch in _batches(_texts(lines)):
-            judged = await pool.do(Judge(settings.spec, tuple(batch), _LONGEST_OUTPUT))
-            assert isinstance(judged, Judged)
-            for text, judgement in zip(batch, judged.judgements, strict=True):
+            for text, judgement in zip(
+                batch, await _judgements(pool, settings.spec, batch), strict=True
+            ):
                 out.write(json.dumps(as_object(text, judgement), ensure_ascii=False) + "\n")
                 if not judgement.accepted:
                     code = SOME_REFUSED
             out.flush()
     return code
+
+
+async def _judgements(
+    pool: WorkerPool, spec: ConstraintSpec, texts: Sequence[str]
+) -> Sequence[Judgement]:
+    """Of texts that may take too long together, or each for itself."""
+    try:
+        judged = await pool.do(Judge(spec, tuple(texts), _LONGEST_OUTPUT))
+    except TooComplex as error:
+        if len(texts) == 1:
+            return [Judgement(False, 0, (), 0, failure=str(error))]
+        return [each for text in texts for each in await _judgements(pool, spec, [text])]
+    assert isinstance(judged, Judged)
+    return judged.judgements
 
 
 def as_object(text: str, judgement: Judgement) -> dict[str, Any]:
@@ -173,10 +194,11 @@ def shown(text: str, judgement: Judgement) -> Text:
 
 def _about(judged: Judged) -> Text:
     told = Text()
-    if judged.shortest is not None:
-        length = _tokens(judged.min_len or 0)
-        told.append("shortest legal text found: ", "bold")
-        told.append(f"{judged.shortest!r} ({length})")
+    told.append("shortest legal text found: ", "bold")
+    if judged.shortest is None:
+        told.append("none")
+    else:
+        told.append(f"{judged.shortest!r} ({_tokens(judged.min_len or 0)})")
     for phrase in judged.dropped_phrases:
         told.append(f"\nends before {phrase!r}, which is cut off the output")
     for pointer in judged.not_enforced:
@@ -229,7 +251,7 @@ def _opened(name: str) -> TextIO:
 
 
 def _texts(lines: TextIO) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_decoded(lines), start=1):
         if not line.strip():
             continue
         try:
@@ -237,6 +259,13 @@ def _texts(lines: TextIO) -> Iterator[str]:
         except (ValueError, TypeError, KeyError) as error:
             raise BadSetting(f'line {number}: must be {{"text": "..."}}: {error}') from error
         yield checked_text(text, f"line {number}")
+
+
+def _decoded(lines: TextIO) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise BadSetting(f"--lines: no UTF-8: {error}") from error
 
 
 def checked_text(text: object, place: str) -> str:

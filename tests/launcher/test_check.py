@@ -74,6 +74,41 @@ def test_lines_and_constraint_may_come_from_the_standard_input() -> None:
     assert (said.returncode, said.stdout.splitlines()[0]) == (0, "accepted  ab")
 
 
+def test_the_last_line_end_of_a_file_is_no_part_of_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "pattern.txt"
+    path.write_text("a+\n")
+    assert check("--type", "regex", "--constraint", str(path), "--text", "aa").returncode == 0
+    said = check("--type", "regex", "--constraint", "-", "--text", "a\n", stdin="a+\n")
+    assert said.returncode == 1
+
+
+def test_a_line_that_takes_too_long_is_told_of_among_the_others() -> None:
+    texts = ["ab", "a" * 1_000_000, "b"]
+    said = check(
+        *("--type", "regex", "--constraint", "a+b", "--lines", "-"),
+        *("--constraint-timeout", "0.3"),
+        stdin="".join(json.dumps({"text": text}) + "\n" for text in texts),
+    )
+    told = [json.loads(line) for line in said.stdout.splitlines()]
+    assert said.returncode == 1
+    assert [each["accepted"] for each in told] == [True, False, False]
+    assert [each["position"] for each in told] == [None, 0, 0]
+    assert "more than 0.3 s" in told[1]["error"]
+
+
+def test_lines_that_are_no_text_are_an_error_of_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(b"\x8e\xff\x00")
+    said = check("--type", "regex", "--constraint", "a", "--lines", str(path))
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith("error: --lines: ")
+    assert len(said.stderr.splitlines()) == 1
+
+
+def test_a_wrong_constraint_is_told_also_where_there_is_no_line() -> None:
+    assert check("--type", "regex", "--constraint", "a[", "--lines", "-").returncode == 2
+
+
 def test_the_tokens_are_those_of_the_model_that_is_named(tmp_path: Path) -> None:
     folder = str(save_byte_tokenizer(tmp_path))
     said = check("--type", "regex", "--constraint", "[a-z]+", "--text", "1", "--tokenizer", folder)
