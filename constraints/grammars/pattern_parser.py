@@ -5,6 +5,7 @@ expression proper can say (look-around, references back, atomic groups, \b) is r
 its place is known. Lazy repeats match the same whole texts as greedy ones.
 """
 
+from constraints.grammars.letter_case import folded
 from constraints.grammars.pattern_escapes import Dialect, EscapeReader
 from constraints.grammars.patterns import (
     ANY,
@@ -100,7 +101,7 @@ class _Parser(EscapeReader):
                 return self._char(ord(char))
 
     def _char(self, code: int) -> Chars:
-        return Chars(((code, code),), folded=self._flags.folded)
+        return self._folded(Chars(((code, code),)))
 
     def _dot(self) -> Chars:
         if self._flags.dot_all:
@@ -266,7 +267,13 @@ class _Parser(EscapeReader):
                 named.append(written_set(low))
             else:
                 ranges.append((low, low))
-        return Chars(tuple(ranges), tuple(named), negated, self._flags.folded)
+        return self._folded(Chars(tuple(ranges), tuple(named), negated))
+
+    def _folded(self, chars: Chars) -> Chars:
+        """The set, in either case where the pattern says so."""
+        if not self._flags.folded:
+            return chars
+        return folded(chars, is_python=self._is_python, is_ascii=self._flags.ascii)
 
     def _set_item(self) -> Chars | int:
         start = self._at

@@ -62,6 +62,16 @@ def test_what_python_refuses_is_refused(before: str, wrong: str, after: str) -> 
         translate(pattern)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["(?i)i", "(?i)\u0130", "(?i)[a-j]", "(?i)[^a-z]", "(?ai)k", "(?ai)\xe9", "(?ai)[^k\xe9]"],
+)
+def test_upper_and_lower_case_are_the_same_as_in_python(pattern: str) -> None:
+    language = compiled(Kind.REGEX, pattern)
+    for char in "aAiI\u0130\u0131kK\u212asS\u017f\xe9\xc91":
+        assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([r"[a-c]{2,5}x?", r"(ab|ba)+\d{2}", r"\w+@\w+\.org", r"(?:a|\s){3}", ".{4}"])

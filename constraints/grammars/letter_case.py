@@ -1,0 +1,38 @@
+"""Characters that are the same where a pattern pays no heed to upper and lower case.
+
+The engine knows what Unicode says of them. Python has more: four characters are an `i` to it; and
+less: of ASCII alone (`(?ai)`) it knows only the letters of ASCII.
+"""
+
+from dataclasses import replace
+
+from constraints.grammars.patterns import Chars
+from constraints.where.code_points import Ranges
+
+_CASE_DISTANCE = 0x20
+_LETTERS = ((0x41, 0x5A, _CASE_DISTANCE), (0x61, 0x7A, -_CASE_DISTANCE))
+# I, i, and both with and without a dot.
+_EVERY_I: Ranges = ((0x49, 0x49), (0x69, 0x69), (0x130, 0x131))
+
+
+def folded(chars: Chars, *, is_python: bool, is_ascii: bool) -> Chars:
+    """All that matches a set's characters in either case."""
+    if not is_python:
+        return replace(chars, folded=True)
+    if is_ascii:
+        return replace(chars, ranges=chars.ranges + _in_other_case(chars.ranges))
+    has_i = any(
+        first <= last_i and first_i <= last
+        for first, last in chars.ranges
+        for first_i, last_i in _EVERY_I
+    )
+    return replace(chars, ranges=chars.ranges + (_EVERY_I if has_i else ()), folded=True)
+
+
+def _in_other_case(ranges: Ranges) -> Ranges:
+    return tuple(
+        (max(first, low) + distance, min(last, high) + distance)
+        for first, last in ranges
+        for low, high, distance in _LETTERS
+        if first <= high and low <= last
+    )
