@@ -155,13 +155,13 @@ async def _first_token_s(url: str, body: bytes) -> float:
 
 async def _first_tokens(url: str, num_schemas: int) -> dict[str, object]:
     draw = random.Random(0)
-    await _first_token_s(url, _body("Warm", 0, 64, {"type": "json", "value": _new_schema(draw)}))
+    await _first_token_s(url, _body("Warm", 0, 256, {"type": "json", "value": _new_schema(draw)}))
     delays_ms = []
     for number in range(num_schemas):
         grammar = {"type": "json", "value": _new_schema(draw)}
         prompt = f"Record {draw.random()}"
-        plain_s = await _first_token_s(url, _body(f"{prompt} p", number, 64, None))
-        new_s = await _first_token_s(url, _body(f"{prompt} c", number, 64, grammar))
+        plain_s = await _first_token_s(url, _body(f"{prompt} p", number, 256, None))
+        new_s = await _first_token_s(url, _body(f"{prompt} c", number, 256, grammar))
         delays_ms.append((new_s - plain_s) * 1e3)
     cuts = statistics.quantiles(delays_ms, n=100, method="inclusive")
     return {

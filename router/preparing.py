@@ -1,7 +1,8 @@
 """Constraints on their way into the shard, and the requests that wait for them.
 
 A constraint is compiled beside the running steps before a request that brings it enters one, so
-that no step stands still for it. Requests with the same constraint wait for it together.
+that no step stands still for it. Requests with the same constraint wait for it together. Quick ones
+are not waited for: the first step of their request compiles them beside its forward.
 
     begin -> rank 0 compiles -> ready: the request may be scheduled
                              -> failed: the shard cannot serve it, or took too long
@@ -56,8 +57,8 @@ class Preparing:
         return len(self._specs)
 
     def is_ready(self, request: GenerateRequest) -> bool:
-        """It has no constraint, or one that the shard has."""
-        if request.constraint is None:
+        """It has no constraint, or one that the shard has, or will have in no time."""
+        if request.constraint is None or request.constraint.is_quick:
             return True
         spec = request.constraint.spec
         if spec not in self._known:

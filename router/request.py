@@ -68,12 +68,14 @@ class Constraint:
 
     `cuts`: the client prefers an output that is cut at `max_new_tokens` to one that is steered to
     an end in time. `dropped_phrases` end the output and are no part of it, beside the stop strings
-    (`stops_before`); the check reads them off the constraint.
+    (`stops_before`); the check reads them off the constraint. `is_quick`: it compiles in no more
+    time than a step may wait for it, so that it need not be compiled ahead.
     """
 
     spec: ConstraintSpec
     cuts: bool = False
     dropped_phrases: tuple[str, ...] = ()
+    is_quick: bool = False
 
     @property
     def is_judged_at_end(self) -> bool:
