@@ -87,7 +87,8 @@ class Stream:
             if stop.stop_strings or dropped
             else None
         )
-        self._keeps_stop_token = stop.keep_stop_string
+        # A token that ends a text under a constraint is no part of what satisfies it.
+        self._keeps_stop_token = stop.keep_stop_string and constraint is None
         self._reported = ReportedTokens(keeps_alternatives=stop.keep_stop_string and not dropped)
         self._prompt_logprobs: list[float] = []
         self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
@@ -199,6 +200,8 @@ class Stream:
         token_id = token.token_id
         self.num_generated += 1
         special = self._tokenizer.is_special(token_id)
+        # Under a constraint only an end is special, also one that was to be ignored.
+        ends = ends or (special and self.request.constraint is not None)
         is_dropped = ends and not self._keeps_stop_token
         pushed = "" if is_dropped else self._detokenizer.push(token_id)
         shown = pushed if self._matcher is None else self._matcher.push(pushed)

@@ -80,8 +80,19 @@ class GuidedOutput:
 
     def open(self) -> None:
         """On a hand: make the guide and its first mask. Raises whatever goes wrong."""
+        t = time.perf_counter()
+        c = time.thread_time()
         self._guide = self._open_guide()
+        t2 = time.perf_counter()
         self.fill()
+        import sys
+
+        print(
+            "OPEN %.2f (cpu %.2f) fill %.2f"
+            % ((t2 - t) * 1e3, (time.thread_time() - c) * 1e3, (time.perf_counter() - t2) * 1e3),
+            file=sys.stderr,
+            flush=True,
+        )
 
     def fill(self) -> None:
         """On a hand: make the mask of the next token. Raises whatever goes wrong."""
@@ -98,8 +109,8 @@ class GuidedOutput:
     def accepts(self, token_id: int, words: Words) -> bool:
         """Whether a drawn token may be appended; if not, it is cleared in `words`.
 
-        After a few refusals the completion that is known to fit is all that `words` leave, and none
-        at all if that is refused as well or the guide fails.
+        After a few refusals, or the last token's, the completion that is known to fit is all that
+        `words` leave, and none at all if that is refused as well or the guide fails.
         """
         is_fitting = self._ask(lambda guide: guide.check(token_id))
         if is_fitting:
@@ -107,7 +118,9 @@ class GuidedOutput:
         self._num_refused += 1
         if self.error is None and self._num_refused < _MAX_REFUSED:
             _clear(words, (token_id,))
-            return False
+            # Where only ends are left that were masked before they had to be, they have to be now.
+            if words.any():
+                return False
         words[:] = 0
         if self.error is None and self._num_refused > _MAX_REFUSED:
             self.error = "the completion of the constraint that was known to fit was refused"

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from router.batch import Generation, SampledToken
-from router.events import Finished, TokenGenerated
+from router.events import Finished, FinishReason, TokenGenerated
 from router.request import GenerateRequest, SamplingParams, StopParams
 from router.stream import Stream
 from router.text.tokenizer import Tokenizer
+from tests.router.rig import ANY_TEXT
 from tests.router.text.small_tokenizers import byte_level, save
 
 
@@ -30,4 +31,31 @@ async def test_the_texts_of_tokens_end_in_the_middle_of_one_where_the_text_does(
     assert end.text == ("The quick br" if keep else "The qui")
     told = [event.token.text for event in events if isinstance(event, TokenGenerated)]
     assert told == (["The", " quick", " br"] if keep else ["The", " qui", ""])
+    tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("reason", "last"),
+    [(FinishReason.STOP_TOKEN, " fox"), (FinishReason.CONSTRAINT_COMPLETE, "</s>")],
+)
+async def test_the_token_that_ends_a_constrained_text_is_no_part_of_it(
+    reason: FinishReason, last: str, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(save(byte_level(), tmp_path))
+    ids = tokenizer.encode(f"The quick{last}", add_special_tokens=False)
+    assert len(ids) == 3
+    request = GenerateRequest(
+        (5,),
+        "",
+        SamplingParams(),
+        StopParams(20, stop_token_ids=(ids[-1],), keep_stop_string=True),
+        skip_special_tokens=False,
+        constraint=ANY_TEXT,
+    )
+    stream = Stream(1, request, tokenizer, 0.0)
+    tokens = tuple(SampledToken(token_id, -0.5) for token_id in ids)
+    stream.add(Generation(1, tokens, finish_reason=reason, constraint_satisfied=True), 1.0)
+    end = (await stream.take())[-1]
+    assert isinstance(end, Finished)
+    assert end.text == "The quick"
     tokenizer.close()

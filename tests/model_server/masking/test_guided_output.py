@@ -92,6 +92,16 @@ def test_after_a_few_refusals_only_the_known_completion_is_left(
     assert output.accepts(left[0], output.words)
 
 
+def test_an_ignored_end_is_legal_once_all_else_was_refused() -> None:
+    guide = ScriptedGuide({EOS_ID, 5, 6}, accepted={EOS_ID, STOP_ID}, witness=None)
+    output = output_of(guide, ignored_ids=(EOS_ID,))
+    assert not output.accepts(5, output.words)
+    assert allowed(output.words) == [6]
+    assert not output.accepts(6, output.words)
+    assert allowed(output.words) == [EOS_ID, STOP_ID]
+    assert output.accepts(EOS_ID, output.words)
+
+
 def test_refusals_are_counted_anew_for_every_token() -> None:
     guide = ScriptedGuide(set(range(1, 30)), accepted={9}, witness=9)
     output = output_of(guide)
