@@ -40,6 +40,10 @@ _PARENT_POLL_S = 0.5
 # Masks are made while the forward runs; on a CPU both share the cores.
 _MAX_MASK_THREADS = 8
 
+# The device's thread shares the interpreter with those that make masks and answer calls. Python's
+# own interval lets each hold up the others for longer than a small model's step takes.
+_SWITCH_INTERVAL_S = 0.0005
+
 
 def main(argv: list[str]) -> int:
     """Run one command of this tier; answers the exit code."""
@@ -52,6 +56,7 @@ def main(argv: list[str]) -> int:
             sys.stdout.write(f"{folder}\n")
             return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         return asyncio.run(_serve(settings))
     except ShardError as error:
         sys.stderr.write(f"error: {error}\n")

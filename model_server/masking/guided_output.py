@@ -80,19 +80,8 @@ class GuidedOutput:
 
     def open(self) -> None:
         """On a hand: make the guide and its first mask. Raises whatever goes wrong."""
-        t = time.perf_counter()
-        c = time.thread_time()
         self._guide = self._open_guide()
-        t2 = time.perf_counter()
         self.fill()
-        import sys
-
-        print(
-            "OPEN %.2f (cpu %.2f) fill %.2f"
-            % ((t2 - t) * 1e3, (time.thread_time() - c) * 1e3, (time.perf_counter() - t2) * 1e3),
-            file=sys.stderr,
-            flush=True,
-        )
 
     def fill(self) -> None:
         """On a hand: make the mask of the next token. Raises whatever goes wrong."""
