@@ -209,7 +209,13 @@ class GrammarMatcher:
                 language.first_completion = guess
                 return guess
         found = shortest_completion(
-            self, language.vocabulary, max_len, tails, language.hints, self._bytewise()
+            self,
+            language.vocabulary,
+            max_len,
+            tails,
+            language.hints,
+            self._bytewise(),
+            is_patient=not self._made,
         )
         if found is not None and not self._made:
             language.first_completion = found

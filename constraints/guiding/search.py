@@ -24,9 +24,10 @@ from time import thread_time
 
 import numpy as np
 
-from constraints.errors import EngineFailed
+from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.leap import long_completion
 from constraints.guiding.witness import (
     Witness,
     allowed_ids,
@@ -68,6 +69,10 @@ PLAN = (
     (Strategy.DIVE, 400),
     (Strategy.LENGTH, 256),
 )
+
+
+# The walks after those, where any length will do: to the ends of texts that have to be long.
+LONG_PLAN = ((Strategy.DIVE, 4096), (Strategy.ROTOR, 4096))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class Search:
                 if not matcher.is_complete:
                     edges, is_new = self._edges(strategy, matcher, path)
                     push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
-            except EngineFailed:
+            except (EngineFailed, IllegalToken):
                 self._is_cut = True  # too hard for the engine: no place to lead an output to
 
     def _cost(self, strategy: Strategy, edge: Witness, index: int) -> float:
@@ -213,6 +218,8 @@ def shortest_completion(
     tails: Sequence[Witness] = (),
     hints: Sequence[bytes] = (),
     bytewise: Matcher | None = None,
+    *,
+    is_patient: bool = False,
 ) -> Witness | None:
     """Tokens that complete the text, at most `max_len`; None: none was found.
 
@@ -220,6 +227,7 @@ def shortest_completion(
     hints:    pieces of text that stand in the language as wholes, such as the least value of each
               part of a schema
     bytewise: a matcher at the same place over `byte_vocabulary`, to search with
+    is_patient: nobody waits for a step: look for long texts, too
     """
     walked = vocabulary if bytewise is None else byte_vocabulary()
     tails_walked = tails if bytewise is None else [text_of(tail, vocabulary) for tail in tails]
@@ -230,14 +238,22 @@ def shortest_completion(
         [tokens for hint in hints if (tokens := _spelled_in(hint, walked))],
         None if walked is not vocabulary or max_len > MAX_COUNTED else max_len,
     )
+    limit = 16 + 2 * max_len
     for strategy, max_nodes in PLAN:
         if tails and strategy is Strategy.LENGTH:
-            break  # who has tails had a completion before: the text is not to be made anew
-        for path in search.completions(strategy, min(max_nodes, 16 + 2 * max_len)):
+            return None  # who has tails had a completion before: the text is not to be made anew
+        for path in search.completions(strategy, min(max_nodes, limit)):
             found = _respelled(path, walked, matcher, vocabulary)
             if found is not None and len(found) <= max_len:
                 return found
-    return None
+    found = long_completion(matcher, vocabulary, max_len) if is_patient else None
+    if is_patient and found is None and max_len > MAX_COUNTED:
+        for strategy, max_nodes in LONG_PLAN:
+            for path in search.completions(strategy, max_nodes):
+                found = _respelled(path, walked, matcher, vocabulary)
+                if found is not None:
+                    return found
+    return found
 
 
 def _spelled_in(text: bytes, walked: Vocabulary) -> Witness | None:

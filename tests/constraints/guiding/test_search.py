@@ -54,6 +54,29 @@ def test_a_completion_is_found_from_wherever_an_output_stands(name: str) -> None
         assert completes(matcher, VOCABULARY, found)
 
 
+@pytest.mark.parametrize(
+    ("spec", "max_len"),
+    [
+        pytest.param(pattern("[a-z ]{500}"), 100, id="letters"),
+        pytest.param(pattern("(?s).{500}"), 100, id="anything"),
+        pytest.param(pattern(r"(?:\w+ ){100}\w+"), 250, id="words"),
+        pytest.param(
+            ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "string", "minLength": 400}'), 80, id="json"
+        ),
+        pytest.param(pattern("(?:ab){600}"), 1200, id="one-way"),
+    ],
+)
+def test_a_text_that_has_to_be_long_is_found_in_few_tokens(
+    spec: ConstraintSpec, max_len: int
+) -> None:
+    language = language_of(spec, VOCABULARY)
+    assert language.matcher().shortest(1 << 20) is not None
+    found = language.matcher().shortest(max_len)
+    assert found is not None
+    assert len(found) <= max_len
+    assert judge_of(spec)(text_of(list(found), VOCABULARY), len(found))
+
+
 def test_nothing_longer_than_asked_for_is_answered() -> None:
     matcher = language_of(pattern("a{7}|b{3}c{3}"), byte_vocabulary()).matcher()
     assert shortest(matcher, byte_vocabulary(), 5) is None
