@@ -6,6 +6,8 @@ but constraints; whoever asks for one is told why.
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 # Constraints that are compiled ahead at the same time. A slow one must not hold up the others.
 _NUM_COMPILING = 4
+_LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,12 @@ class Prepared:
 
     compile_ns: int
     was_cached: bool
+
+
+def _give_way() -> None:
+    """Compile where the steps leave room: what comes here ahead of its request takes longer."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 class Languages:
@@ -44,7 +53,7 @@ class Languages:
         end_ids:    tokens that end a sequence of this model
         """
         self._loading: Future[Compiler] = Future()
-        self._preparing = ThreadPoolExecutor(_NUM_COMPILING, "compile")
+        self._preparing = ThreadPoolExecutor(_NUM_COMPILING, "compile", initializer=_give_way)
         load = threading.Thread(
             target=self._load, args=(folder, vocab_size, tuple(end_ids)), daemon=True
         )
