@@ -1,6 +1,7 @@
 """The check over real workers: what it answers, refuses, remembers and counts."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator
@@ -65,7 +66,17 @@ async def until_ready(check: ConstraintCheck) -> None:
 async def test_a_constraint_that_fits_comes_back_with_the_length_of_a_text(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
         constraint = regex("[ab]{3}")
-        assert await check.check(constraint, _NO_STOPS, 3) == CheckedConstraint(constraint, 3)
+        checked = await check.check(constraint, _NO_STOPS, 3)
+    assert checked == CheckedConstraint(checked.constraint, 3)
+    assert checked.constraint.spec == constraint.spec
+
+
+async def test_a_constraint_that_takes_long_to_compile_is_not_called_quick(tmp_path: Path) -> None:
+    many = json.dumps([f"{number} and more" for number in range(20_000)])
+    async with checking(tmp_path) as (check, _):
+        quick = await check.check(regex("[ab]{3}"), _NO_STOPS, 3)
+        long = await check.check(Constraint(ConstraintSpec(Kind.CHOICE, many)), _NO_STOPS, 30)
+    assert (quick.constraint.is_quick, long.constraint.is_quick) == (True, False)
 
 
 async def test_each_refusal_has_its_reason_and_its_numbers(tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ async def test_nothing_is_prepared_without_a_constraint() -> None:
         assert "PrepareConstraint" not in methods(shard)
 
 
+async def test_what_compiles_in_no_time_is_left_to_the_first_step() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        quick = replace(ANY_TEXT, is_quick=True)
+        end_of(await events_of(rig.batcher.submit(asking(constraint=quick))))
+        assert "PrepareConstraint" not in methods(shard)
+
+
 async def test_equal_constraints_are_prepared_together_and_others_beside_them() -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
