@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from router.errors import InvalidRequest
+from router.errors import ConstraintRefused, InvalidRequest
 from router.http.disconnect import unless_disconnected
 from router.http.exchange import Exchange
 from router.http.headers import answer_headers
@@ -72,5 +72,8 @@ def within(place: str) -> Iterator[None]:
     """Lets the errors of one prompt's rules say which prompt they mean."""
     try:
         yield
+    except ConstraintRefused as error:
+        message = f"`{place}`: {error}"  # whose last line may be a caret
+        raise ConstraintRefused(message, error.reason, error.details, error.field) from error
     except InvalidRequest as error:
         raise type(error)(f"{error}, in `{place}`", error.field) from error

@@ -5,6 +5,8 @@ from typing import Any
 import grpc
 import pytest
 
+from router.errors import ConstraintRefused
+from tests.checks import FakeChecks
 from tests.fakes import FakeShard, letters, saying
 from tests.router.http.harness import House, housing
 
@@ -93,6 +95,22 @@ async def test_what_breaks_a_rule_is_a_422_that_names_the_instance(
         assert answer.json()["error_type"] == "validation"
         assert words in answer.json()["error"]
         assert not any(method == "Prefill" for method, _ in house.shard.calls)
+
+
+async def test_a_constraint_that_cannot_be_kept_is_told_with_its_reason_and_its_instance() -> None:
+    checks = FakeChecks(lambda _: ConstraintRefused("too long", "does_not_fit", {"max_len": 3}))
+    parameters = {"grammar": {"type": "regex", "value": "a"}}
+    async with housing(FakeShard(), checks=checks) as house:
+        answer = await predict(house, {"inputs": "a", "parameters": parameters})
+
+        assert (answer.status_code, answer.json()) == (
+            422,
+            {
+                "error": "Constraint error: `instances[0]`: `grammar`: too long",
+                "error_type": "constraint_error",
+                "constraint": {"reason": "does_not_fit", "max_len": 3},
+            },
+        )
 
 
 async def test_a_failing_shard_is_told_as_such() -> None:
