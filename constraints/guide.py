@@ -211,6 +211,8 @@ class Guide:
         taken: list[int] = []
         while self._takes_forced and not self.is_over and len(taken) < MAX_FORCED:
             run = self._forced_run()
+            if not self._has_room_for(run):
+                break
             for token_id in run:
                 if len(taken) == MAX_FORCED or not self.check(token_id):
                     return tuple(taken)
@@ -219,6 +221,22 @@ class Guide:
             if not run:
                 break
         return tuple(taken)
+
+    def _has_room_for(self, run: Witness) -> bool:
+        """Whether the text can be completed in the budget behind a forced run.
+
+        Nobody drew it from a mask that knows distances, and the model's spelling may be longer
+        than need be. Where there is a witness, `check` looks at every token.
+        """
+        if not run or self._needs_witness or self._budget.cuts:
+            return True
+        left = self._remaining - len(run)
+        if left < 0:
+            return False
+        ahead = self._matcher.fork()
+        for token_id in run:
+            ahead.advance(token_id)
+        return ahead.is_complete or ahead.shortest(left) is not None
 
     def _forced_run(self) -> Witness:
         """Tokens that must follow: spelled as the model would, or the one that is left."""

@@ -21,6 +21,7 @@ from tests.constraints.walks import (
     needed_len,
     text_of,
 )
+from tests.constraints.where.vocabularies import vocabulary_of
 
 VOCABULARIES = {"demo": demo_vocabulary, "bytes": byte_vocabulary}
 FLAT = CASES["flat"]
@@ -208,6 +209,17 @@ def test_a_forced_run_is_bounded_and_keeps_to_the_budget() -> None:
     runs = [len(guide.take_forced()) for _ in range(4)]
     assert runs == [64, 64, 64, 8]
     assert guide.is_over
+
+
+def test_a_forced_run_is_not_taken_where_the_rest_would_not_fit_behind_it() -> None:
+    vocabulary = vocabulary_of([*(bytes([byte]) for byte in range(256)), b"", b"ab", b"bcd"], [256])
+    short, roomy = (
+        guide_of(ConstraintSpec(Kind.WHERE, 'X == "abcd"'), Budget(max_len), vocabulary)
+        for max_len in (3, 4)
+    )
+    assert roomy.take_forced() == tuple(b"abcd"), "as this tokenizer spells it"
+    assert short.take_forced() == ()
+    assert legal_ids(short, vocabulary) == [ord("a"), 257]
 
 
 def test_a_budget_without_slack_is_spent_in_one_run() -> None:
