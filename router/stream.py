@@ -79,8 +79,13 @@ class Stream:
         self.num_generated = 0
         self.end: Finished | Failed | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, request.skip_special_tokens, request.prompt_ids)
         constraint = request.constraint
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            request.skip_special_tokens,
+            request.prompt_ids,
+            is_whole=constraint is not None,
+        )
         dropped = () if constraint is None else constraint.dropped_phrases
         self._matcher = (
             StopMatcher(stop.stop_strings, stop.keep_stop_string, dropped)

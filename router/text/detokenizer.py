@@ -26,7 +26,8 @@ class Detokenizer:
     """One sequence's text.
 
     With `prompt_ids` the text goes on behind the prompt's: a leading space that a decoder drops
-    at the beginning of a text stays. Without, it begins a text.
+    at the beginning of a text stays. Without, it begins a text; `is_whole` keeps that space as
+    well, where the text is to be what its tokens' bytes say.
     """
 
     def __init__(
@@ -34,10 +35,13 @@ class Detokenizer:
         tokenizer: Tokenizer,
         skip_special_tokens: bool = True,
         prompt_ids: Sequence[int] = (),
+        *,
+        is_whole: bool = False,
     ) -> None:
         self._text: _Incremental
         if tokenizer.pieces is not None:
-            self._text = _TableText(tokenizer.pieces, skip_special_tokens, prompt_ids)
+            pieces = tokenizer.pieces
+            self._text = _TableText(pieces, skip_special_tokens, prompt_ids, is_whole)
         else:
             self._text = _WindowText(tokenizer, skip_special_tokens, prompt_ids)
 
@@ -54,7 +58,11 @@ class _TableText:
     """Looks each token's piece up; joins bytes to characters."""
 
     def __init__(
-        self, pieces: Pieces, skip_special_tokens: bool, prompt_ids: Sequence[int]
+        self,
+        pieces: Pieces,
+        skip_special_tokens: bool,
+        prompt_ids: Sequence[int],
+        is_whole: bool,
     ) -> None:
         self._pieces = pieces
         self._table = pieces.shown if skip_special_tokens else pieces.all
@@ -63,7 +71,7 @@ class _TableText:
         self._num_left = pieces.num_stripped
         # False while the next piece may not simply be handed out.
         self._plain = False
-        self._begun = pieces.first is None and pieces.num_stripped == 0
+        self._begun = is_whole or (pieces.first is None and pieces.num_stripped == 0)
         for token_id in prompt_ids:
             if self._begun:
                 break

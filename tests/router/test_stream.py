@@ -10,7 +10,7 @@ from router.request import GenerateRequest, SamplingParams, StopParams
 from router.stream import Stream
 from router.text.tokenizer import Tokenizer
 from tests.router.rig import ANY_TEXT
-from tests.router.text.small_tokenizers import byte_level, save
+from tests.router.text.small_tokenizers import byte_fallback, byte_level, save
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -58,4 +58,25 @@ async def test_the_token_that_ends_a_constrained_text_is_no_part_of_it(
     end = (await stream.take())[-1]
     assert isinstance(end, Finished)
     assert end.text == "The quick"
+    tokenizer.close()
+
+
+async def test_a_constrained_text_keeps_the_space_that_begins_it_behind_an_empty_prompt(
+    tmp_path: Path,
+) -> None:
+    tokenizer = Tokenizer.load(save(byte_fallback(), tmp_path))
+    prompt_ids = tuple(tokenizer.encode(""))
+    text_ids = tokenizer.encode("the the", add_special_tokens=False)
+    texts = []
+    for constraint in (None, ANY_TEXT):
+        request = GenerateRequest(
+            prompt_ids, "", SamplingParams(), StopParams(20), constraint=constraint
+        )
+        stream = Stream(1, request, tokenizer, 0.0)
+        tokens = tuple(SampledToken(token_id, -0.5) for token_id in text_ids)
+        stream.add(Generation(1, tokens, finish_reason=FinishReason.LENGTH), 1.0)
+        end = (await stream.take())[-1]
+        assert isinstance(end, Finished)
+        texts.append(end.text)
+    assert texts == ["the the", " the the"]
     tokenizer.close()
