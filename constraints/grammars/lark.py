@@ -138,6 +138,10 @@ def _schema(text: str, word: Word, whitespace: Whitespace) -> str:
         told = f"{wrong}\n{error}"
         if isinstance(error, NotEnforced):
             raise NotEnforced(told, error.pointer, word.start) from None
+        if isinstance(error, Malformed):
+            raise Malformed(told, word.start, error.pointer) from None
+        if isinstance(error, Contradiction):
+            raise Contradiction(told, error.parts) from None
         raise type(error)(told) from None
     literal = json_literal(rewritten.root, rewritten.definitions, whitespace)
     # As many lines as before, so that the engine counts them as the client does.

@@ -155,8 +155,11 @@ def _first_fault(
     field = _path(loc)
     if fault["type"] == "missing":
         return InvalidRequest(f"`{field}` is required", field)
+    given = fault["input"]
     if fault["type"] == "value_error":
         rule = str(fault["ctx"]["error"])
+        # Of a field with parts, the part that breaks the rule.
+        given = getattr(fault["ctx"]["error"], "given", given)
     elif fault["type"] == "too_short":
         rule = f"must have at least {fault['ctx']['min_length']} item"
     elif fault["type"] == "model_type":
@@ -167,7 +170,7 @@ def _first_fault(
     if digits is not None:
         rule = f"must be a whole number between {_MIN_WHOLE} and {_MAX_WHOLE}"
         return InvalidRequest(f"`{field}` {rule}. Given: {_cut(digits)}", field)
-    return InvalidRequest(f"`{field}` {rule}. Given: {_quote(fault['input'])}", field)
+    return InvalidRequest(f"`{field}` {rule}. Given: {_quote(given)}", field)
 
 
 def _digits(body: bytes, loc: tuple[int | str, ...]) -> str | None:

@@ -31,6 +31,14 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 CUTS: Mapping[str, bool] = MappingProxyType({"finish": False, "cut": True})
 
 
+class WrongPart(ValueError):
+    """A part of a field breaks the field's rule; `given` is what stands in its place."""
+
+    def __init__(self, rule: str, given: Any) -> None:
+        super().__init__(rule)
+        self.given = given
+
+
 def read_options(value: Mapping[str, Any]) -> dict[str, Any]:
     """`whitespace`, `lenient` and `on_budget`, as RawGrammar has them. Raises ValueError."""
     whitespace, lenient, on_budget = (
@@ -41,7 +49,7 @@ def read_options(value: Mapping[str, Any]) -> dict[str, Any]:
         found["whitespace"] = Whitespace(_one_of("whitespace", whitespace, _SPACES))
     if lenient is not None:
         if not isinstance(lenient, bool):
-            raise ValueError("must have true or false for `lenient`")
+            raise WrongPart("must have true or false for `lenient`", lenient)
         found["lenient"] = lenient
     if on_budget is not None:
         found["cuts"] = CUTS[_one_of("on_budget", on_budget, tuple(CUTS))]
@@ -51,7 +59,8 @@ def read_options(value: Mapping[str, Any]) -> dict[str, Any]:
 def _one_of(name: str, value: Any, words: tuple[str, ...]) -> str:
     if isinstance(value, str) and value in words:
         return value
-    raise ValueError(f"must have one of {', '.join(f'`{word}`' for word in words)} for `{name}`")
+    shown = ", ".join(f"`{word}`" for word in words)
+    raise WrongPart(f"must have one of {shown} for `{name}`", value)
 
 
 def _grammar(value: Any) -> RawGrammar:
@@ -60,13 +69,13 @@ def _grammar(value: Any) -> RawGrammar:
         raise ValueError('must be an object like {"type": "regex", "value": "[0-9]+"}')
     word = value.get("type")
     if not isinstance(word, str) or word not in GRAMMAR_TYPES:
-        raise ValueError(f"must have a `type`, one of {_WORDS}")
+        raise WrongPart(f"must have a `type`, one of {_WORDS}", word if "type" in value else value)
     if value.get("value") is None:
         raise ValueError("must have a `value`")
     inner: Any = value["value"]
     types, shown = _TYPES[word]
     if type(inner) not in types:
-        raise ValueError(f"of type `{word}` must have {shown} for its `value`")
+        raise WrongPart(f"of type `{word}` must have {shown} for its `value`", inner)
     if word == _WRAPPED:
         inner = inner.get("schema")
         if not isinstance(inner, dict):

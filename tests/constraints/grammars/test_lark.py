@@ -165,3 +165,9 @@ def test_a_rule_with_an_end_is_none(grammar: str) -> None:
 def test_what_excludes_itself_is_a_contradiction() -> None:
     with pytest.raises(Contradiction):
         compiled(Kind.LARK, "start: A\nA: /a/ & /b/")
+
+
+def test_a_wrong_schema_within_is_told_with_its_place_and_its_pointer() -> None:
+    with pytest.raises(Malformed) as refused:
+        compiled(Kind.LARK, 'start: "a" %json {"items": {"type": "text"}}')
+    assert (refused.value.position, refused.value.pointer) == (11, "/items/type")
