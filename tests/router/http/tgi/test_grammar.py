@@ -108,7 +108,7 @@ async def test_a_grammar_that_cannot_be_read_is_tgi_s_error() -> None:
     [
         ("a+", "`parameters.grammar` must be an object like"),
         ({}, "`parameters.grammar` must have a `type`, one of `json`, `json_object`"),
-        ({"type": "xml", "value": "a"}, '`json`, `json_object`, `json_schema`, `regex`, `choice`'),
+        ({"type": "xml", "value": "a"}, "`json`, `json_object`, `json_schema`, `regex`, `choice`"),
         ({"type": "xml", "value": "a"}, 'Given: "xml"'),
         ({"type": "regex", "value": 5}, "must have a string for its `value`. Given: 5"),
         ({"type": "json", "value": {}, "lenient": 1}, "Given: 1"),
