@@ -30,6 +30,7 @@ from launcher.settings import free_port
 
 _PROMPT_LEN = 128
 _OUTPUT_LEN = 192
+_REST_S = 0.25
 # Long enough to be worth measuring: rows of records, and sentences.
 _JSON: Mapping[str, Any] = {
     "type": "array",
@@ -145,6 +146,8 @@ def _new_schema(draw: random.Random) -> dict[str, Any]:
 
 
 async def _first_token_s(url: str, body: bytes) -> float:
+    """Of a request to a server at rest: what the one before it left behind is over."""
+    await asyncio.sleep(_REST_S)
     started_s = time.perf_counter()
     async for payload in post_events(f"{url}/generate_stream", body):
         if "error" in json.loads(payload):
