@@ -31,6 +31,9 @@ HEADER = '%llguidance {"no_forcing": true}\n'
 # Another original of a language is made only where that takes less than this.
 _MAX_SPARE_COMPILE_S = 0.05
 _MAX_ORIGINALS = min(8, os.cpu_count() or 1)
+# Alive at once before there is another original: one output, and the beginning that it came from,
+# which stands still. So a schema that is asked for once is compiled once.
+_MAX_CLONES = 2
 
 
 class _Original:
@@ -92,7 +95,8 @@ class GrammarLanguage:
         """A matcher at the beginning of an output; microseconds, or once in a while a compile."""
         with self._lock:
             original = min(self._originals, key=lambda each: len(each.clones), default=None)
-            if original is None or (original.clones and self._may_have_another()):
+            is_busy = original is not None and len(original.clones) >= _MAX_CLONES
+            if original is None or (is_busy and self._may_have_another()):
                 original = _Original(self._compile())
                 self._originals.append(original)
             return GrammarMatcher(self, original, original.matcher.deep_copy())

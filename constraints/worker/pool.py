@@ -76,7 +76,7 @@ class PoolRules:
     slice_s: float = 0.02
     num_quick: int = field(default_factory=lambda: max(1, min(4, _num_cpus() // 2)))
     num_slow: int = field(default_factory=lambda: max(1, _num_cpus() // 4))
-    max_paused: int = 4
+    max_paused: int = 16
 
 
 @dataclass(frozen=True, slots=True)
