@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
-from re import _constants as ops  # type: ignore[attr-defined]
-from re import _parser as reader  # type: ignore[attr-defined]
+from re import _constants as ops
+from re import _parser as reader
 from typing import Any
 
 import numpy as np
