@@ -79,13 +79,15 @@ def describe(
     *,
     answer: Answer | None = None,
     events: Answer | None = None,
+    last_event: str | None = None,
     generates: bool = True,
     failures: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """Arguments of `add_api_route` for a route that reads `body`.
 
-    `answer` is what a 200 holds, `events` the data of each of its server-sent events; without
-    either it is JSON, and events too if the body has `stream`. `failures` are statuses that not
+    `answer` is what a 200 holds, `events` the data of each of its server-sent events, but for
+    `last_event`, which is no JSON; without either it is JSON, and events too if the body has
+    `stream`. `failures` are statuses that not
     every such route can answer.
     """
     if answer is None and events is None:
@@ -98,7 +100,7 @@ def describe(
             "requestBody": {"required": True, "content": content},
             **({"parameters": [_TIMEOUT]} if generates else {}),
         },
-        **tell(answer, events=events, failures=failures),
+        **tell(answer, events=events, last_event=last_event, failures=failures),
     }
 
 
@@ -106,6 +108,7 @@ def tell(
     answer: Answer | None = None,
     *,
     events: Answer | None = None,
+    last_event: str | None = None,
     media_type: str = _JSON,
     failures: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
@@ -114,7 +117,7 @@ def tell(
     if answer is not None:
         content[media_type] = {"schema": _schema(answer)}
     if events is not None:
-        content[_EVENTS] = {"itemSchema": _event(events)}
+        content[_EVENTS] = {"itemSchema": _event(events, last_event)}
     success: dict[str, Any] = {"description": "As asked for"}
     if content:
         success["content"] = content
@@ -174,9 +177,15 @@ def _schema(told: Answer) -> Mapping[str, Any]:
     return told if isinstance(told, Mapping) else {"$ref": _REF.format(model=told.__name__)}
 
 
-def _event(data: Answer) -> dict[str, Any]:
-    """A server-sent event; its data is a string that holds JSON."""
-    text = {"type": "string", "contentMediaType": _JSON, "contentSchema": _schema(data)}
+def _event(data: Answer, last: str | None) -> dict[str, Any]:
+    """A server-sent event; its data is a string that holds JSON, or the `last` one's."""
+    text: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": _JSON,
+        "contentSchema": _schema(data),
+    }
+    if last is not None:
+        text = {"anyOf": [{"const": last}, text]}
     return {"type": "object", "properties": {"data": text}, "required": ["data"]}
 
 

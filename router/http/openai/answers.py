@@ -226,6 +226,8 @@ class TextCompletionChunk(OpenAiAnswer):
     usage: CompletionUsage | None = None
 
 
+# A stream's last event is this, and no JSON.
+LAST_EVENT = "[DONE]"
 # In a stream an error is an event too.
 CHAT_EVENTS, COMPLETION_EVENTS = (
     {

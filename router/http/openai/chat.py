@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from router.errors import InvalidRequest, Unserved
 from router.http.exchange import Exchange
-from router.http.openai.answers import CHAT_EVENTS, ChatCompletion
+from router.http.openai.answers import CHAT_EVENTS, LAST_EVENT, ChatCompletion
 from router.http.openai.calling import Calling, CallingFrames
 from router.http.openai.chat_frames import ChatChoiceFrames
 from router.http.openai.frames import OpenAiFrames
@@ -49,7 +49,13 @@ class ChatRoutes:
     def router(self) -> APIRouter:
         """The route, documented."""
         router = APIRouter(tags=["OpenAI"])
-        told = describe(ChatBody, answer=ChatCompletion, events=CHAT_EVENTS, failures=NO_MODEL)
+        told = describe(
+            ChatBody,
+            answer=ChatCompletion,
+            events=CHAT_EVENTS,
+            last_event=LAST_EVENT,
+            failures=NO_MODEL,
+        )
         router.add_api_route(
             "/v1/chat/completions",
             self.chat,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from router.errors import InvalidRequest
 from router.events import Finished, FinishReason, PromptScored, TokenGenerated
 from router.http.exchange import Exchange
-from router.http.openai.answers import COMPLETION_EVENTS, TextCompletion
+from router.http.openai.answers import COMPLETION_EVENTS, LAST_EVENT, TextCompletion
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
@@ -41,7 +41,11 @@ class CompletionRoutes:
         """The route, documented."""
         router = APIRouter(tags=["OpenAI"])
         told = describe(
-            CompletionBody, answer=TextCompletion, events=COMPLETION_EVENTS, failures=NO_MODEL
+            CompletionBody,
+            answer=TextCompletion,
+            events=COMPLETION_EVENTS,
+            last_event=LAST_EVENT,
+            failures=NO_MODEL,
         )
         router.add_api_route(
             "/v1/completions",
