@@ -125,8 +125,21 @@ async def test_a_success_tells_its_media_types() -> None:
 async def test_an_event_may_be_an_error(path: str, schemas: set[str]) -> None:
     told = (await fetch())["paths"][path]["post"]["responses"]["200"]["content"]
 
-    event = told["text/event-stream"]["itemSchema"]["properties"]["data"]["contentSchema"]
-    assert {name.rsplit("/", 1)[-1] for name in references(event)} == schemas
+    data = told["text/event-stream"]["itemSchema"]["properties"]["data"]
+    assert {name.rsplit("/", 1)[-1] for name in references(data)} == schemas
+
+
+async def test_only_streams_of_openai_tell_of_a_last_event_that_is_no_json() -> None:
+    told = (await fetch())["paths"]
+
+    def data(path: str) -> Any:
+        content = told[path]["post"]["responses"]["200"]["content"]
+        return content["text/event-stream"]["itemSchema"]["properties"]["data"]
+
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        last, event = data(path)["anyOf"]
+        assert (last, event["contentMediaType"]) == ({"const": "[DONE]"}, "application/json")
+    assert data("/generate_stream")["contentMediaType"] == "application/json"
 
 
 def test_an_answer_is_told_by_its_model_or_its_schema() -> None:
