@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("launcher", "router", "model_server")
+PACKAGES = ("launcher", "router", "model_server", "client", "fleet")
 MAX_LINES = 400
 
 

@@ -1,0 +1,1 @@
+"""LMTP, the WebSocket protocol, from the client's side."""

@@ -1,0 +1,93 @@
+"""What a rewritten `where` clause calls. The parts of `and` and `or` come as functions, so that
+Python's own parts are evaluated only where Python would.
+
+    len(X) < n and check(X, Y)
+    ->  all_(place, lambda: compare(place, called(place, "len", ref(place, "X")), "<", n),
+                    lambda: opaque(place, ("X", "Y"), lambda X, Y: check(X, Y), "check(X, Y)"))
+
+A Python value among the parts decides as in Python: a false one ends an `and`.
+"""
+
+from collections.abc import Callable
+
+from client.query.conditions.terms import (
+    All,
+    AnyOf,
+    Called,
+    Compared,
+    Not,
+    Opaque,
+    Ref,
+    Term,
+    Value,
+)
+from client.query.place import Place
+
+_TERMS = (Value, Ref, All, AnyOf, Not, Compared, Called, Opaque)
+
+
+def term(value: object) -> Term:
+    """A term as it is, anything else as a Value."""
+    return value if isinstance(value, _TERMS) else Value(value)
+
+
+def ref(place: Place, name: str) -> Term:
+    """A hole's value."""
+    return Ref(name, place)
+
+
+def all_(place: Place, *parts: Callable[[], object]) -> Term:
+    """`and`."""
+    held: list[Term] = []
+    for part in parts:
+        made = term(part())
+        if isinstance(made, Value):
+            if not made.value:
+                return Value(False)
+            continue
+        held.append(made)
+    return _joined(place, held, All, neutral=True)
+
+
+def any_(place: Place, *parts: Callable[[], object]) -> Term:
+    """`or`."""
+    held: list[Term] = []
+    for part in parts:
+        made = term(part())
+        if isinstance(made, Value):
+            if made.value:
+                return Value(True)
+            continue
+        held.append(made)
+    return _joined(place, held, AnyOf, neutral=False)
+
+
+def _joined(
+    place: Place, parts: list[Term], kind: type[All] | type[AnyOf], *, neutral: bool
+) -> Term:
+    if not parts:
+        return Value(neutral)
+    return parts[0] if len(parts) == 1 else kind(tuple(parts), place)
+
+
+def not_(place: Place, part: object) -> Term:
+    """`not`."""
+    made = term(part)
+    return Value(not made.value) if isinstance(made, Value) else Not(made, place)
+
+
+def compare(place: Place, left: object, relation: str, right: object) -> Term:
+    """One comparison."""
+    return Compared(term(left), relation, term(right), place)
+
+
+def called(place: Place, operator: str, *arguments: object) -> Term:
+    """An operator of the language."""
+    return Called(operator, tuple(term(argument) for argument in arguments), place)
+
+
+def opaque(
+    place: Place, names: tuple[str, ...], function: Callable[..., object], text: str
+) -> Term:
+    """Any other Python over holes."""
+    return Opaque(names, function, place, text)

@@ -1,0 +1,87 @@
+"""The terms of a `where` clause, over holes by name; frozen.
+
+`reading/` rewrites the clause into calls of `build.py`, which make these. What is Python's own (its
+variables, its functions of finished values) is a Value by then.
+
+    Term = Value | Ref | All | AnyOf | Not | Compared | Called | Opaque
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from client.query.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of Python's."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A hole's value, by its name: finished, current or yet to come."""
+
+    name: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """All parts hold."""
+
+    parts: tuple["Term", ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """At least one part holds."""
+
+    parts: tuple["Term", ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part does not hold."""
+
+    part: "Term"
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """`left relation right`; relation is <, <=, ==, !=, >=, >, in, not in, is or is not.
+
+    A chain `a < b < c` is an All of two.
+    """
+
+    left: "Term"
+    relation: str
+    right: "Term"
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """An operator of the language, by its lower-case name (len, words, stops_at, regex, ...)."""
+
+    operator: str
+    arguments: tuple["Term", ...]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Any other Python over holes: `function(*values of names)`, once these are finished."""
+
+    names: tuple[str, ...]
+    function: Callable[..., object]
+    place: Place
+    text: str
+
+
+Term: TypeAlias = Value | Ref | All | AnyOf | Not | Compared | Called | Opaque

@@ -1,0 +1,85 @@
+"""A program that was read: what `reading/` makes and `running/` runs. Frozen words.
+
+A program's body is an async function that is handed a Context and calls it for every piece of its
+prompts; it is run anew, with the answers that are known, wherever a trace forks or goes back.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from client.query.conditions.terms import Term
+from client.query.place import Place, Source
+
+# A `where` clause, ready to be asked at a hole: Python's variables are taken as they are then.
+Condition = Callable[[], Term]
+
+
+@dataclass(frozen=True, slots=True)
+class Decorator:
+    """`@f` or `@f(a)` in front of a hole's name; `function` is called on its value."""
+
+    function: Callable[..., Any]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """`[NAME]`, as the program has reached it.
+
+    `kind` is what stands behind the colon: int, float, bool, str, a string (a regular expression),
+    a dataclass, a dict (a JSON schema), a Query or a call of one; None: nothing does.
+    `conditions`: those of its string, then the program's own. `support`: the values of a
+    distribution over this hole, None if there is none.
+    """
+
+    name: str
+    place: Place
+    kind: object | None = None
+    decorators: tuple[Decorator, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    support: tuple[str, ...] | None = None
+
+
+class Context(Protocol):
+    """What a body asks of who runs it; one for each run of it."""
+
+    def say(self, text: str, place: Place) -> None:
+        """Fixed text of a prompt, recalled values in it. Costs no request."""
+        ...
+
+    def role(self, name: str, place: Place) -> None:
+        """`{:name}`: what follows is a turn of system, user or assistant."""
+        ...
+
+    async def hole(self, hole: Hole) -> Any:
+        """The value that the hole's variable is bound to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderClause:
+    """`argmax`, `sample(n=2)` ... as it stands in a program: a name and its arguments."""
+
+    name: str
+    arguments: tuple[object, ...]
+    options: Mapping[str, object]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program. `body(context, *arguments)` runs it and returns what it returns.
+
+    `decoder` and `model` are evaluated when the program is run; None: the clause is absent.
+    `hole_names` are all names of holes in its text. `returns`: it has a return statement.
+    """
+
+    name: str
+    source: Source
+    parameters: tuple[str, ...]
+    body: Callable[..., Awaitable[object]]
+    hole_names: frozenset[str]
+    returns: bool
+    decoder: Callable[[], DecoderClause] | None = None
+    model: Callable[[], object] | None = None

@@ -1,0 +1,1 @@
+"""From a program's text to a Program: clauses, prompts, Python rewritten."""

@@ -1,0 +1,1 @@
+"""Programs run: traces, decoders, backtracking, distributions."""

@@ -1,0 +1,174 @@
+"""What a program asks of a model and what it is told, in plain words; frozen, no behaviour.
+
+GenerateCall -> TokenMade* -> Answer
+ScoreCall    -> Scores
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A turn of a chat. `role`: system, user, assistant or tool."""
+
+    role: str
+    content: str
+
+
+# A prompt: text (the server adds what its tokenizer puts in front), token ids as they are, or turns
+# of a chat for the model's own template; a last turn of the assistant is gone on with.
+Prompt: TypeAlias = str | tuple[int, ...] | tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 takes the most probable; None: the server's neutral."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language for the output, as TGI's `grammar` says it: json, regex, choice, lark, where.
+
+    `value` is a string, or for json a schema and for choice a list of strings.
+    """
+
+    type: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """One stream of tokens.
+
+    prompt:    | prompt | output: made before | at most max_tokens - len(output) more |
+
+    `output` are tokens of this very output that were made before: the draws, the constraint and
+    the budget go on behind them, as if there had been no pause. `num_steps`: pause after so many
+    further tokens, with finish reason "paused". `stop` strings end the output; they stay in its text with
+    `keeps_stop`. `top_logprobs`: so many alternatives for each token, after mask and penalties.
+    `max_tokens` None: all that the model's context leaves. `timeout_s`: the server ends it then.
+    """
+
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    constraint: Constraint | None = None
+    stop: tuple[str, ...] = ()
+    keeps_stop: bool = True
+    top_logprobs: int = 0
+    output: tuple[int, ...] = ()
+    num_steps: int | None = None
+    timeout_s: float | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMade:
+    """A token. `text`: what the output's text grows by now, perhaps nothing yet.
+
+    `is_end`: an end token, which is no part of the text. `top_logprobs` by token id, the token's
+    own among them; empty unless asked for.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+    is_end: bool = False
+    top_logprobs: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one request: of its prompt, of these found in the prefix cache, made."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A whole output, of this call: without what was made before.
+
+    `finish_reason`: eos, stop_token, stop_string, constraint_complete, length, deadline, paused or
+    cancelled. `text` is what is shown of it: no end token, no stop string that was to be dropped.
+    `constraint_satisfied` None without a constraint; `violation` says what is wrong, if known.
+    """
+
+    text: str
+    tokens: tuple[TokenMade, ...]
+    finish_reason: str
+    usage: Usage
+    stop_string: str | None = None
+    constraint_satisfied: bool | None = None
+    violation: str | None = None
+    seed: int | None = None
+
+    @property
+    def logprob(self) -> float:
+        """The sum over its tokens, the end token among them."""
+        return sum(token.logprob for token in self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCall:
+    """How probable each of `values` is behind the prompt, in one request.
+
+    A value is text, which is tokenized on its own, or token ids.
+    """
+
+    prompt: Prompt
+    values: tuple[str, ...] | tuple[tuple[int, ...], ...]
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A value's tokens and the log-probability of each, given all before it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the value."""
+        return sum(self.logprobs)
+
+    @property
+    def mean(self) -> float:
+        """The same per token: normalised by length."""
+        return self.total / len(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One for each value, in their order."""
+
+    values: tuple[Scored, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNotice:
+    """What the server says of itself: `state` is queued, loading, running or draining.
+
+    `stream` None: it concerns the whole connection.
+    """
+
+    state: str
+    message: str = ""
+    stream: int | None = None

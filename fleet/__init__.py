@@ -1,0 +1,1 @@
+"""Several models behind one address: which are loaded, and who is asked for what."""
