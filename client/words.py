@@ -58,8 +58,9 @@ class GenerateCall:
 
     `output` are tokens of this very output that were made before: the draws, the constraint and
     the budget go on behind them, as if there had been no pause. `num_steps`: pause after so many
-    further tokens, with finish reason "paused". `stop` strings end the output; they stay in its text with
-    `keeps_stop`. `top_logprobs`: so many alternatives for each token, after mask and penalties.
+    further tokens, with finish reason "paused". `stop` strings end the output; they stay in its
+    text with `keeps_stop`. `top_logprobs`: so many alternatives for each token, after mask and
+    penalties.
     `max_tokens` None: all that the model's context leaves. `timeout_s`: the server ends it then.
     """
 
