@@ -82,7 +82,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
         "pad_token": PAD,
-        "extra_special_tokens": [SYSTEM, USER, ASSISTANT],
+        # Its older name: transformers before version 5 knows no other for a list.
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT],
         "clean_up_tokenization_spaces": False,
         "model_max_length": MAX_LEN,
         "chat_template": _TEMPLATE,
