@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
 from constraints.guide import Guide
-from constraints.guiding.witness import allowed_ids
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
 
@@ -131,7 +131,7 @@ def _followed(
         began = time.thread_time()
         guide.fill(row)
         fill_s.append(time.thread_time() - began)
-        token_id = rng.choice(allowed_ids(row))
+        token_id = rng.choice(allowed_ids(row).tolist())
         began = time.thread_time()
         is_good = guide.check(token_id)
         check_s.append(time.thread_time() - began)

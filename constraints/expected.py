@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from constraints.matcher import Bitmask, Matcher
+from constraints.bitmask import Bitmask, allowed_ids
+from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
 THE_END = "the end"
@@ -34,8 +35,8 @@ class Expectation:
         """The ids of the tokens that may follow."""
         row: Bitmask = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         matcher.fill_mask(row)
-        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-        return np.flatnonzero(bits[: len(self._vocabulary.tokens)])
+        legal = allowed_ids(row)
+        return legal[legal < len(self._vocabulary.tokens)]
 
     def words(self, matcher: Matcher, legal: npt.NDArray[np.int64]) -> tuple[str, ...]:
         """What may follow, each as it would be written, or as a class of characters."""

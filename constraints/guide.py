@@ -10,6 +10,7 @@ import json
 
 import numpy as np
 
+from constraints.bitmask import Bitmask, allowed_ids, clear_bits, set_bits
 from constraints.errors import (
     ConstraintError,
     Contradiction,
@@ -22,15 +23,12 @@ from constraints.guiding.search import is_barren
 from constraints.guiding.stops import StoppedMatcher
 from constraints.guiding.witness import (
     Witness,
-    allowed_ids,
-    clear_bits,
     narrow,
     next_witness,
-    set_bits,
     spelled,
     tails_of,
 )
-from constraints.matcher import Bitmask, Language, Matcher
+from constraints.matcher import Language, Matcher
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary
 
@@ -248,7 +246,7 @@ class Guide:
             return tuple(tokens)
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         self.fill(row)
-        legal = allowed_ids(row)
+        legal = allowed_ids(row).tolist()
         return tuple(legal) if len(legal) == 1 and legal[0] not in self._ends else ()
 
     def _ends_with(self, text: bytes) -> bool:

@@ -12,11 +12,7 @@ only if what was accepted so far is in the language.
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-# ceil(vocab_size / 32) words of 32 tokens each, least significant bit first; a set bit allows.
-Bitmask = npt.NDArray[np.int32]
+from constraints.bitmask import Bitmask
 
 
 class Matcher(Protocol):

@@ -17,12 +17,12 @@ from functools import lru_cache
 import numpy as np
 from llguidance import LLMatcher
 
+from constraints.bitmask import Bitmask
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import shortest_completion
 from constraints.guiding.witness import completes, spelled, text_of
-from constraints.matcher import Bitmask
 from constraints.vocabulary import Vocabulary
 
 # Every grammar text begins with this line; the positions in the engine's messages count it.

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from constraints.matcher import Bitmask
+from constraints.bitmask import Bitmask
 from constraints.vocabulary import Vocabulary
 
 # Edges that are a matter of their own each, whatever their kind.

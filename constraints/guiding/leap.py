@@ -12,9 +12,10 @@ from time import thread_time
 import numpy as np
 import numpy.typing as npt
 
+from constraints.bitmask import allowed_ids
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of
-from constraints.guiding.witness import Witness, allowed_ids
+from constraints.guiding.witness import Witness
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
@@ -52,7 +53,7 @@ def _leap(
         singles = alphabet_of(vocabulary).allowed(row)[0].tolist()
         if not singles:
             return None
-        token_id = _next(singles, allowed_ids(row), vocabulary, before_words)
+        token_id = _next(singles, allowed_ids(row).tolist(), vocabulary, before_words)
         matcher.advance(token_id)
         path.append(token_id)
     return tuple(path)

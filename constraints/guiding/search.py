@@ -24,13 +24,13 @@ from time import thread_time
 
 import numpy as np
 
+from constraints.bitmask import allowed_ids
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.leap import long_completion
 from constraints.guiding.witness import (
     Witness,
-    allowed_ids,
     completes,
     spelled,
     text_of,
@@ -194,7 +194,7 @@ class Search:
 
     def _longer(self, known: set[int]) -> tuple[Witness, ...]:
         """A few tokens from all over the mask: where tokens are counted, bytes are too short."""
-        others = [token_id for token_id in allowed_ids(self._row) if token_id not in known]
+        others = [token_id for token_id in allowed_ids(self._row).tolist() if token_id not in known]
         others = [token_id for token_id in others if self._vocabulary.tokens[token_id]]
         return tuple((token_id,) for token_id in others[:: max(1, len(others) // MAX_LONGER)])
 

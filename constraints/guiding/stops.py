@@ -13,19 +13,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from constraints.bitmask import Bitmask, clear_bits, set_bits
 from constraints.errors import IllegalToken
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import shortest_completion
 from constraints.guiding.stop_table import table_of
 from constraints.guiding.witness import (
     Witness,
-    clear_bits,
     completes,
-    set_bits,
     spelled,
     text_of,
 )
-from constraints.matcher import Bitmask, Language, Matcher
+from constraints.matcher import Language, Matcher
 from constraints.spec import StopRule
 from constraints.vocabulary import Vocabulary
 

@@ -9,13 +9,12 @@ Every answer is legal and ends in a complete text; none is longer than the budge
 asked for.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
-import numpy as np
-
+from constraints.bitmask import Bitmask, allowed_ids, set_bits
 from constraints.guiding.alphabet import alphabet_of
-from constraints.matcher import Bitmask, Matcher
+from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
 Witness = tuple[int, ...]
@@ -176,7 +175,7 @@ def narrow(
     Tokens other than the witness's first are looked at only where they are few, and not closely.
     """
     left = len(witness) - 1
-    legal = allowed_ids(row)
+    legal = allowed_ids(row).tolist()
     known = [witness[0]]
     if len(legal) <= MAX_LOOKS:
         others = [each for each in legal if each not in ends and each != witness[0]]
@@ -189,27 +188,6 @@ def narrow(
     set_bits(row, known)
 
 
-def set_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
-    """Allow these tokens."""
-    words = row.view(np.uint32)
-    for token_id in token_ids:
-        words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
-
-
-def clear_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
-    """Mask these tokens."""
-    words = row.view(np.uint32)
-    for token_id in token_ids:
-        words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
-
-
 def text_of(tokens: Witness, vocabulary: Vocabulary) -> bytes:
     """The bytes of the tokens."""
     return b"".join([vocabulary.tokens[token_id] for token_id in tokens])
-
-
-def allowed_ids(row: Bitmask) -> list[int]:
-    """The tokens whose bits are set."""
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    token_ids: list[int] = np.flatnonzero(bits).tolist()
-    return token_ids

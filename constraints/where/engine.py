@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from constraints.bitmask import Bitmask
 from constraints.errors import IllegalToken, TooComplex
 from constraints.guiding.search import shortest_completion
-from constraints.matcher import Bitmask
 from constraints.token_walk import PLACE_MASK, TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable

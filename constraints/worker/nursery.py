@@ -214,7 +214,7 @@ class Nursery:
                 for line in lines:
                     self._hear(json.loads(line))
         except ConnectionError:
-            pass
+            pass  # it was killed: as good an end as any
         finally:
             self._bury()
         await asyncio.wait({self._last_words}, timeout=_LAST_WORDS_S)

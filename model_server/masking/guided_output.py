@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from constraints.bitmask import Bitmask, clear_bits, set_bits
 from constraints.errors import ConstraintError
 from constraints.guide import Guide
 
 _log = logging.getLogger(__name__)
 
-Words = npt.NDArray[np.int32]
 T = TypeVar("T")
 
 TOO_SLOW = "its constraint takes too long to follow"
@@ -67,7 +66,7 @@ class GuidedOutput:
         left_len: int,
     ) -> None:
         self.request_id = request_id
-        self.words: Words = np.zeros(num_words, dtype=np.int32)
+        self.words: Bitmask = np.zeros(num_words, dtype=np.int32)
         self.fill_ns = 0
         self._patience_ns = _PATIENCE_NS
         self.error: str | None = None
@@ -90,12 +89,12 @@ class GuidedOutput:
         self._present_guide.fill(words)
         if self._ignored_ids:
             before = words.copy()
-            _clear(words, self._ignored_ids)
+            clear_bits(words, self._ignored_ids)
             if not words.any():
                 words[:] = before
         self.fill_ns = time.perf_counter_ns() - began_ns
 
-    def accepts(self, token_id: int, words: Words) -> bool:
+    def accepts(self, token_id: int, words: Bitmask) -> bool:
         """Whether a drawn token may be appended; if not, it is cleared in `words`.
 
         After a few refusals, or the last token's, the completion that is known to fit is all that
@@ -106,7 +105,7 @@ class GuidedOutput:
             return True
         self._num_refused += 1
         if self.error is None and self._num_refused < _MAX_REFUSED:
-            _clear(words, (token_id,))
+            clear_bits(words, (token_id,))
             # Where only ends are left that were masked before they had to be, they have to be now.
             if words.any():
                 return False
@@ -116,7 +115,7 @@ class GuidedOutput:
         elif self.error is None:
             witness = self._ask(lambda guide: guide.witness_token())
             if self.error is None:
-                _set(words, self._end_ids if witness is None else (witness,))
+                set_bits(words, self._end_ids if witness is None else (witness,))
         return False
 
     def advance(self, token_id: int) -> Advance | None:
@@ -166,15 +165,3 @@ class GuidedOutput:
         if self._guide is None:
             raise AssertionError("the guide is asked before it was opened")
         return self._guide
-
-
-def _clear(words: Words, token_ids: Iterable[int]) -> None:
-    bits = words.view(np.uint32)
-    for token_id in token_ids:
-        bits[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
-
-
-def _set(words: Words, token_ids: Iterable[int]) -> None:
-    bits = words.view(np.uint32)
-    for token_id in token_ids:
-        bits[token_id >> 5] |= np.uint32(1 << (token_id & 31))

@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from constraints.bitmask import Bitmask
 from constraints.guide import Guide
 from constraints.spec import Budget
 from model_server.masking.beginnings import Beginning, Beginnings
 from model_server.masking.crew import Crew, Job
-from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput, Words
+from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
 from model_server.masking.languages import Languages
 from model_server.request import Constraint, NewSequence
 from model_server.sampling.logits_processors import BITS_PER_WORD
@@ -47,7 +48,7 @@ class StepMasks(Masks):
         wait_ns: int,
     ) -> None:
         super().__init__(places, words)
-        self._rows: Words = words.numpy()
+        self._rows: Bitmask = words.numpy()
         self.outputs = outputs
         self.mask_ns = sum(output.fill_ns for output in outputs)
         self.wait_ns = wait_ns
@@ -133,7 +134,7 @@ class Guides:
         if len(outputs) > len(self._staged):
             self._staged = self._stage(2 * len(outputs))
         words = self._staged[: len(outputs)]
-        rows: Words = words.numpy()
+        rows: Bitmask = words.numpy()
         for row, output in zip(rows, outputs, strict=True):
             self._await(output)
             row[:] = output.words if output.error is None else 0

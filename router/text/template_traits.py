@@ -81,7 +81,7 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
                 if _is_whole(text) and text.count("None") <= fewest:
                     return replace(traits, calls=_syntax(render, traits, text))
     except TemplateLimit:
-        pass
+        pass  # a template that takes so long is taken for one that shows no calls
     return plain
 
 

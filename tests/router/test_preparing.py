@@ -136,7 +136,8 @@ async def test_one_that_stays_has_its_constraint_when_another_leaves() -> None:
     async with routing(shard) as rig:
         left, stays = rig.batcher.submit_all([asking(constraint=ANY_TEXT) for _ in range(2)])
         rig.batcher.cancel(left)
-        end_of(await events_of(stays))
+        assert end_of(await events_of(stays)).num_generated_tokens == 6
+        assert methods(shard).count("PrepareConstraint") == 1
 
 
 async def test_what_the_shard_cannot_compile_is_refused_and_nothing_runs() -> None:
@@ -186,7 +187,7 @@ async def test_a_drain_waits_for_who_waits_for_a_constraint() -> None:
     async with routing(shard) as rig:
         stream = rig.batcher.submit(asking(constraint=ANY_TEXT))
         await rig.batcher.drain(2.0)
-        end_of(await events_of(stream))
+        assert end_of(await events_of(stream)).num_generated_tokens == 6
 
 
 @pytest.mark.parametrize("is_broken", [True, False])

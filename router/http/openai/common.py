@@ -4,6 +4,7 @@ Every optional field takes an explicit null for its absence. Names that OpenAI d
 vLLM's.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from pydantic import Field
@@ -71,9 +72,9 @@ class OpenAiBody(Promises, Formats):
         return self.num_choices
 
     @property
+    @abstractmethod
     def num_top_logprobs(self) -> int | None:
         """How many alternatives to tell of at each generated token; None: no log-probabilities."""
-        raise NotImplementedError
 
     @property
     def includes_usage(self) -> bool:

@@ -5,11 +5,12 @@ import random
 import numpy as np
 import pytest
 
+from constraints.bitmask import allowed_ids
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import PLAN, Search, Strategy, is_barren
 from constraints.guiding.search import shortest_completion as shortest
-from constraints.guiding.witness import allowed_ids, completes
+from constraints.guiding.witness import completes
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import CASES
 from tests.constraints.walks import demo_vocabulary, judge_of, language_of, text_of
@@ -44,7 +45,7 @@ def test_a_completion_is_found_from_wherever_an_output_stands(name: str) -> None
     made: list[int] = []
     for _ in range(12):
         matcher.fill_mask(row)
-        legal = [each for each in allowed_ids(row) if each not in VOCABULARY.end_ids]
+        legal = [each for each in allowed_ids(row).tolist() if each not in VOCABULARY.end_ids]
         if not legal:
             break
         made.append(rng.choice(legal))

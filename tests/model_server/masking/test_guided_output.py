@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from constraints.bitmask import Bitmask
 from constraints.errors import EngineFailed
-from constraints.matcher import Bitmask
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
 
 NUM_WORDS = 2

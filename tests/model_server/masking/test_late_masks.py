@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from constraints.bitmask import Bitmask
 from constraints.errors import EngineFailed
-from constraints.matcher import Bitmask, Language, Matcher
+from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
 from model_server.masking.guided_output import TOO_SLOW

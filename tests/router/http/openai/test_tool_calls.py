@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from router.http.openai.tool_calls import CallArguments, CallBegun, CallReader, Piece, Said
@@ -68,6 +68,8 @@ def test_any_cut_of_an_answer_tells_the_same_calls(
     syntax = SYNTAXES[name]
     if syntax.only_at_start:
         calls, said = calls[:1], "" if calls else said.lstrip("{")
+    else:
+        assume(syntax.trigger not in said)
     text = written(syntax, calls, said)
 
     found = gathered(told(syntax, cut(text, places)))

@@ -1,0 +1,29 @@
+"""Bitmasks over a vocabulary: a token is legal if bit `id % 32` of word `id // 32` is set."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+# [ceil(vocab_size / 32)] int32
+Bitmask: TypeAlias = npt.NDArray[np.int32]
+
+
+def set_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
+    """Allow these tokens."""
+    words = row.view(np.uint32)
+    for token_id in token_ids:
+        words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def clear_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
+    """Mask these tokens."""
+    words = row.view(np.uint32)
+    for token_id in token_ids:
+        words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+
+
+def allowed_ids(row: Bitmask) -> npt.NDArray[np.int64]:
+    """The tokens whose bits are set, in rising order."""
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
