@@ -5,7 +5,8 @@ prompts; it is run anew, with the answers that are known, wherever a trace forks
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from client.query.conditions.terms import Term
@@ -28,7 +29,7 @@ class Hole:
     """`[NAME]`, as the program has reached it.
 
     `kind` is what stands behind the colon: int, float, bool, str, a string (a regular expression),
-    a dataclass, a dict (a JSON schema), a Query or a call of one; None: nothing does.
+    a dataclass, a dict (a JSON schema), a Subquery; None: nothing does.
     `conditions`: those of its string, then the program's own. `support`: the values of a
     distribution over this hole, None if there is none.
     """
@@ -83,3 +84,21 @@ class Program:
     returns: bool
     decoder: Callable[[], DecoderClause] | None = None
     model: Callable[[], object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subquery:
+    """`[X: f]` or `[X: f(a, k=v)]`: the program that fills a hole, and what it is given."""
+
+    program: Program
+    arguments: tuple[object, ...] = ()
+    keywords: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class HasProgram(Protocol):
+    """What may stand behind a hole's colon as a nested query: a decorated function, an F."""
+
+    @property
+    def program(self) -> Program:
+        """The program that a call of it runs."""
+        ...

@@ -99,6 +99,11 @@ class AtHole(Protocol):
         ...
 
     @property
+    def source(self) -> Source:
+        """The program's text in which the hole stands."""
+        ...
+
+    @property
     def plan(self) -> HolePlan:
         """What its conditions mean."""
         ...
