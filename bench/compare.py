@@ -74,7 +74,7 @@ def running(server: Server) -> Iterator[None]:
             server.command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
     try:

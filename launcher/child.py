@@ -43,14 +43,19 @@ class Child:
         quiet: bool = False,
     ) -> "Child":
         """Start `argv` in a process group of its own. `quiet` keeps its lines without showing
-        them."""
+        them.
+
+        Not in a session of its own: Linux shares processors out between sessions before it looks
+        at priorities in one (sched(7), autogroup), so the router's workers, which give way to
+        everything, would not give way to a shard.
+        """
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(environ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
             limit=_MAX_LINE_BYTES,
         )
         return cls(name, process, console, quiet=quiet)

@@ -8,6 +8,7 @@ or SIGINT drains, the second stops at once. Whatever happens, no child and no so
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ from launcher.settings import ServeSettings
 
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
+_PARENT_POLL_S = 0.5
 _SHARD_STOP_S = 5.0
 # The router ends by itself when its drain is over, after the last step, the last bytes and the last
 # traces; asked once more before that, it would stop at once.
@@ -52,6 +54,7 @@ class Supervisor:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal, signum)
         started_s = time.monotonic()
+        watching = asyncio.create_task(self._watch_parent())
         try:
             folder = await self._download()
             await self._start_shards()
@@ -66,8 +69,17 @@ class Supervisor:
             self._console.say(f"error: {error}", "ERROR")
             return 1
         finally:
+            watching.cancel()
             await self._stop_everything()
         return 0
+
+    async def _watch_parent(self) -> None:
+        parent_pid = self._settings.parent_pid
+        if parent_pid is None:
+            return
+        while os.getppid() == parent_pid:  # noqa: ASYNC110 (nothing tells of a parent's end)
+            await asyncio.sleep(_PARENT_POLL_S)
+        self._on_signal(signal.SIGTERM)
 
     def _on_signal(self, signum: signal.Signals) -> None:
         self._num_signals += 1
@@ -92,7 +104,7 @@ class Supervisor:
             *self._settings.download_argv(),
             env=dict(self._environ),
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
+            process_group=0,
         )
         # Its progress bars go straight to our stderr; the folder comes on stdout.
         output = asyncio.ensure_future(process.communicate())
@@ -150,7 +162,9 @@ class Supervisor:
 
     async def _until_answering(self, router: Child) -> None:
         settings = self._settings
-        while not await answers_health(settings.hostname, settings.port, has_tls=settings.has_tls):
+        while not await answers_health(
+            settings.hostname, settings.port, has_tls=settings.has_tls, uds=settings.http_uds
+        ):
             self._raise_if_dead([router, *self._shards])
             await asyncio.sleep(_POLL_S)
 
@@ -198,6 +212,9 @@ class Supervisor:
 
     def _say_hello(self) -> None:
         settings = self._settings
+        if settings.http_uds is not None:
+            self._console.say(f"Tandem serves at unix:{settings.http_uds}")
+            return
         url = address(settings.hostname, settings.port, has_tls=settings.has_tls)
         if self._console.as_json:
             self._console.say(f"Tandem serves at {url}")
