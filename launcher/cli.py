@@ -17,7 +17,7 @@ from typing import Annotated, Optional
 import typer
 
 from constraints.spec import Kind, Whitespace
-from launcher import constraint_options, options, tgi_options
+from launcher import constraint_options, fleet_options, options, tgi_options
 from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constraint
 from launcher.console import Console
 from launcher.environment import describe
@@ -33,6 +33,7 @@ from launcher.settings import (
     num_shards,
     require_free_port,
 )
+from launcher.several import check_models, front_argv, is_fleet, passed_on, refuse_of_one
 from launcher.supervisor import Supervisor
 
 CONSTRAINT_KINDS = {
@@ -54,7 +55,8 @@ app = typer.Typer(
 
 @app.command()
 def serve(
-    model_id: options.ModelId = None,
+    context: typer.Context,
+    model_ids: options.ModelIds = None,
     model_id_flag: options.ModelIdFlag = None,
     served_model_name: options.ServedModelName = None,
     revision: options.Revision = None,
@@ -109,6 +111,15 @@ def serve(
     otlp_endpoint: options.OtlpEndpoint = None,
     otlp_service_name: options.OtlpServiceName = "text-generation-inference.router",
     env: options.Env = False,
+    models_folder: fleet_options.ModelsFolder = None,
+    hub_models: fleet_options.HubModels = True,
+    max_loaded_models: fleet_options.MaxLoadedModels = 1,
+    model_load_timeout: fleet_options.ModelLoadTimeout = 300.0,
+    model_idle_timeout: fleet_options.ModelIdleTimeout = None,
+    model_turn: fleet_options.ModelTurn = 10.0,
+    model_retry_after: fleet_options.ModelRetryAfter = 30.0,
+    http_uds: fleet_options.HttpUds = None,
+    parent_pid: fleet_options.ParentPid = None,
     quantize: tgi_options.Quantize = None,
     speculate: tgi_options.Speculate = 0,
     kv_cache_dtype: tgi_options.KvCacheDtype = None,
@@ -125,7 +136,7 @@ def serve(
     enable_prefill_logprobs: tgi_options.EnablePrefillLogprobs = False,
     disable_custom_kernels: tgi_options.DisableCustomKernels = False,
 ) -> None:
-    """Serve a model over HTTP, from one process or from one per GPU."""
+    """Serve a model over HTTP, from one process or from one per GPU; or several, on demand."""
     tgi_options.refuse(
         quantize=quantize,
         speculate=speculate,
@@ -135,12 +146,12 @@ def serve(
         lora_adapters=lora_adapters,
         ngrok=ngrok,
     )
-    if model_id is not None and model_id_flag is not None and model_id != model_id_flag:
-        raise BadSetting(f"MODEL_ID {model_id!r} and --model-id {model_id_flag!r} differ")
+    models = _models(model_ids, model_id_flag)
     if env:
         typer.echo(describe(), err=True)
-    require_free_port(hostname, port)
-    model = model_id or model_id_flag
+    if http_uds is None:
+        require_free_port(hostname, port)
+    model = models[0] if models else None
     if (
         disable_custom_kernels
         and attention is options.Attention.auto
@@ -207,10 +218,47 @@ def serve(
             ),
             has_tls=ssl_certfile is not None,
             secrets=_secrets(_joined(api_key), ssl_keyfile_password),
+            http_uds=http_uds,
+            parent_pid=parent_pid,
         )
         environ = children_environ(os.environ, weights_cache_override or huggingface_hub_cache)
         check_router(settings, environ)
-        code = asyncio.run(Supervisor(settings, environ, Console(json_output)).run())
+        if is_fleet(models):
+            check_models(models, trusts_code=trust_remote_code, takes_hub_models=hub_models)
+            refuse_of_one(context)
+            front_flags = _flags(
+                hostname=hostname,
+                port=port,
+                http_uds=http_uds,
+                parent_pid=parent_pid,
+                protect_metrics=protect_metrics,
+                cors_allow_origin=_joined(cors_allow_origin),
+                ssl_certfile=ssl_certfile,
+                ssl_keyfile=ssl_keyfile,
+                header_limit=header_limit,
+                header_timeout=header_timeout,
+                body_timeout=body_timeout,
+                write_timeout=write_timeout,
+                payload_limit=payload_limit,
+                graceful_termination_timeout=graceful_termination_timeout,
+                cuda_memory_fraction=cuda_memory_fraction,
+                json_output=json_output,
+                models_folder=models_folder,
+                hub_models=str(hub_models).lower(),
+                max_loaded_models=max_loaded_models,
+                model_load_timeout=model_load_timeout,
+                model_idle_timeout=model_idle_timeout,
+                model_turn=model_turn,
+                model_retry_after=model_retry_after,
+            )
+            argv = front_argv(models, front_flags, passed_on(context))
+            become = (argv, settings.router_environ(environ))
+        else:
+            become = None
+            code = asyncio.run(Supervisor(settings, environ, Console(json_output)).run())
+    if become is not None:
+        # Nothing is to be watched but the front, so no process stays to watch it.
+        os.execve(become[0][0], *become)
     raise typer.Exit(code)
 
 
@@ -267,6 +315,15 @@ def check_command(
 def env_command() -> None:
     """Print what a report of a problem should say about this machine."""
     typer.echo(describe())
+
+
+def _models(given: list[str] | None, by_flag: str | None) -> list[str]:
+    """The ids of the command line, or of the variable MODEL_ID, whose text may have spaces."""
+    by_variable = os.environ.get("MODEL_ID")
+    models = list(given or ([] if by_flag or not by_variable else [by_variable]))
+    if models and by_flag is not None and models != [by_flag]:
+        raise BadSetting(f"MODEL_ID {' '.join(models)!r} and --model-id {by_flag!r} differ")
+    return models or ([by_flag] if by_flag else [])
 
 
 def _joined(words: list[str] | None) -> str | None:

@@ -32,10 +32,13 @@ MODEL, PLACE, ACCESS, LIMITS, LOGS = (
     "Model", "Where it runs", "Who may ask, and how", "Limits", "Logs and traces"
 )  # fmt: skip
 
-ModelId = Annotated[
-    Optional[str],
+ModelIds = Annotated[
+    Optional[list[str]],
     typer.Argument(
-        envvar="MODEL_ID", show_default="the bundled model", help="A local folder or a hub id."
+        metavar="[MODEL_ID]...",
+        show_default="the bundled model",
+        help="A local folder or a hub id, also from the variable MODEL_ID. Several: each is loaded "
+        "when a request names it. auto: any that a request names.",
     ),
 ]
 ModelIdFlag = Annotated[

@@ -29,14 +29,21 @@ def address(hostname: str, port: int, *, has_tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def answers_health(hostname: str, port: int, *, has_tls: bool = False) -> bool:
-    """True when GET /health/ready answers 200."""
+async def answers_health(
+    hostname: str, port: int, *, has_tls: bool = False, uds: Path | None = None
+) -> bool:
+    """True when GET /health/ready answers 200, at a unix socket if one is given."""
     host = _REACHED_AT.get(hostname, hostname)
+    tls = _trusting() if has_tls else None
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            reader, writer = await asyncio.open_connection(
-                host, port, ssl=_trusting() if has_tls else None
-            )
+            if uds is not None:
+                name = host if has_tls else None
+                reader, writer = await asyncio.open_unix_connection(
+                    str(uds), ssl=tls, server_hostname=name
+                )
+            else:
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls)
             with contextlib.closing(writer):
                 writer.write(
                     b"GET /health/ready HTTP/1.1\r\nHost: health\r\nConnection: close\r\n\r\n"

@@ -19,7 +19,8 @@ SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
 class ServeSettings:
     """One model to serve on this machine. `router_flags` and `shard_flags` go on as they are.
 
-    `secrets` are those of SECRETS that were given.
+    `secrets` are those of SECRETS that were given. `http_uds` takes the place of hostname and port.
+    With `parent_pid`, that process's end is a SIGTERM.
     """
 
     model_id: str
@@ -38,6 +39,8 @@ class ServeSettings:
     router_flags: tuple[str, ...]
     has_tls: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    http_uds: Path | None = None
+    parent_pid: int | None = None
 
     def shard_argv(self) -> list[str]:
         """The command of every rank; they differ in the environment alone."""
@@ -70,6 +73,8 @@ class ServeSettings:
         argv += ["--hostname", self.hostname, "--port", str(self.port)]
         argv += ["--parent-pid", str(os.getpid())]
         argv += ["--graceful-termination-timeout", str(self.graceful_timeout_s)]
+        if self.http_uds is not None:
+            argv += ["--http-uds", str(self.http_uds)]
         if self.served_model_name:
             argv += ["--served-model-name", self.served_model_name]
         return argv + list(self.router_flags)

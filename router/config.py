@@ -14,20 +14,18 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from router.knobs import (
     BadConfig,
-    Parse,
     api_key,
     collector,
     file,
-    flag_of,
     knob,
     number,
     one_of,
     origin,
     parser_of,
+    read_knobs,
     refused,
     route,
     seconds,
@@ -111,6 +109,12 @@ class RouterConfig:
         whole(0, 65535),
         group=_HTTP,
         aliases=("aip_http_port",),
+    )
+    http_uds: Path | None = knob(  # noqa: RUF009 (a dataclass field, by our name)
+        None,
+        "bind this unix socket, for this user alone, instead of an address and a port",
+        Path,
+        group=_HTTP,
     )
     aip_predict_route: str | None = knob(
         None, "another path for /vertex, which Vertex AI chooses", route, group=_HTTP
@@ -338,32 +342,9 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
 
     Raises BadConfig. `--help` prints to stdout and raises SystemExit(0).
     """
-    environ = os.environ if environ is None else environ
-    told = vars(parser_of(fields(RouterConfig)).parse_args(argv))
-    values: dict[str, Any] = {}
-    for each in fields(RouterConfig):
-        parse: Parse = each.metadata["parse"]
-        for source, text in _sources(each.name, each.metadata, told, environ):
-            try:
-                values[each.name] = parse(text)
-            except BadConfig as error:
-                shown = source if each.metadata["secret"] else f"{source} {text!r}"
-                raise BadConfig(f"{shown}: {error}") from None
-            break
-    return RouterConfig(**values)
-
-
-def _sources(
-    name: str, knob: Mapping[str, Any], told: Mapping[str, Any], environ: Mapping[str, str]
-) -> list[tuple[str, str]]:
-    """Where the knob was set, the strongest first: (flag or variable, text)."""
-    found = []
-    for spelling in (name, *knob["aliases"]):
-        if told[spelling] is not None:
-            text = told[spelling]
-            found.append((flag_of(spelling), ",".join(text) if knob["kind"] == "list" else text))
-    for spelling in (name, *knob["aliases"]):
-        variable = spelling.upper()
-        if knob["env"] and environ.get(variable):
-            found.append((variable, environ[variable]))
-    return found
+    return read_knobs(
+        RouterConfig,
+        argv,
+        os.environ if environ is None else environ,
+        parser_of(fields(RouterConfig)),
+    )

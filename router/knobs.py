@@ -1,16 +1,22 @@
 """How a knob is declared, and the rules that its text must pass; `config.py` declares them all."""
 
 import argparse
-from collections.abc import Callable, Iterable
-from dataclasses import Field, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
+_ROUTER = (
+    "Tandem's router: HTTP in front, shards behind. Every flag but --hostname, --parent-pid and "
+    "--ngrok-* can be given as a variable too: in capitals, with underscores."
+)
+
 Parse = Callable[[str], Any]
+T = TypeVar("T")
 
 
 class BadConfig(ValueError):
@@ -167,13 +173,14 @@ class _Parser(argparse.ArgumentParser):
         raise BadConfig(f"{message}; see --help")
 
 
-def parser_of(knobs: Iterable[Field[Any]]) -> argparse.ArgumentParser:
+def parser_of(
+    knobs: Iterable[Field[Any]], prog: str = "python -m router", description: str = _ROUTER
+) -> argparse.ArgumentParser:
     """The command line of these knobs; every value that was given is a text."""
     parser = _Parser(
-        prog="python -m router",
-        usage="python -m router [--flag VALUE] ...",
-        description="Tandem's router: HTTP in front, shards behind. Every flag but --hostname, "
-        "--parent-pid and --ngrok-* can be given as a variable too: in capitals, with underscores.",
+        prog=prog,
+        usage=f"{prog} [--flag VALUE] ...",
+        description=description,
         allow_abbrev=False,
     )
     groups: dict[str, Any] = {}
@@ -197,3 +204,40 @@ def parser_of(knobs: Iterable[Field[Any]]) -> argparse.ArgumentParser:
             options |= {"dest": alias, "help": f"older name of {flag_of(each.name)}"}
             group.add_argument(flag_of(alias), **options)
     return parser
+
+
+def read_knobs(
+    kind: type[T],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    parser: argparse.ArgumentParser,
+) -> T:
+    """A dataclass of knobs, from a command line and an environment. Raises BadConfig."""
+    told = vars(parser.parse_args(argv))
+    values: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        parse: Parse = each.metadata["parse"]
+        for source, text in _sources(each.name, each.metadata, told, environ):
+            try:
+                values[each.name] = parse(text)
+            except BadConfig as error:
+                shown = source if each.metadata["secret"] else f"{source} {text!r}"
+                raise BadConfig(f"{shown}: {error}") from None
+            break
+    return kind(**values)
+
+
+def _sources(
+    name: str, knob: Mapping[str, Any], told: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Where the knob was set, the strongest first: (flag or variable, text)."""
+    found = []
+    for spelling in (name, *knob["aliases"]):
+        if told[spelling] is not None:
+            text = told[spelling]
+            found.append((flag_of(spelling), ",".join(text) if knob["kind"] == "list" else text))
+    for spelling in (name, *knob["aliases"]):
+        variable = spelling.upper()
+        if knob["env"] and environ.get(variable):
+            found.append((variable, environ[variable]))
+    return found
