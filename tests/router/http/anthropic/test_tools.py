@@ -12,7 +12,7 @@ from router.request import Constraint
 from router.text.call_syntax import HERMES
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying
-from tests.router.http.anthropic.test_messages import HI, PATH, PROMPT, post, refuse, stream
+from tests.router.http.anthropic.asking import HI, PATH, PROMPT, post, refuse, stream
 from tests.router.http.harness import housing
 from tests.router.http.openai.calls import Call, written
 

@@ -4,48 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.byte_tokenizer import NUM_SPECIAL
 from tests.checks import FakeChecks
-from tests.fakes import FakeShard, saying
-from tests.router.http.harness import SEED, House, housing
-from tests.router.rig import asking
-
-PATH = "/v1/responses"
-PROMPT = "user: hi\n"
-
-
-def saying_after_hi(text: str) -> FakeShard:
-    return FakeShard(script=saying(text, len(PROMPT)))
-
-
-async def post(house: House, given: Any = "hi", **fields: Any) -> Any:
-    async with house.client as client:
-        answer = await client.post(PATH, json={"input": given, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-async def refuse(house: House, body: Any, path: str = PATH) -> tuple[int, dict[str, Any]]:
-    async with house.client as client:
-        answer = await client.post(path, json=body)
-    assert answer.json().keys() == {"error"}
-    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
-    return answer.status_code, answer.json()["error"]
-
-
-def first_request(house: House) -> Any:
-    return next(call for method, call in house.shard.calls if method == "Prefill").batch.requests[0]
-
-
-def prompt_of(house: House) -> str:
-    """What the shard was asked to go on from."""
-    return bytes(token_id - NUM_SPECIAL for token_id in first_request(house).token_ids).decode()
-
-
-def text_of(answer: Any) -> str:
-    (item,) = answer["output"]
-    (part,) = item["content"]
-    return str(part["text"])
+from tests.fakes import FakeShard
+from tests.router.http.harness import SEED, housing
+from tests.router.http.openai.asking_responses import (
+    first_request,
+    post,
+    prompt_of,
+    saying_after_hi,
+    text_of,
+)
 
 
 async def test_an_answer_is_a_whole_response() -> None:
@@ -311,107 +279,3 @@ async def test_a_format_is_a_constraint_and_told_back(form: Any, schema: str) ->
 
     assert [constraint.spec.text for constraint, *_ in checks.asked] == [schema]
     assert answer["text"]["format"] == form
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"background": True}, "background"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"moderation": {"model": "m"}}, "moderation"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"id": "msg_1"}]}, "input[0]"),
-    ],
-)
-async def test_what_is_not_served_is_refused_by_name(fields: Any, field: str) -> None:
-    async with housing(FakeShard()) as house:
-        status, error = await refuse(house, {"input": "hi", **fields})
-
-    assert (status, error["param"], error["code"]) == (422, field, "unserved")
-    assert f"`{field}`" in error["message"]
-
-
-IMAGE = {"type": "input_image", "image_url": "x"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"include": ["everything"]}, "include[0]"),
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": [7]}, "input[0]"),
-        ({"input": [{"role": "tool", "content": "hi"}]}, "input[0].role"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": "hi", "id": 7}]}, "input[0].id"),
-        ({"input": [{"role": "user", "content": "hi", "status": "odd"}]}, "input[0].status"),
-        ({"input": "a" * 121}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"metadata": {"a": 1}}, "metadata.a"),
-        ({"metadata": {"a": "b" * 513}}, "metadata"),
-        ({"metadata": {"a" * 65: "b"}}, "metadata"),
-        ({"metadata": {str(key): "b" for key in range(17)}}, "metadata"),
-        ({"n": 2}, "n"),
-        ({"reasoning": "much"}, "reasoning"),
-        ({"text": "plain"}, "text"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
-        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
-        ({"text": {"stop": "a"}}, "text.stop"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"truncation": "never"}, "truncation"),
-    ],
-)
-async def test_what_breaks_a_rule_is_refused_by_name(fields: Any, field: str) -> None:
-    async with housing(FakeShard()) as house:
-        status, error = await refuse(house, {"input": "hi", **fields})
-
-    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", field)
-    assert f"`{field}`" in error["message"]
-
-
-async def test_another_model_is_a_404() -> None:
-    async with housing(FakeShard()) as house:
-        status, error = await refuse(house, {"input": "hi", "model": "gpt-9"})
-
-    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
-
-
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_full_queue_is_a_429(streams: bool) -> None:
-    async with housing(FakeShard(), max_concurrent_requests=1) as house:
-        house.shard.faults.delay_s = 0.05
-        running = house.rig.infer.generate(asking(max_new_tokens=20))
-        await anext(running)
-        status, error = await refuse(house, {"input": "hi", "stream": streams})
-        await running.aclose()
-
-    assert (status, error["code"]) == (429, "overloaded")
-
-
-async def test_tokens_are_counted_as_they_would_be_used() -> None:
-    body = {"input": "hi", "instructions": "be kind", "model": "model"}
-    async with housing(FakeShard()) as house, house.client as client:
-        answer = await client.post(f"{PATH}/input_tokens", json=body)
-
-    num_tokens = len("system: be kind\nuser: hi\n")
-    assert answer.json() == {"object": "response.input_tokens", "input_tokens": num_tokens}
-
-
-async def test_what_cannot_be_counted_is_refused_by_name() -> None:
-    async with housing(FakeShard()) as house:
-        body = {"input": "hi", "tools": [{"type": "function"}]}
-        status, error = await refuse(house, body, f"{PATH}/input_tokens")
-
-    assert (status, error["param"]) == (422, "tools")
