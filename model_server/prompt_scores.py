@@ -4,8 +4,8 @@
     logits:   the row of token q scores token q + 1, so the last row scores the next chunk's first
     reported: the first token's score, kept from the chunk before, then those of the others
 
-The sequence's first chunk has no score for its first token, also when tokens before it came from
-the prefix cache.
+Before `prompt_from` nothing is scored, and no row of logits computed. The sequence's first chunk
+has no score for its first token, also when tokens before it came from the prefix cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +27,10 @@ def score_prompts(logits: Tensor, chunks: Sequence[PlannedChunk]) -> StepScores:
     start = 0
     for chunk in chunks:
         sequence = chunk.sequence
-        if sequence.scores_prompt():
-            first = sequence.computed_len + 1
-            stop = min(first + chunk.chunk_len, sequence.prompt_len)
+        if positions := sequence.scored(chunk.chunk_len):
             scored = Sampler.score_prompt(
-                logits[start : start + stop - first],
-                sequence.token_ids[first:stop],
+                logits[start : start + len(positions)],
+                sequence.token_ids[positions.start : positions.stop],
                 sequence.logprobs.num_top_tokens,
             )
             scores[sequence.request_id] = [

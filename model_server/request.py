@@ -34,21 +34,30 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopParams:
-    """When a sequence ends, as far as token ids tell."""
+    """When a sequence ends, as far as token ids tell.
+
+    `pause_len`: tokens of output after which it pauses, None: it does not; whoever goes on with it
+    sends them as `max_new_tokens` counts them, as a part of the same output.
+    """
 
     max_new_tokens: int
     min_new_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    pause_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobParams:
-    """Which log-probabilities to report; `raw`: before penalties and warping."""
+    """Which log-probabilities to report; `raw`: before penalties and warping.
+
+    `prompt`: those of the prompt's tokens, too, from position `prompt_from` on.
+    """
 
     num_top_tokens: int = 0
     raw: bool = False
     prompt: bool = False
+    prompt_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +81,14 @@ class FinishReason(Enum):
     STOP_TOKEN = "stop_token"
     CONSTRAINT_COMPLETE = "constraint_complete"  # nothing but the end may follow
     ERROR = "error"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """A request that enters the shard, for the first time or after a preemption.
 
-    token_ids:  | prompt ............... | output made before a preemption |
+    token_ids:  | prompt ............... | output made before: a preemption, another request |
                 0                        prompt_len                    len(token_ids)
     computed:   | cached_len | chunk_len, in this step | later steps |
 

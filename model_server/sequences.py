@@ -70,9 +70,13 @@ class SequenceState:
         """Tokens whose keys and values are not in the pool."""
         return len(self.token_ids) - self.computed_len
 
-    def scores_prompt(self) -> bool:
-        """Whether the next step has prompt tokens to score."""
-        return self.logprobs.prompt and self.computed_len < self.prompt_len - 1
+    def scored(self, chunk_len: int) -> range:
+        """Positions of the prompt tokens that the next chunk's logits score."""
+        if not self.logprobs.prompt:
+            return range(0)
+        # The logits of a token score the one that follows it.
+        first = max(self.computed_len + 1, self.logprobs.prompt_from)
+        return range(first, min(self.computed_len + 1 + chunk_len, self.prompt_len))
 
     def finish_reason(
         self, eos_token_ids: Collection[int], *, is_over: bool = False
@@ -90,6 +94,9 @@ class SequenceState:
             return FinishReason.CONSTRAINT_COMPLETE
         if len(self.token_ids) - self.prompt_len >= self.stop.max_new_tokens:
             return FinishReason.LENGTH
+        pause_len = self.stop.pause_len
+        if pause_len is not None and len(self.token_ids) - self.prompt_len >= pause_len:
+            return FinishReason.PAUSED
         return None
 
 
@@ -138,8 +145,8 @@ class PlannedChunk:
                 f" do not cover {end} tokens"
             )
         num_logits = 1 if chunk_len and chunk_len == uncomputed_len else 0
-        if chunk_len and sequence.logprobs.prompt and sequence.scores_prompt():
-            num_logits = chunk_len
+        if scored := sequence.scored(chunk_len):
+            num_logits = end - (scored.start - 1)
         return cls(sequence, chunk_len, block_ids, num_logits)
 
     @property

@@ -27,6 +27,7 @@ _FINISH_TO_PB = {
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
     FinishReason.CONSTRAINT_COMPLETE: pb.FINISH_REASON_CONSTRAINT_COMPLETE,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.PAUSED: pb.FINISH_REASON_PAUSED,
 }
 _KIND_FROM_PB = {
     pb.CONSTRAINT_KIND_JSON_SCHEMA: Kind.JSON_SCHEMA,
@@ -145,11 +146,15 @@ def _sequence_from_pb(message: pb.Request) -> NewSequence:
             min_new_tokens=message.stopping.min_new_tokens,
             ignore_eos=message.stopping.ignore_eos,
             stop_token_ids=tuple(message.stopping.stop_token_ids),
+            pause_len=(
+                message.stopping.pause_len if message.stopping.HasField("pause_len") else None
+            ),
         ),
         logprobs=LogprobParams(
             num_top_tokens=message.logprobs.num_top_tokens,
             raw=message.logprobs.raw,
             prompt=message.logprobs.prompt,
+            prompt_from=message.logprobs.prompt_from,
         ),
         constraint=_constraint_from_pb(message),
     )

@@ -81,6 +81,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_CONSTRAINT_COMPLETE: _FinishReason.ValueType  # 4
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 5
     """This row failed; `error` says why. The other rows are not concerned."""
+    FINISH_REASON_PAUSED: _FinishReason.ValueType  # 6
+    """pause_len reached."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -93,6 +95,8 @@ FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
 FINISH_REASON_CONSTRAINT_COMPLETE: FinishReason.ValueType  # 4
 FINISH_REASON_ERROR: FinishReason.ValueType  # 5
 """This row failed; `error` says why. The other rows are not concerned."""
+FINISH_REASON_PAUSED: FinishReason.ValueType  # 6
+"""pause_len reached."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -397,10 +401,15 @@ class StoppingParameters(_message.Message):
     MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PAUSE_LEN_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     min_new_tokens: _builtins.int
     """Until then the end-of-sequence and stop tokens are masked."""
     ignore_eos: _builtins.bool
+    pause_len: _builtins.int
+    """Tokens of output, those made before among them, after which it pauses. Masks do not look at it:
+    the whole output may have max_new_tokens. A run of forced tokens may go beyond it.
+    """
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -410,12 +419,15 @@ class StoppingParameters(_message.Message):
         min_new_tokens: _builtins.int = ...,
         ignore_eos: _builtins.bool = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        pause_len: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "pause_len", b"pause_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "pause_len", b"pause_len", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pause_len: _TypeAlias = _typing.Literal["pause_len"]  # noqa: Y015
+    _WhichOneofArgType__pause_len: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_len) -> _WhichOneofReturnType__pause_len | None: ...
 
 Global___StoppingParameters: _TypeAlias = StoppingParameters  # noqa: Y015
 
@@ -426,22 +438,26 @@ class LogprobParameters(_message.Message):
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    PROMPT_FROM_FIELD_NUMBER: _builtins.int
     num_top_tokens: _builtins.int
     """Alternatives to report beside each chosen token."""
     raw: _builtins.bool
     """true: of the model's own distribution; false: after penalties and warping."""
     prompt: _builtins.bool
     """Report the log-probability of each prompt token after the first."""
+    prompt_from: _builtins.int
+    """Of these, only from this position on."""
     def __init__(
         self,
         *,
         num_top_tokens: _builtins.int = ...,
         raw: _builtins.bool = ...,
         prompt: _builtins.bool = ...,
+        prompt_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_top_tokens", b"num_top_tokens", "prompt", b"prompt", "raw", b"raw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_top_tokens", b"num_top_tokens", "prompt", b"prompt", "prompt_from", b"prompt_from", "raw", b"raw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -540,7 +556,7 @@ Global___PrepareConstraintResponse: _TypeAlias = PrepareConstraintResponse  # no
 class Request(_message.Message):
     """A request as it enters a step for the first time, or again after a preemption.
 
-      token_ids:  | prompt ............... | output made before a preemption |
+      token_ids:  | prompt ............... | output made before: a preemption, another request |
                   0                        prompt_len                    size
       blocks:     | cached_len tokens are in the KV cache already | chunk_len are computed now | later
 
@@ -819,7 +835,7 @@ class Generation(_message.Message):
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Of the tokens of this step's chunk, each given those before it. The sequence's first token
-        has none, so the first chunk brings one fewer than its tokens.
+        has none, so the first chunk brings one fewer than its tokens; none before prompt_from.
         """
 
     @_builtins.property

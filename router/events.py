@@ -20,6 +20,8 @@ class FinishReason(Enum):
     STOP_STRING = "stop_string"
     CONSTRAINT_COMPLETE = "constraint_complete"
     DEADLINE = "deadline"
+    # After as many tokens as were asked for: it may be gone on with.
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The prompt's tokens with their log-probabilities; sent only when asked for."""
+    """The prompt's tokens with their log-probabilities; sent only when asked for.
+
+    From the position on that was asked for; the very first token of a prompt has none.
+    """
 
     tokens: tuple[TokenLogprob, ...]
     top_tokens: tuple[tuple[TokenLogprob, ...], ...] = ()
@@ -73,9 +78,14 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The good end. `text` is the whole output as shown: the concatenation of all event texts
-    and `tail`, what was held back until now.
+    and `tail`, what was held back until now. Of an output that goes on with one made before, it is
+    what was not shown then. A pause has no tail: what is held back is shown by who goes on.
 
-    `constraint_satisfied`: whether it belongs to the request's constraint, None without one;
+    `num_prompt_tokens` counts all that was given, tokens made before among them;
+    `num_generated_tokens` what is new.
+
+    `constraint_satisfied`: whether it belongs to the request's constraint, None without one and at
+    a pause;
     `violation` says what is wrong where that is known, which is where the text itself was checked.
     """
 

@@ -175,7 +175,7 @@ async def _next_burst(stream: Stream, verify: Verify) -> Sequence[Event]:
         return burst
     if not end.constraint_satisfied:
         return burst
-    violation = await verify(constraint, end.text)
+    violation = await verify(constraint, stream.text_before + end.text)
     return [*burst[:-1], replace(end, constraint_satisfied=violation is None, violation=violation)]
 
 

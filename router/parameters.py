@@ -30,6 +30,7 @@ class Limits:
     """The bounds of this server. Lengths of prompts and outputs are in tokens.
 
     `vocab_size` is the model's. `max_stop_string_len` is in characters.
+    `eos_token_ids` are the model's own ends.
     `max_duration_s`: seconds that a request may take from its arrival; None: as long as it likes.
     Without `takes_grammars` every grammar is refused.
     """
@@ -37,6 +38,7 @@ class Limits:
     max_input_len: int
     max_total_len: int
     vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
     max_best_of: int = 2
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
@@ -57,6 +59,10 @@ class RawParams:
     "inputs" -> "prompt"), for messages. `max_top_n_tokens` is what its API promises, whatever
     the server's own limit. `grammar_parts` are what `grammar` was made of, by the fields that hold
     them: each must be a grammar that can be kept by itself.
+
+    `output_ids` are tokens of this output that were made before; `pause_after` so many further
+    ones it pauses. `prompt_from` is the position in the prompt from which on
+    `decoder_input_details` reports.
     """
 
     best_of: int | None = None
@@ -88,6 +94,9 @@ class RawParams:
     watermark: bool = False
     max_time: float | None = None
     deadline_s: float | None = None
+    output_ids: tuple[int, ...] = ()
+    pause_after: int | None = None
+    prompt_from: int = 0
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -148,6 +157,8 @@ _NUMBERS = (
     _Range("max_new_tokens", 1, is_whole=True),
     _Range("min_new_tokens", 0, is_whole=True),
     _Range("max_time", 0, is_open=True),
+    _Range("pause_after", 1, is_whole=True),
+    _Range("prompt_from", 0, is_whole=True),
 )
 
 
@@ -169,6 +180,10 @@ def check_parameters(raw: RawParams, limits: Limits) -> None:
     most = max(limits.max_top_n_tokens, raw.max_top_n_tokens)
     if raw.top_n_tokens is not None and not 0 <= raw.top_n_tokens <= most:
         raise raw.refuse("top_n_tokens", f"between 0 and {most}", raw.top_n_tokens)
+    _check_output_ids(raw, limits)
+    if raw.prompt_from and not raw.decoder_input_details:
+        rule = f"0 without `{raw.name('decoder_input_details')}`"
+        raise raw.refuse("prompt_from", rule, raw.prompt_from)
 
 
 def check_deadline(raw: RawParams) -> None:
@@ -218,6 +233,7 @@ def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
         stop_token_ids=tuple(dict.fromkeys(raw.stop_token_ids or ())),
         stop_strings=tuple(dict.fromkeys(raw.stop or ())),
         keep_stop_string=raw.keep_stop_string,
+        pause_after=raw.pause_after,
     )
 
 
@@ -227,6 +243,7 @@ def logprob_params(raw: RawParams) -> LogprobParams:
         num_top_tokens=raw.top_n_tokens or 0,
         raw=raw.raw_logprobs,
         prompt=raw.decoder_input_details,
+        prompt_from=raw.prompt_from,
     )
 
 
@@ -267,6 +284,18 @@ def _check_logit_bias(raw: RawParams, limits: Limits) -> None:
         if not -_MAX_BIAS <= value <= _MAX_BIAS:
             rule = f"between {-_MAX_BIAS:g} and {_MAX_BIAS:g} for each token"
             raise raw.refuse("logit_bias", rule, f"{value} for token {token_id}")
+
+
+def _check_output_ids(raw: RawParams, limits: Limits) -> None:
+    """What was made before are tokens of the model, and none of them ended the output."""
+    eos_token_ids = () if raw.ignore_eos else limits.eos_token_ids
+    ends = frozenset((*eos_token_ids, *(raw.stop_token_ids or ())))
+    for index, token_id in enumerate(raw.output_ids):
+        _check_token_id(raw, limits, "output_ids", token_id)
+        if token_id in ends:
+            raise raw.refuse(
+                "output_ids", "an output that has not ended", f"token {token_id} at {index} ends it"
+            )
 
 
 def _check_token_id(raw: RawParams, limits: Limits, word: str, token_id: int) -> None:

@@ -51,6 +51,11 @@ class ReportedTokens:
                 yield self._cut(event, self._num_shown)
                 self._num_shown = 0
 
+    def all(self) -> Iterator[TokenGenerated]:
+        """All that wait, whole: for a pause, behind which nothing is known to be cut off."""
+        while self._waiting:
+            yield self._waiting.popleft()[0]
+
     def _cut(self, event: TokenGenerated, num_shown: int) -> TokenGenerated:
         text = event.token.text[:num_shown]
         token = replace(event.token, text=text, hidden=event.token.hidden or not text)

@@ -37,6 +37,8 @@ class SamplingParams:
 class StopParams:
     """When a sequence ends.
 
+    `max_new_tokens` counts what was made before, too. `pause_after` that many further tokens the
+    router ends the stream as PAUSED: another request may go on from there.
     `stop_strings` are looked for in the text, by the router; everything else a shard decides.
     `keep_stop_string` tells whether the matched string stays in the text (TGI) or not (OpenAI).
     """
@@ -47,6 +49,7 @@ class StopParams:
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     keep_stop_string: bool = True
+    pause_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,19 @@ class LogprobParams:
     """Which log-probabilities to report.
 
     `raw` reports the model's own distribution (OpenAI), else the one after penalties and
-    warping (TGI). `prompt` asks for those of the prompt's tokens as well.
+    warping (TGI). `prompt` asks for those of the prompt's tokens as well, from position
+    `prompt_from` on; what comes before it need not be computed.
     """
 
     num_top_tokens: int = 0
     raw: bool = False
     prompt: bool = False
+    prompt_from: int = 0
+
+    @property
+    def first_scored(self) -> int:
+        """Position of the first prompt token with a log-probability; token 0 never has one."""
+        return max(self.prompt_from, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,8 @@ class Constraint:
 class GenerateRequest:
     """One sequence to generate. `prompt_ids` is never empty and fits the pool with its output.
 
+    `output_ids` are tokens of this very output that were made before, by a request that was cut:
+    draws, penalties, constraint and budget go on behind them as if there had been no cut.
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
@@ -102,6 +114,20 @@ class GenerateRequest:
     deadline_s: float | None = None
     trace_id: str = ""
     trace: TraceContext | None = None
+    output_ids: tuple[int, ...] = ()
+
+    @property
+    def pause_len(self) -> int | None:
+        """Tokens of output, those made before among them, at which it pauses; None: it does not."""
+        pause_after = self.stop.pause_after
+        return None if pause_after is None else len(self.output_ids) + pause_after
+
+    @property
+    def last_len(self) -> int:
+        """Tokens of output at which it ends or pauses, if nothing ends it before."""
+        pause_len = self.pause_len
+        most = self.stop.max_new_tokens
+        return most if pause_len is None else min(most, pause_len)
 
     def draw(self, index: int) -> "GenerateRequest":
         """The request for one of several independent answers; the first is this one."""

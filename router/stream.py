@@ -26,10 +26,9 @@ from router.events import (
     TokenGenerated,
     TokenLogprob,
 )
+from router.output_text import OutputText
 from router.reported import ReportedTokens
 from router.request import GenerateRequest
-from router.text.detokenizer import Detokenizer
-from router.text.stopping import StopMatcher
 from router.text.tokenizer import Tokenizer
 
 _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
@@ -44,13 +43,12 @@ class Stream:
     """
 
     __slots__ = (
-        "_detokenizer",
         "_events",
         "_keeps_stop_token",
-        "_matcher",
         "_prompt_logprobs",
         "_prompt_top_tokens",
         "_reported",
+        "_text",
         "_texts",
         "_tokenizer",
         "_waiter",
@@ -80,18 +78,8 @@ class Stream:
         self.end: Finished | Failed | None = None
         self._tokenizer = tokenizer
         constraint = request.constraint
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            request.skip_special_tokens,
-            request.prompt_ids,
-            is_whole=constraint is not None,
-        )
         dropped = () if constraint is None else constraint.dropped_phrases
-        self._matcher = (
-            StopMatcher(stop.stop_strings, stop.keep_stop_string, dropped)
-            if stop.stop_strings or dropped
-            else None
-        )
+        self._text = OutputText(request, tokenizer)
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and constraint is None
         self._reported = ReportedTokens(keeps_alternatives=stop.keep_stop_string and not dropped)
@@ -119,6 +107,11 @@ class Stream:
         """Events that wait for the reader."""
         return len(self._events)
 
+    @property
+    def text_before(self) -> str:
+        """What was shown of the tokens that were made before."""
+        return self._text.text_before
+
     def wake(self) -> None:
         """Lets a waiting reader have what is there, if there is anything."""
         waiter = self._waiter
@@ -136,8 +129,12 @@ class Stream:
         for token in generation.tokens:
             ends = generation.finish_reason in _ENDS_BY_TOKEN and token is generation.tokens[-1]
             self._add_token(token, ends)
-            if self._matcher is not None and self._matcher.matched is not None:
+            if self._text.matched is not None:
                 reason = FinishReason.STOP_STRING
+                break
+            # A run of forced tokens may go beyond a pause: who goes on has them again.
+            if self._is_paused and (reason is None or token is not generation.tokens[-1]):
+                reason = FinishReason.PAUSED
                 break
         if generation.tokens:
             self.last_token_s = now_s
@@ -155,27 +152,26 @@ class Stream:
         """The good end, unless it has ended. `satisfied`: what the shard says of a constraint."""
         if self.end is not None:
             return
-        tail, matched = "", self._matcher.matched if self._matcher is not None else None
-        if matched is None:
-            tail = self._detokenizer.flush()
-            if self._matcher is not None:
-                tail = self._matcher.push(tail) + self._matcher.flush()
-                matched = self._matcher.matched
-            self._reported.show(len(tail))
-            self._events += self._reported.cut()
+        is_paused = reason is FinishReason.PAUSED
+        tail = "" if is_paused else self._text.flush()
+        matched = self._text.matched
+        self._reported.show(len(tail))
+        self._events += self._reported.all() if is_paused else self._reported.cut()
         sampling = self.request.sampling
         self.end = Finished(
             reason=FinishReason.STOP_STRING if matched is not None else reason,
             text="".join(self._texts) + tail,
             tail=tail,
-            num_prompt_tokens=len(self.request.prompt_ids),
+            num_prompt_tokens=len(self.request.prompt_ids) + len(self.request.output_ids),
             num_cached_tokens=self.cached_len,
             num_generated_tokens=self.num_generated,
             seed=sampling.seed if sampling.do_sample else None,
             stop_string=matched,
             stop_token_id=stop_token_id if matched is None else None,
             timings=self._timings(now_s),
-            constraint_satisfied=self._is_satisfied(matched is not None, satisfied),
+            constraint_satisfied=(
+                None if is_paused else self._is_satisfied(matched is not None, satisfied)
+            ),
         )
         self._events.append(self.end)
 
@@ -184,6 +180,11 @@ class Stream:
         if self.end is None:
             self.end = Failed(error)
             self._events.append(self.end)
+
+    @property
+    def _is_paused(self) -> bool:
+        """It has all the tokens that were asked for, for now."""
+        return self.num_generated == self.request.stop.pause_after
 
     def _is_satisfied(self, is_stopped: bool, satisfied: bool | None) -> bool | None:
         """Whether the text satisfies the constraint; None without one.
@@ -208,8 +209,7 @@ class Stream:
         # Under a constraint only an end is special, also one that was to be ignored.
         ends = ends or (special and self.request.constraint is not None)
         is_dropped = ends and not self._keeps_stop_token
-        pushed = "" if is_dropped else self._detokenizer.push(token_id)
-        shown = pushed if self._matcher is None else self._matcher.push(pushed)
+        pushed, shown = ("", "") if is_dropped else self._text.push(token_id)
         if shown:
             self._texts.append(shown)
         own = self._tokenizer.token_text(token_id) if special or is_dropped else pushed
@@ -218,22 +218,28 @@ class Stream:
         event = TokenGenerated(
             TokenLogprob(token_id, own, token.logprob, special, hidden), shown, top_tokens
         )
-        if self._matcher is None:
+        if not self._text.is_watched:
             self._events.append(event)
             return
         self._reported.add(event, len(pushed))
         self._reported.show(len(shown))
-        is_cut = self._matcher.matched is not None
+        is_cut = self._text.matched is not None
         self._events += self._reported.cut() if is_cut else self._reported.whole()
 
     def _scored_prompt(self) -> PromptScored:
-        prompt_ids, logprobs = self.request.prompt_ids, self._prompt_logprobs
+        scored_ids = self.request.prompt_ids[self.request.logprobs.prompt_from :]
+        logprobs: list[float | None] = [*self._prompt_logprobs]
+        top_tokens = [self._alternatives(top) for top in self._prompt_top_tokens]
+        if self.request.logprobs.prompt_from == 0:
+            # Nothing comes before the very first token.
+            logprobs.insert(0, None)
+            if top_tokens:
+                top_tokens.insert(0, ())
         tokens = [
             self._report(token_id, logprob)
-            for token_id, logprob in zip(prompt_ids, (None, *logprobs), strict=True)
+            for token_id, logprob in zip(scored_ids, logprobs, strict=True)
         ]
-        top_tokens = [self._alternatives(top) for top in self._prompt_top_tokens]
-        return PromptScored(tuple(tokens), ((), *top_tokens) if top_tokens else ())
+        return PromptScored(tuple(tokens), tuple(top_tokens))
 
     def _alternatives(self, top_tokens: Sequence[TopToken]) -> tuple[TokenLogprob, ...]:
         # Where fewer tokens than were asked for can be drawn, the rest has no probability at all.

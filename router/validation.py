@@ -12,6 +12,7 @@ from typing import Protocol
 from constraints.spec import StopRule
 from router.constraint_check import CheckedConstraint
 from router.errors import ConstraintRefused, InvalidRequest, Unserved
+from router.output_text import OutputText
 from router.parameters import (
     Limits,
     RawParams,
@@ -107,8 +108,15 @@ class Validation:
         # The end of a prompt is what the answer follows from.
         prompt_ids = tuple(token_ids if raw.truncate is None else token_ids[-raw.truncate :])
         max_new_tokens = self._room(len(prompt_ids), raw)
+        if raw.prompt_from >= len(prompt_ids):
+            rule = f"less than the prompt's {len(prompt_ids)} tokens"
+            raise raw.refuse("prompt_from", rule, raw.prompt_from)
+        if len(raw.output_ids) >= max_new_tokens:
+            name, num_made = raw.name("max_new_tokens"), len(raw.output_ids)
+            rule = f"of fewer tokens than `{name}`, which is {max_new_tokens} and counts them"
+            raise raw.refuse("output_ids", rule, f"{num_made} tokens")
         stop = stop_params(raw, max_new_tokens)
-        return GenerateRequest(
+        request = GenerateRequest(
             prompt_ids=prompt_ids,
             prompt_text=text,
             sampling=sampling_params(raw, self.limits, self._draw_seed),
@@ -118,7 +126,14 @@ class Validation:
             skip_special_tokens=raw.skip_special_tokens,
             deadline_s=raw.deadline_s,
             trace_id=trace_id,
+            output_ids=raw.output_ids,
         )
+        if request.output_ids:
+            matched = OutputText(request, self._tokenizer).matched
+            if matched is not None:
+                rule = "an output that has not ended"
+                raise raw.refuse("output_ids", rule, f"the stop string {matched!r} ends it")
+        return request
 
     async def _constraint(self, raw: RawParams, stop: StopParams) -> Constraint | None:
         """The constraint, if it can be kept within the request's tokens. Raises InvalidRequest."""

@@ -45,6 +45,7 @@ _FINISH_REASONS: dict[int, FinishReason | None] = {
     pb.FINISH_REASON_CONSTRAINT_COMPLETE: FinishReason.CONSTRAINT_COMPLETE,
     # The row's error says so; it is no reason of a good end.
     pb.FINISH_REASON_ERROR: None,
+    pb.FINISH_REASON_PAUSED: FinishReason.PAUSED,
 }
 _NANOSECOND = 1e-9
 
@@ -243,9 +244,13 @@ def _request_to_pb(new: NewRequest) -> pb.Request:
             min_new_tokens=stop.min_new_tokens,
             ignore_eos=stop.ignore_eos,
             stop_token_ids=stop.stop_token_ids,
+            pause_len=request.pause_len,
         ),
         logprobs=pb.LogprobParameters(
-            num_top_tokens=logprobs.num_top_tokens, raw=logprobs.raw, prompt=logprobs.prompt
+            num_top_tokens=logprobs.num_top_tokens,
+            raw=logprobs.raw,
+            prompt=logprobs.prompt,
+            prompt_from=logprobs.prompt_from,
         ),
         constraint=_constraint_to_pb(request),
     )

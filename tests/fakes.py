@@ -341,7 +341,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
                 )
         generation = pb.Generation(request_id=request.id)
         if request.logprobs.prompt:
-            for token_id in row.token_ids[max(1, start) : stop]:
+            first = max(1, request.logprobs.prompt_from)
+            for token_id in row.token_ids[max(first, start) : min(stop, request.prompt_len)]:
                 generation.prompt_logprobs.append(_logprob(token_id))
                 if request.logprobs.num_top_tokens:
                     self._add_tops(generation.prompt_top_tokens.add().tokens, token_id, row)
@@ -391,6 +392,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             return token, pb.FINISH_REASON_EOS
         if token_id in stopping.stop_token_ids:
             return token, pb.FINISH_REASON_STOP_TOKEN
+        if stopping.HasField("pause_len") and row.num_made >= stopping.pause_len:
+            return token, pb.FINISH_REASON_PAUSED
         return token, pb.FINISH_REASON_NONE
 
     def _add_tops(self, tops: Any, token_id: int, row: _Row) -> None:

@@ -22,18 +22,24 @@ def make_request(
     *,
     ignore_eos: bool = False,
     prompt_logprobs: bool = False,
+    prompt_from: int = 0,
     deadline_s: float | None = None,
     is_constrained: bool = False,
+    output_ids: tuple[int, ...] = (),
+    pause_after: int | None = None,
 ) -> GenerateRequest:
     """A greedy request whose text nobody reads."""
     return GenerateRequest(
         prompt_ids=prompt_ids,
         prompt_text="",
         sampling=SamplingParams(),
-        stop=StopParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos),
-        logprobs=LogprobParams(prompt=prompt_logprobs),
+        stop=StopParams(
+            max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, pause_after=pause_after
+        ),
+        logprobs=LogprobParams(prompt=prompt_logprobs, prompt_from=prompt_from),
         constraint=ANY_TEXT if is_constrained else None,
         deadline_s=deadline_s,
+        output_ids=output_ids,
     )
 
 
@@ -45,19 +51,25 @@ def token_ids(min_len: int = 1, max_len: int = 12) -> st.SearchStrategy[tuple[in
 def requests(max_total_len: int) -> st.SearchStrategy[GenerateRequest]:
     """Requests of at most `max_total_len` (at least 2) tokens, prompt and output together.
 
-    Half of them may fill that to the end, so that running ones fight for blocks.
+    Half of them may fill that to the end, so that running ones fight for blocks. Some go on with
+    an output that was made before, some pause.
     """
 
     def outputs(prompt_ids: tuple[int, ...]) -> st.SearchStrategy[GenerateRequest]:
         room = max_total_len - len(prompt_ids)
-        return st.builds(
-            make_request,
-            st.just(prompt_ids),
-            st.one_of(st.just(room), st.integers(1, room)),
-            ignore_eos=st.booleans(),
-            prompt_logprobs=st.sampled_from([False, False, False, True]),
-            is_constrained=st.booleans(),
-            deadline_s=st.one_of(st.none(), st.none(), st.integers(0, 40).map(float)),
+        return st.one_of(st.just(room), st.integers(1, room)).flatmap(
+            lambda max_new_tokens: st.builds(
+                make_request,
+                st.just(prompt_ids),
+                st.just(max_new_tokens),
+                ignore_eos=st.booleans(),
+                prompt_logprobs=st.sampled_from([False, False, False, True]),
+                prompt_from=st.one_of(st.just(0), st.integers(0, len(prompt_ids) - 1)),
+                is_constrained=st.booleans(),
+                deadline_s=st.one_of(st.none(), st.none(), st.integers(0, 40).map(float)),
+                output_ids=st.one_of(st.just(()), token_ids(0, max_new_tokens - 1)),
+                pause_after=st.one_of(st.none(), st.none(), st.integers(1, 6)),
+            )
         )
 
     return token_ids(1, max_total_len - 1).flatmap(outputs)

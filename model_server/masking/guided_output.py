@@ -52,7 +52,7 @@ class GuidedOutput:
     open_guide:  compiles what is to be compiled, and replays the output so far
     num_words:   of a mask
     end_ids:     tokens that end the text; `ignored_ids` among them only if nothing else is left
-    left_len:    tokens that may still be generated
+    left_len:    tokens that may still be generated here; it may go on elsewhere
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class Guides:
             num_words=self._num_words,
             end_ids=self._eos_token_ids | stop_ids,
             ignored_ids=self._eos_token_ids - stop_ids if stop.ignore_eos else (),
-            left_len=stop.max_new_tokens - written_len,
+            left_len=min(stop.max_new_tokens, stop.pause_len or stop.max_new_tokens) - written_len,
         )
         self._outputs[request_id] = output
         limit_s = self._open_limit_s + _REPLAY_LIMIT_S * written_len

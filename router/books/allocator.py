@@ -84,16 +84,24 @@ class Allocator:
         return -(-num_tokens // self.block_size)
 
     def allocate(
-        self, token_ids: tuple[int, ...], *, read_cache: bool = True, num_spare: int = 0
+        self,
+        token_ids: tuple[int, ...],
+        *,
+        max_cached_len: int | None = None,
+        num_spare: int = 0,
     ) -> BlockAllocation | Shortage:
         """Blocks for `token_ids`, the longest cached prefix among them.
 
         At least one token is left to compute, since a step must have a row to sample from.
-        `num_spare` blocks must stay available. `read_cache` False ignores what is cached.
+        `num_spare` blocks must stay available. Of the cache at most `max_cached_len` tokens are
+        taken, as many as there are without it.
         """
+        most = len(token_ids) - 1
+        if max_cached_len is not None:
+            most = min(most, max_cached_len)
         path: list[Node] = []
-        if read_cache and self._prefix_caching:
-            path = self._cache.match(token_ids, len(token_ids) - 1)
+        if self._prefix_caching:
+            path = self._cache.match(token_ids, most)
         num_new = self.num_blocks_of(len(token_ids)) - len(path)
         # Blocks of the hit that nobody uses count as available until they are locked.
         num_woken = sum(node.num_locks == 0 for node in path)

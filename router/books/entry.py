@@ -92,7 +92,6 @@ class Entry:
     request: GenerateRequest
     order: int
     state: EntryState = EntryState.WAITING
-    output_ids: list[int] = field(default_factory=list)
     num_pending: int = 0
     num_steps_in_flight: int = 0
     scheduled_len: int = 0
@@ -104,14 +103,20 @@ class Entry:
     retry_at_gains: int = 0
     is_suspect: bool = False
     is_paused: bool = False
+    # Those made before the request came are known from the beginning.
+    output_ids: list[int] = field(init=False)
     prompt_len: int = field(init=False)
     max_new_tokens: int = field(init=False)
+    # Tokens of output at which it ends, or pauses, at the latest.
+    last_len: int = field(init=False)
     # A draw may bring several tokens.
     draws_runs: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.output_ids = list(self.request.output_ids)
         self.prompt_len = len(self.request.prompt_ids)
         self.max_new_tokens = self.request.stop.max_new_tokens
+        self.last_len = self.request.last_len
         self.draws_runs = self.request.constraint is not None
 
     @property
@@ -122,7 +127,7 @@ class Entry:
     @property
     def is_spent(self) -> bool:
         """True when every token that it may have is known or being drawn."""
-        return len(self.output_ids) + self.num_pending >= self.max_new_tokens
+        return len(self.output_ids) + self.num_pending >= self.last_len
 
     @property
     def known_len(self) -> int:
@@ -148,7 +153,7 @@ class Entry:
     @property
     def max_computed_len(self) -> int:
         """Tokens whose KV it may ever need: all but the very last."""
-        return self.prompt_len + self.max_new_tokens - 1
+        return self.prompt_len + self.last_len - 1
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
         """The known ids of positions [start, stop); all of them by default."""
@@ -198,12 +203,13 @@ class Entry:
     def cut_prompt_logprobs(self, generation: Generation, start_len: int) -> Generation:
         """Without the log-probabilities of prompt tokens that were reported before.
 
-        positions:  0 | 1 .. num_prompt_logprobs: reported | fresh .. prompt_len - 1 | output
-        a chunk from start_len on reports from max(start_len, 1) on; it starts at 0 again
-        after a preemption, and then runs on into output, which is no prompt.
+        positions:  | first_scored .. num_prompt_logprobs of them: reported | fresh .. | output
+        a chunk from start_len on reports from max(start_len, first_scored) on; it starts further
+        back again after a preemption, and then runs on into output, which is no prompt.
         """
-        first = max(start_len, 1)
-        num_stale = self.num_prompt_logprobs + 1 - first
+        first_scored = self.request.logprobs.first_scored
+        first = max(start_len, first_scored)
+        num_stale = self.num_prompt_logprobs + first_scored - first
         fresh = slice(num_stale, self.prompt_len - first)
         logprobs = generation.prompt_logprobs[fresh]
         self.num_prompt_logprobs += len(logprobs)

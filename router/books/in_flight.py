@@ -66,11 +66,12 @@ def _fault(row: Row, generation: Generation | None, remains: bool) -> str | None
         return "the shard lost it without saying why"
     if row.samples and num_tokens == 0:
         return "a token was to be drawn and none came"
-    if row.samples and num_tokens >= num_left:
-        return f"it goes on after max_new_tokens, {entry.max_new_tokens}"
+    if row.samples and len(entry.output_ids) + num_tokens >= entry.last_len:
+        return f"it goes on after its last token, number {entry.last_len}"
     if entry.request.logprobs.prompt:
         num_logprobs = len(generation.prompt_logprobs) if generation is not None else 0
-        num_expected = min(row.stop_len, entry.prompt_len) - max(row.start_len, 1)
+        first_scored = entry.request.logprobs.first_scored
+        num_expected = min(row.stop_len, entry.prompt_len) - max(row.start_len, first_scored)
         if num_logprobs < num_expected:
             return f"{num_logprobs} prompt log-probabilities came instead of {num_expected}"
     return None

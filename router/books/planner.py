@@ -158,10 +158,11 @@ class Planner:
     def _allocate(self, entry: Entry, num_spare: int) -> BlockAllocation | None:
         if self._running and self._allocator.num_gains < entry.retry_at_gains:
             return None
-        # The shard computes every position whose log-probability it is to report.
-        read_cache = not entry.request.logprobs.prompt
+        logprobs = entry.request.logprobs
+        # The shard computes every position that scores a token of the prompt: the one before it.
+        max_cached_len = logprobs.first_scored - 1 if logprobs.prompt else None
         allocation = self._allocator.allocate(
-            entry.token_ids(), read_cache=read_cache, num_spare=num_spare
+            entry.token_ids(), max_cached_len=max_cached_len, num_spare=num_spare
         )
         if isinstance(allocation, Shortage):
             num_missing = allocation.num_blocks - num_spare
@@ -173,7 +174,7 @@ class Planner:
         self, entry: Entry, allocation: BlockAllocation, plan: StepPlan, now_s: float
     ) -> None:
         if entry.admit(allocation, now_s):
-            plan.num_prompt_tokens += entry.prompt_len
+            plan.num_prompt_tokens += entry.known_len
             plan.num_cached_tokens += entry.cached_len
         self._running.add(entry)
         chunk_len = min(plan.num_tokens_left, entry.num_unscheduled)

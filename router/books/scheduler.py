@@ -273,6 +273,12 @@ class Scheduler:
             raise InvalidRequest("the prompt is empty; it must have at least 1 token")
         if entry.max_new_tokens < 1:
             raise InvalidRequest(f"max_new_tokens is {entry.max_new_tokens}; it must be at least 1")
+        num_made = len(entry.output_ids)
+        if num_made >= entry.max_new_tokens:
+            raise InvalidRequest(
+                f"{num_made} tokens of output were made before and max_new_tokens is"
+                f" {entry.max_new_tokens}: nothing is left to be made"
+            )
         num_blocks = self._allocator.num_blocks_of(entry.max_computed_len)
         if num_blocks > self._allocator.num_blocks:
             raise InvalidRequest(

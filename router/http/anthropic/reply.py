@@ -15,6 +15,7 @@ STOP_REASONS: Mapping[FinishReason, str] = MappingProxyType(
         FinishReason.CONSTRAINT_COMPLETE: "end_turn",
         # Of Anthropic's words the one that says: send it back as the last message, and it goes on.
         FinishReason.DEADLINE: "pause_turn",
+        FinishReason.PAUSED: "pause_turn",
     }
 )
 

@@ -20,6 +20,8 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
         FinishReason.STOP_STRING: "stop",
         FinishReason.CONSTRAINT_COMPLETE: "stop",
         FinishReason.DEADLINE: "deadline",
+        # Nobody can ask for a pause here; it would be a limit on tokens.
+        FinishReason.PAUSED: "length",
     }
 )
 

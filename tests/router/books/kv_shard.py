@@ -28,13 +28,30 @@ def draw(prefix: Prefix, seed: int) -> tuple[int, bool]:
 
 def expected_output(request: GenerateRequest, seed: int) -> tuple[Prefix, FinishReason]:
     """What a request gets from a shard that it has for itself."""
-    tokens = request.prompt_ids
-    while True:
+    tokens = given = request.prompt_ids + request.output_ids
+    reason = None
+    while reason is None:
+        made, reason = draw_run(request, tokens, seed)
+        tokens += made
+    return tokens[len(given) :], reason
+
+
+def draw_run(
+    request: GenerateRequest, tokens: Prefix, seed: int
+) -> tuple[Prefix, FinishReason | None]:
+    """A token, and what is forced behind it; that may go beyond a pause."""
+    first, num_left, reason = len(tokens), 1, None
+    while num_left and reason is None:
         token_id, ends = draw(tokens, seed)
         tokens += (token_id,)
+        num_left -= 1
+        if request.constraint is not None and len(tokens) == first + 1:
+            num_left = num_forced(tokens, seed)
         reason = _finish_reason(request, len(tokens) - len(request.prompt_ids), ends)
-        if reason is not None:
-            return tokens[len(request.prompt_ids) :], reason
+    num_outputs = len(tokens) - len(request.prompt_ids)
+    if reason is None and num_outputs >= request.last_len:
+        reason = FinishReason.PAUSED
+    return tokens[first:], reason
 
 
 def num_forced(prefix: Prefix, seed: int) -> int:
@@ -141,7 +158,8 @@ class KvShard:
         assert new.token_ids[: len(new.request.prompt_ids)] == new.request.prompt_ids
         assert new.chunk_len >= 1
         assert new.cached_len + new.chunk_len <= len(new.token_ids)
-        assert not (new.request.logprobs.prompt and new.cached_len)
+        logprobs = new.request.logprobs
+        assert not logprobs.prompt or new.cached_len < logprobs.first_scored
         self._sequences[new.request_id] = _Sequence(
             request=new.request,
             tokens=new.token_ids,
@@ -190,7 +208,8 @@ class KvShard:
         logprobs: tuple[float, ...] = ()
         if request.logprobs.prompt:
             stop = min(sequence.computed_len, prompt_len)
-            logprobs = tuple(float(position) for position in range(max(start, 1), stop))
+            first = max(start, request.logprobs.first_scored)
+            logprobs = tuple(float(position) for position in range(first, stop))
         if sequence.computed_len < len(sequence.tokens):
             return Generation(request_id, prompt_logprobs=logprobs) if logprobs else None
         tokens, reason = self._draw(sequence)
@@ -202,18 +221,9 @@ class KvShard:
         return generation
 
     def _draw(self, sequence: _Sequence) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
-        """A token, and what is forced behind it, up to the sequence's end."""
-        request, first = sequence.request, len(sequence.tokens)
-        num_left, reason = 1, None
-        while num_left and reason is None:
-            token_id, ends = draw(sequence.tokens, self._seed)
-            sequence.tokens += (token_id,)
-            num_left -= 1
-            if request.constraint is not None and len(sequence.tokens) == first + 1:
-                num_left = num_forced(sequence.tokens, self._seed)
-            num_outputs = len(sequence.tokens) - len(request.prompt_ids)
-            reason = _finish_reason(request, num_outputs, ends)
-        return tuple(SampledToken(token_id, -1.0) for token_id in sequence.tokens[first:]), reason
+        made, reason = draw_run(sequence.request, sequence.tokens, self._seed)
+        sequence.tokens += made
+        return tuple(SampledToken(token_id, -1.0) for token_id in made), reason
 
 
 def _finish_reason(request: GenerateRequest, num_outputs: int, ends: bool) -> FinishReason | None:

@@ -58,7 +58,7 @@ def test_blocks_that_are_not_computed_are_not_shared() -> None:
 def test_a_request_that_does_not_read_the_cache_still_fills_it() -> None:
     allocator = Allocator(6, 2)
     compute(allocator, (1, 2, 3))
-    blind = allocator.allocate((1, 2, 3), read_cache=False)
+    blind = allocator.allocate((1, 2, 3), max_cached_len=0)
     assert isinstance(blind, BlockAllocation)
     assert blind.cached_len == 0
     allocator.commit(blind, (1, 2))
@@ -174,18 +174,18 @@ class AllocatorMachine(RuleBasedStateMachine):
         # Refused before: tokens -> (num_gains then, shortage then).
         self.refused: dict[Tokens, tuple[int, int]] = {}
 
-    @rule(tokens=token_ids(max_len=20), reads=st.sampled_from([True, True, False]))
-    def allocate(self, tokens: Tokens, reads: bool) -> None:
+    @rule(tokens=token_ids(max_len=20), most=st.sampled_from([None, None, None, None, 0, 3, 8]))
+    def allocate(self, tokens: Tokens, most: int | None) -> None:
         before = self.snapshot()
-        allocation = self.allocator.allocate(tokens, read_cache=reads)
+        allocation = self.allocator.allocate(tokens, max_cached_len=most)
         if isinstance(allocation, Shortage):
             assert self.snapshot() == before
-            if reads:
+            if most is None:
                 self.refused[tokens] = (self.allocator.num_gains, allocation.num_blocks)
             return
         assert allocation.cached_len % self.size == 0
         assert allocation.cached_len < len(tokens)
-        assert reads or allocation.cached_len == 0
+        assert most is None or allocation.cached_len <= most
         for index in range(allocation.cached_len // self.size):
             held = self.content[allocation.block_ids[index]]
             assert held == tokens[: (index + 1) * self.size], "a block of another prefix"

@@ -72,7 +72,7 @@ def test_a_good_answer_is_read_by_request() -> None:
         pytest.param(
             decoding(0, max_new_tokens=1),
             answer(Generation(0, (TOKEN,)), remaining=(0,)),
-            "goes on after max_new_tokens, 1",
+            "goes on after its last token, number 1",
             id="past its limit",
         ),
         pytest.param(

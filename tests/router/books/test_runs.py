@@ -101,7 +101,7 @@ def test_a_preempted_run_comes_back_with_its_output() -> None:
     ("generation", "fault"),
     [
         (a_run(0, 7, 8, 9, 10), "4 tokens came where 3 were to be made at most"),
-        (a_run(0, 7, 8, 9), "goes on after max_new_tokens, 3"),
+        (a_run(0, 7, 8, 9), "goes on after its last token, number 3"),
     ],
 )
 def test_a_run_past_the_limit_is_the_shards_fault(generation: Generation, fault: str) -> None:

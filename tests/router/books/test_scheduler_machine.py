@@ -246,11 +246,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert tuple(tracked.outputs) == expected[: len(tracked.outputs)]
         if tracked.request.logprobs.prompt and tracked.outputs:
             # A prompt's positions, each once.
-            positions = range(1, len(tracked.request.prompt_ids))
+            first = tracked.request.logprobs.first_scored
+            positions = range(first, len(tracked.request.prompt_ids))
             assert tracked.logprobs == [float(position) for position in positions]
         if generation.error is not None:
             tracked.end = generation.error
-            assert self.shard.faults[generation.request_id] == len(tracked.outputs)
+            num_outputs = len(tracked.request.output_ids) + len(tracked.outputs)
+            assert self.shard.faults[generation.request_id] == num_outputs
         elif generation.finish_reason is not None:
             tracked.end = generation.finish_reason
             assert (tuple(tracked.outputs), generation.finish_reason) == (expected, reason)

@@ -10,7 +10,12 @@ from router.http.openai.reply import told_of_constraint
 from router.http.openai.responses.items import message_fields, output_part
 from router.http.openai.responses.schema import ResponseBody
 
-_INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.DEADLINE: "deadline"}
+_INCOMPLETE = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.DEADLINE: "deadline",
+    # Nobody can ask for a pause here; it would be a limit on tokens.
+    FinishReason.PAUSED: "max_output_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
