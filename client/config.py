@@ -1,0 +1,28 @@
+"""What the client takes from its environment: the only file here that reads it.
+
+TANDEM_URL      where the server is; default http://127.0.0.1:3000
+TANDEM_API_KEY  its key, if it wants one
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DEFAULT_URL = "http://127.0.0.1:3000"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Where the server is, and the key that it wants."""
+
+    url: str = DEFAULT_URL
+    api_key: str | None = None
+
+
+def read_config(environ: Mapping[str, str] | None = None) -> ClientConfig:
+    """What `environ` says, the process's by default; an empty variable says nothing."""
+    environ = os.environ if environ is None else environ
+    return ClientConfig(
+        url=environ.get("TANDEM_URL", "").strip() or DEFAULT_URL,
+        api_key=environ.get("TANDEM_API_KEY", "").strip() or None,
+    )

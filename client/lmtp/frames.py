@@ -1,0 +1,226 @@
+"""Frames of LMTP, version 2: what a client sends as text, and what comes back as values.
+
+A frame is `TYPE JSON`. It knows no socket and no stream's state.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from client.errors import TandemError
+from client.lmtp.faults import read_fault
+from client.words import (
+    GenerateCall,
+    Message,
+    Prompt,
+    Sampling,
+    ScoreCall,
+    Scored,
+    Scores,
+    ServerNotice,
+    TokenMade,
+    Usage,
+)
+
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the server says of itself when it is greeted. Lengths in tokens and, of messages, bytes.
+
+    `facts` is all of it.
+    """
+
+    server: str
+    models: tuple[str, ...]
+    features: frozenset[str]
+    max_message_len: int | None
+    facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A stream that ended well. `text`: all that it showed, also behind its tokens' pieces."""
+
+    finish_reason: str
+    text: str
+    usage: Usage
+    stop_string: str | None = None
+    constraint_satisfied: bool | None = None
+    violation: str | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that came to a bad end."""
+
+    error: TandemError
+
+
+Part: TypeAlias = TokenMade | Ended | Scores | Greeting | Failed
+
+
+class BadFrame(Exception):
+    """A frame that is none; the text says what is wrong with it."""
+
+
+def hello_frame(stream_id: int) -> str:
+    """Asks for version 2."""
+    return _frame("HELLO", {"stream_id": stream_id, "version": VERSION})
+
+
+def cancel_frame(stream_id: int) -> str:
+    """Ends a stream of ours."""
+    return _frame("CANCEL", {"stream_id": stream_id})
+
+
+def generate_frame(call: GenerateCall, stream_id: int) -> str:
+    """What is None or empty is not sent: the server has its own neutral values."""
+    fields: dict[str, object] = {
+        "stream_id": stream_id,
+        **_prompt_fields(call.prompt),
+        **_sampling_fields(call.sampling),
+        "max_tokens": call.max_tokens,
+        "stop": list(call.stop) or None,
+        "include_stop": None if call.keeps_stop else False,
+        "top_logprobs": call.top_logprobs or None,
+        "output": list(call.output) or None,
+        "num_steps": call.num_steps,
+        "timeout_s": call.timeout_s,
+        "model": call.model,
+    }
+    if call.constraint is not None:
+        fields["constraint"] = {"type": call.constraint.type, "value": call.constraint.value}
+    return _frame("GENERATE", fields)
+
+
+def score_frame(call: ScoreCall, stream_id: int) -> str:
+    """All values in one request."""
+    values = [value if isinstance(value, str) else list(value) for value in call.values]
+    fields = {"stream_id": stream_id, **_prompt_fields(call.prompt), "scored": values}
+    return _frame("SCORE", {**fields, "model": call.model})
+
+
+def _frame(kind: str, fields: Mapping[str, object]) -> str:
+    given = {name: value for name, value in fields.items() if value is not None}
+    return f"{kind} {json.dumps(given, ensure_ascii=False, separators=(',', ':'))}"
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, object]:
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    turns = [part for part in prompt if isinstance(part, Message)]
+    if turns:
+        return {"messages": [{"role": turn.role, "content": turn.content} for turn in turns]}
+    return {"prompt": list(prompt)}
+
+
+def _sampling_fields(sampling: Sampling) -> dict[str, object]:
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "seed": sampling.seed,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
+    }
+
+
+def read_frame(text: str) -> Iterator[tuple[int | None, Part | ServerNotice]]:
+    """The values in a server's frame, each with its stream. Unknown types hold none.
+
+    Raises BadFrame.
+    """
+    kind, _, body = text.partition(" ")
+    read = _READERS.get(kind)
+    if read is None:
+        return
+    try:
+        objects = json.loads(body)
+        if not isinstance(objects, list):
+            raise TypeError(f"a list was expected, not {type(objects).__name__}")
+        for fields in objects:
+            stream_id = fields["stream_id"]
+            if stream_id is not None and not isinstance(stream_id, int):
+                raise TypeError(f"stream_id {stream_id!r}")
+            if "error" in fields:
+                yield stream_id, Failed(read_fault(fields))
+            elif (part := read(fields)) is not None:
+                yield stream_id, part
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadFrame(f"{kind}: {type(error).__name__}: {error}") from None
+
+
+def _token(fields: Mapping[str, Any]) -> TokenMade:
+    top = fields.get("top_logprobs") or {}
+    return TokenMade(
+        token_id=fields["token"],
+        text=fields["text"],
+        logprob=float(fields["logprob"]),
+        is_end=fields.get("is_end", False),
+        top_logprobs=MappingProxyType({int(token): float(value) for token, value in top.items()}),
+    )
+
+
+def _ended(fields: Mapping[str, Any]) -> Ended:
+    return Ended(
+        finish_reason=fields["finish_reason"],
+        text=fields["text"],
+        usage=_usage(fields["usage"]),
+        stop_string=fields.get("stop_string"),
+        constraint_satisfied=fields.get("constraint_satisfied"),
+        violation=fields.get("violation"),
+        seed=fields.get("seed"),
+    )
+
+
+def _scores(fields: Mapping[str, Any]) -> Scores:
+    return Scores(
+        tuple(
+            Scored(tuple(score["tokens"]), tuple(map(float, score["logprobs"])))
+            for score in fields["scores"]
+        ),
+        _usage(fields["usage"]),
+    )
+
+
+def _usage(fields: Mapping[str, Any]) -> Usage:
+    return Usage(
+        num_prompt_tokens=fields["prompt_tokens"],
+        num_cached_tokens=fields.get("cached_tokens") or 0,
+        num_output_tokens=fields.get("output_tokens") or 0,
+    )
+
+
+def _message(fields: Mapping[str, Any]) -> Greeting | None:
+    facts = fields.get("hello")
+    if facts is None:
+        return None
+    return Greeting(
+        server=str(facts.get("server", "")),
+        models=tuple(facts.get("models", ())),
+        features=frozenset(facts.get("features", ())),
+        max_message_len=facts.get("max_message_len"),
+        facts=MappingProxyType(facts),
+    )
+
+
+def _notice(fields: Mapping[str, Any]) -> ServerNotice:
+    return ServerNotice(fields["state"], fields.get("message") or "", fields["stream_id"])
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Part | ServerNotice | None]] = {
+    "TOKEN": _token,
+    "DONE": _ended,
+    "SCORES": _scores,
+    "MSG": _message,
+    "SYS": _notice,
+}

@@ -1,0 +1,177 @@
+"""LmtpModel: a served model over one WebSocket, with streams that outlive it."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Self, TypeVar
+
+from client.errors import ConnectionLost, ServerFailed, TandemError, Unreachable
+from client.lmtp.address import read_address
+from client.lmtp.connection import Connection, FellBehind, Framed, OnNotice, Stream
+from client.lmtp.frames import Ended, Greeting, Part, generate_frame, score_frame
+from client.lmtp.handshake import open_websocket
+from client.lmtp.patience import Patience, RetryPolicy
+from client.lmtp.progress import Progress
+from client.words import Answer, GenerateCall, ScoreCall, Scores, ServerNotice, TokenMade
+
+PartT = TypeVar("PartT", TokenMade, Scores)
+
+
+def _nobody(_: ServerNotice) -> None:
+    """Notices are not wanted."""
+
+
+def draw_seed() -> int:
+    """A seed for who gave none."""
+    return random.getrandbits(53)
+
+
+class LmtpModel:
+    """A Model (see `client/model.py`) at a URL. Owner of its connection.
+
+    Connected when first needed, and again after a loss. Belongs to the event loop that uses it.
+    Close it, or use it as an async context manager.
+
+    `max_unread`: so many tokens of a stream may wait for its reader; then its request is cancelled,
+    and taken up again once the reader has caught up. No stream holds up another one.
+    `on_notice` is called with what the server says of itself: queued, loading, draining.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        retry: RetryPolicy | None = None,
+        on_notice: OnNotice = _nobody,
+        max_unread: int = 1024,
+        timeout_s: float = 10.0,
+        draw_seed: Callable[[], int] = draw_seed,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = read_address(url, key)
+        self._retry = retry or RetryPolicy()
+        self._on_notice = on_notice
+        self._max_unread = max_unread
+        self._timeout_s = timeout_s
+        self._draw_seed = draw_seed
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connecting = asyncio.Lock()
+        # The last one takes what is new; servers that leave finish what the others hold.
+        self._connections: list[Connection] = []
+        self._was_reached = False
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """For good: streams under way fail with ConnectionLost, and so do further calls."""
+        self._is_closed = True
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            await connection.close()
+
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
+        """The tokens as they come, then the Answer; closing it early cancels the request."""
+        progress = Progress(call, draw_seed=self._draw_seed, clock=self._clock)
+        patience = Patience(self._retry)
+        while True:
+            try:
+                async with self._asking(partial(generate_frame, progress.request())) as parts:
+                    while not isinstance(part := await parts.next(), Ended):
+                        token = progress.take(_expected(part, TokenMade))
+                        if token is not None:
+                            patience.renew()
+                            yield token
+                yield progress.answer(part)
+                return
+            except FellBehind:
+                # The reader has caught up with all that came before.
+                continue
+            except TandemError as error:
+                await self._bear(error, patience)
+
+    async def generate(self, call: GenerateCall) -> Answer:
+        """The whole answer; cancelling the task cancels the request."""
+        async with aclosing(self.stream(call)) as stream:
+            async for part in stream:
+                if isinstance(part, Answer):
+                    return part
+        raise AssertionError("this is a bug: a stream ended without its Answer")
+
+    async def score(self, call: ScoreCall) -> Scores:
+        """The log-probabilities of several continuations of one prompt."""
+        patience = Patience(self._retry)
+        while True:
+            try:
+                async with self._asking(partial(score_frame, call)) as parts:
+                    return _expected(await parts.next(), Scores)
+            except TandemError as error:
+                await self._bear(error, patience)
+
+    async def server(self) -> Greeting:
+        """What the server says of itself; connects if need be."""
+        return (await self._connected()).greeting
+
+    async def _bear(self, error: TandemError, patience: Patience) -> None:
+        # Where nobody has answered yet, nobody is expected back.
+        if self._is_closed or (isinstance(error, Unreachable) and not self._was_reached):
+            raise error
+        await patience.bear(error)
+
+    @asynccontextmanager
+    async def _asking(self, framed: Framed) -> AsyncIterator[Stream]:
+        stream = (await self._connected()).stream(framed)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+    async def _connected(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("an LmtpModel belongs to the event loop that used it first")
+            self._loop, self._connecting, self._connections = loop, asyncio.Lock(), []
+        async with self._connecting:
+            await self._let_go()
+            if self._is_closed:
+                raise ConnectionLost("this LmtpModel was closed")
+            if not self._connections or self._connections[-1].is_draining:
+                self._connections.append(await self._open())
+            return self._connections[-1]
+
+    async def _open(self) -> Connection:
+        websocket, greeting = await open_websocket(self._address, self._timeout_s)
+        connection = Connection(websocket, greeting, self._on_notice, self._max_unread)
+        self._was_reached = True
+        if self._is_closed:
+            await connection.close()
+            raise ConnectionLost("this LmtpModel was closed")
+        return connection
+
+    async def _let_go(self) -> None:
+        """Forgets connections that are closed, or serve nothing new and have no stream left."""
+        kept = []
+        for connection in self._connections:
+            if connection.is_open and connection.is_draining and not connection.num_streams:
+                await connection.close()
+            if connection.is_open:
+                kept.append(connection)
+        self._connections = kept
+
+
+def _expected(part: Part, kind: type[PartT]) -> PartT:
+    if not isinstance(part, kind):
+        raise ServerFailed(
+            f"the server sent {type(part).__name__} instead of {kind.__name__}", "protocol"
+        )
+    return part

@@ -1,0 +1,271 @@
+"""Calls over a wire whose other end is scripted."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from client.errors import (
+    ConnectionLost,
+    ConstraintRefused,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    ServerFailed,
+    Unreachable,
+)
+from client.lmtp.model import LmtpModel
+from client.words import (
+    Answer,
+    Constraint,
+    GenerateCall,
+    Message,
+    Sampling,
+    ScoreCall,
+    ServerNotice,
+    TokenMade,
+)
+from tests.client.lmtp.peer import Peer, performing
+
+
+async def three_letters(peer: Peer) -> None:
+    await peer.greet()
+    body = await peer.expect("GENERATE")
+    await peer.letters(body["stream_id"], 0, 3)
+    await peer.done(body["stream_id"], "abc!", seed=7)
+    await peer.until_closed()
+
+
+async def test_a_stream_gives_its_tokens_and_then_the_answer() -> None:
+    async with performing(three_letters) as scene, LmtpModel(scene.url) as model:
+        parts = [part async for part in model.stream(GenerateCall(prompt="Once"))]
+    assert [part.text for part in parts] == ["a", "b", "c", "abc!"]
+    answer = parts[-1]
+    assert isinstance(answer, Answer)
+    assert [token.token_id for token in answer.tokens] == [0, 1, 2]
+    assert answer.finish_reason == "length"
+    assert answer.logprob == -1.5
+    assert (answer.usage.num_prompt_tokens, answer.usage.num_output_tokens) == (3, 3)
+    assert answer.seed == 7
+
+
+async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
+    call = GenerateCall(
+        prompt=(Message("user", "Hi"),),
+        sampling=Sampling(temperature=0.5, top_k=4, seed=9, logit_bias={5: -100.0}),
+        max_tokens=8,
+        constraint=Constraint("choice", ["yes", "no"]),
+        stop=("\n",),
+        keeps_stop=False,
+        top_logprobs=2,
+        output=(4, 5),
+        num_steps=1,
+        model="scripted",
+    )
+    async with performing(three_letters) as scene, LmtpModel(scene.url) as model:
+        await model.generate(call)
+        (_, body) = scene.peers[0].received[1]
+    assert body == {
+        "stream_id": 2,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "temperature": 0.5,
+        "top_k": 4,
+        "seed": 9,
+        "logit_bias": {"5": -100.0},
+        "max_tokens": 8,
+        "constraint": {"type": "choice", "value": ["yes", "no"]},
+        "stop": ["\n"],
+        "include_stop": False,
+        "top_logprobs": 2,
+        "output": [4, 5],
+        "num_steps": 1,
+        "model": "scripted",
+    }
+
+
+async def test_a_sampled_call_without_a_seed_is_given_one() -> None:
+    call = GenerateCall(prompt=(1, 2), sampling=Sampling(temperature=1.0))
+    async with (
+        performing(three_letters) as scene,
+        LmtpModel(scene.url, draw_seed=lambda: 41) as model,
+    ):
+        await model.generate(call)
+        (_, body) = scene.peers[0].received[1]
+    assert body["seed"] == 41
+    assert body["prompt"] == [1, 2]
+
+
+async def test_scores_come_for_every_value_in_one_request() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("SCORE")
+        assert body["scored"] == ["yes", "no"]
+        scores = [{"tokens": [1, 2], "logprobs": [-1.0, -3.0]}, {"tokens": [3], "logprobs": [-2]}]
+        usage = {"prompt_tokens": 4, "cached_tokens": 0, "output_tokens": 0}
+        await peer.say("SCORES", {"stream_id": body["stream_id"], "scores": scores, "usage": usage})
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        scores = await model.score(ScoreCall(prompt="Well?", values=("yes", "no")))
+    assert [(value.total, value.mean) for value in scores.values] == [(-4.0, -2.0), (-2.0, -2.0)]
+
+
+async def test_streams_share_a_socket_and_do_not_mix() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        first = (await peer.expect("GENERATE"))["stream_id"]
+        second = (await peer.expect("GENERATE"))["stream_id"]
+        for token_id in range(3):
+            await peer.token(second, token_id + 10)
+            await peer.token(first, token_id)
+        await peer.done(second, "klm")
+        await peer.done(first, "abc")
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        calls = [model.generate(GenerateCall(prompt=text)) for text in ("one", "two")]
+        answers = await asyncio.gather(*calls)
+        assert len(scene.peers) == 1
+    assert [answer.text for answer in answers] == ["abc", "klm"]
+    assert [[t.token_id for t in answer.tokens] for answer in answers] == [
+        [0, 1, 2],
+        [10, 11, 12],
+    ]
+
+
+async def endless(peer: Peer) -> None:
+    await peer.greet()
+    body = await peer.expect("GENERATE")
+    await peer.token(body["stream_id"], 0)
+    await peer.expect("CANCEL")
+    await peer.until_closed()
+
+
+async def test_a_stream_that_is_closed_early_is_cancelled() -> None:
+    async with performing(endless) as scene, LmtpModel(scene.url) as model:
+        async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
+            assert isinstance(await anext(stream), TokenMade)
+        await until(lambda: len(scene.peers[0].received) == 3)
+        sent = scene.peers[0].received
+    assert sent[2] == ("CANCEL", {"stream_id": sent[1][1]["stream_id"]})
+
+
+async def test_a_cancelled_task_cancels_its_request() -> None:
+    async with performing(endless) as scene, LmtpModel(scene.url) as model:
+        task = asyncio.create_task(model.generate(GenerateCall(prompt="Once")))
+        await until(lambda: bool(scene.peers) and len(scene.peers[0].received) == 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: len(scene.peers[0].received) == 3)
+        assert scene.peers[0].received[2][0] == "CANCEL"
+
+
+@pytest.mark.parametrize(
+    ("error_type", "kind"),
+    [
+        ("validation", InvalidRequest),
+        ("constraint_error", ConstraintRefused),
+        ("model_not_found", ModelNotFound),
+        ("generation", ServerFailed),
+    ],
+)
+async def test_an_error_of_the_server_has_its_class(error_type: str, kind: type[Exception]) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        await peer.fail(body["stream_id"], error_type, field="stop", details={"position": 3})
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        with pytest.raises(kind, match="it went wrong") as caught:
+            await model.generate(GenerateCall(prompt="Once"))
+    if isinstance(caught.value, InvalidRequest | ConstraintRefused):
+        assert caught.value.field == "stop"
+        assert caught.value.details == {"position": 3}
+
+
+async def test_an_overloaded_server_is_not_waited_for_beyond_the_bound() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        await peer.fail(body["stream_id"], "overloaded", retry_after_s=600, retryable=True)
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        with pytest.raises(Overloaded) as caught:
+            await model.generate(GenerateCall(prompt="Once"))
+    assert caught.value.retry_after_s == 600
+
+
+async def test_notices_are_handed_on() -> None:
+    notices: list[ServerNotice] = []
+
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        await peer.say("SYS", {"stream_id": None, "state": "loading", "message": "50 %"})
+        await peer.say("WHATEVER", {"stream_id": None})
+        await peer.done(body["stream_id"], "")
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url, on_notice=notices.append) as model:
+        await model.generate(GenerateCall(prompt="Once"))
+    assert notices == [ServerNotice("loading", "50 %", None)]
+
+
+async def test_nobody_at_the_address_is_told_at_once() -> None:
+    async with performing(endless) as scene:
+        url = scene.url
+    async with LmtpModel(url) as model:
+        with pytest.raises(Unreachable, match="nobody listens there"):
+            await model.generate(GenerateCall(prompt="Once"))
+
+
+async def test_a_server_that_knows_no_hello_is_named() -> None:
+    async def script(peer: Peer) -> None:
+        body = await peer.expect("HELLO")
+        await peer.say("MSG", {"stream_id": body["stream_id"], "error": "Unknown command: HELLO"})
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        with pytest.raises(Unreachable, match="version 2 of LMTP: Unknown command"):
+            await model.generate(GenerateCall(prompt="Once"))
+
+
+async def test_a_request_that_no_socket_would_take_is_refused_before_it_is_sent() -> None:
+    async with performing(three_letters) as scene, LmtpModel(scene.url) as model:
+        with pytest.raises(InvalidRequest, match="at most 10000 bytes"):
+            await model.generate(GenerateCall(prompt="x" * 10_000))
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            await model.generate(GenerateCall(prompt="\ud800"))
+        assert (await model.generate(GenerateCall(prompt="Once"))).text == "abc!"
+
+
+async def test_a_closed_model_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+    async with performing(endless) as scene:
+        model = LmtpModel(scene.url)
+        task = asyncio.create_task(model.generate(GenerateCall(prompt="Once")))
+        await until(lambda: bool(scene.peers) and len(scene.peers[0].received) == 2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await model.close()
+    assert asyncio.all_tasks() == before
+
+
+async def test_closing_the_model_ends_what_is_under_way() -> None:
+    async with performing(endless) as scene:
+        model = LmtpModel(scene.url)
+        async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
+            await anext(stream)
+            await model.close()
+            with pytest.raises(ConnectionLost):
+                await anext(stream)
+
+
+async def until(condition: object, timeout_s: float = 5.0) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
