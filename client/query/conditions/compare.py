@@ -1,0 +1,251 @@
+"""What a comparison with a constant says of the current hole, in the server's language.
+
+    measured(measure, relation, constant)   len(X) < 5, len(words(X)) in [1, 2]
+    decimal(relation, constant)             float(X) <= 0.5
+    subject(kind, relation, constant)       X == "a", X < 5, X in [...]
+    contained(kind, constant)               "a" in X
+
+Answers None for what the language cannot say. It knows no `and` and `or`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+
+from client.query.conditions import decimals
+from client.query.conditions.evaluate import check_comparable, compared, described
+from client.query.conditions.kinds import FLOAT, INT, HoleKind
+from client.query.conditions.values import Finished, bare, is_number, is_scalar, written
+from client.query.errors import BadCondition
+from client.query.place import Place
+from constraints.where.terms import (
+    And,
+    Compare,
+    Constant,
+    Contains,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    Not,
+    OneOf,
+    Relation,
+    any_of,
+)
+
+FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
+# The server's language has numbers of at most 18 digits; no count comes near them.
+_MAX_BOUND = 10**18 - 1
+# All substrings of a text are listed while they have so many characters together.
+_MAX_SUBSTRINGS_LEN = 20_000
+
+
+def measured(measure: Measure, relation: str, constant: object, place: Place) -> Expression:
+    """A measure of the hole against a number, or `in` some numbers."""
+    constant = bare(constant)
+    if relation in FLIPPED:
+        _require_number(constant, measure.value, place)
+        return _bounded(measure, relation, written(constant))
+    numbers = _numbers(constant)
+    if relation not in ("in", "not in") or numbers is None:
+        what = f"{measure.value} is a number, compared with numbers"
+        raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
+    is_one = _among(measure, numbers)
+    if relation == "in":
+        return is_one
+    # What is no integer compares with nothing.
+    return And((IsInt(), Not(is_one))) if measure is Measure.INT else Not(is_one)
+
+
+def decimal(relation: str, constant: object, place: Place) -> Expression:
+    """float(X), or a hole of that kind, against a number."""
+    if relation in FLIPPED:
+        _require_number(bare(constant), "float(X)", place)
+        number = written(constant)
+        if number.is_finite():
+            return Matches(decimals.related(relation, number, decimals=True))
+        return _beyond(relation, number, IsFloat())
+    numbers = _numbers(bare(constant))
+    if relation not in ("in", "not in") or numbers is None:
+        what = "float(X) is a number, compared with numbers"
+        raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
+    found = Matches(decimals.among(map(written, numbers), decimals=True))
+    return found if relation == "in" else And((IsFloat(), Not(found)))
+
+
+def _require_number(constant: object, what: str, place: Place) -> None:
+    if not is_number(constant):
+        raise BadCondition(
+            f"{what} is a number, compared with numbers. Given: {described(constant)}", place
+        )
+
+
+def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
+    """The measure is a whole number, the bound any."""
+    is_int = measure is Measure.INT
+    always: Expression = IsInt() if is_int else Constant(True)
+    if not bound.is_finite():
+        return _beyond(relation, bound, always)
+    if bound != bound.to_integral_value():
+        if relation in ("==", "!="):
+            return Constant(False) if relation == "==" else always
+        relation, whole = ("<=", math.floor(bound)) if "<" in relation else (">=", math.ceil(bound))
+    else:
+        whole = int(bound)
+    if not is_int and (whole < 0 or (whole == 0 and relation in ("<", ">="))):
+        return Constant(relation in (">", ">=", "!="))
+    if abs(whole) <= _MAX_BOUND:
+        return Compare(measure, Relation(relation), whole)
+    if is_int:
+        return Matches(decimals.related(relation, Decimal(whole), decimals=False))
+    return Constant(relation in ("<", "<=", "!="))
+
+
+def _beyond(relation: str, bound: Decimal, always: Expression) -> Expression:
+    """Against an infinity, or what is no number."""
+    wanted = ("!=",) if bound.is_nan() else ("!=", "<", "<=") if bound > 0 else ("!=", ">", ">=")
+    return always if relation in wanted else Constant(False)
+
+
+def _numbers(value: object) -> range | list[object] | None:
+    """The numbers of a collection; None for what is none."""
+    if isinstance(value, range):
+        return value
+    if isinstance(value, str | bytes | Iterator) or not isinstance(value, Iterable):
+        return None
+    numbers = list(value)
+    return numbers if all(map(is_number, numbers)) else None
+
+
+def _among(measure: Measure, numbers: range | list[object]) -> Expression:
+    if isinstance(numbers, range) and numbers.step == 1 and numbers:
+        low = _bounded(measure, ">=", Decimal(numbers[0]))
+        return And((low, _bounded(measure, "<=", Decimal(numbers[-1]))))
+    bounds = [written(number) for number in numbers]
+    if measure is Measure.INT and len(bounds) > 1:
+        finite = (bound for bound in bounds if bound.is_finite())
+        return Matches(decimals.among(finite, decimals=False))
+    return any_of(_bounded(measure, "==", bound) for bound in bounds)
+
+
+# The hole itself
+
+
+def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
+    """The hole's text or value on the left; `in` some text only where that is short."""
+    if kind.schema is not None:
+        return None
+    if kind.choices:
+        holding = [
+            text
+            for text, value in kind.choices.items()
+            if compared(Finished(value, text), relation, constant, place)
+        ]
+        return OneOf(tuple(holding))
+    match relation:
+        case "in":
+            return _member(kind, constant, place)
+        case "not in":
+            found = _member(kind, constant, place)
+            return None if found is None else Not(found)
+        case "==" | "is":
+            return _equal(kind, constant, place)
+        case "!=" | "is not":
+            return Not(_equal(kind, constant, place))
+    return _ordered(kind, relation, constant, place)
+
+
+def contained(kind: HoleKind, constant: object, place: Place) -> Expression | None:
+    """`constant in X`."""
+    text = _text(constant)
+    if kind.schema is not None:
+        return None
+    if text is None or (is_number(constant) and not isinstance(constant, Finished)):
+        what = f"{described(constant)} cannot be looked for in a text"
+        raise BadCondition(what, place)
+    return Contains(text)
+
+
+def _text(constant: object) -> str | None:
+    """A constant as a text, if it is one; a number of an earlier hole has one."""
+    if isinstance(constant, Finished) and is_scalar(constant.value):
+        return constant.shown
+    value = bare(constant)
+    return value if isinstance(value, str) else None
+
+
+def _equal(kind: HoleKind, constant: object, place: Place) -> Expression:
+    value = bare(constant)
+    if is_number(value) and kind.name == INT.name:
+        return _bounded(Measure.INT, "==", written(constant))
+    if is_number(value) and kind.name == FLOAT.name:
+        return decimal("==", constant, place)
+    text = _text(constant)
+    if text is not None:
+        return OneOf((text,))
+    check_comparable("", value, place)
+    return Constant(False)
+
+
+def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
+    value = bare(constant)
+    if kind.name == INT.name and is_number(value):
+        return measured(Measure.INT, relation, constant, place)
+    if kind.name == FLOAT.name and is_number(value):
+        return decimal(relation, constant, place)
+    if isinstance(value, str) and kind.python is str:
+        return None
+    raise BadCondition(
+        f"the hole is {kind.name}, which `{relation}` does not compare with {described(constant)}",
+        place,
+    )
+
+
+def _member(kind: HoleKind, constant: object, place: Place) -> Expression | None:
+    text = _text(constant)
+    if text is not None:
+        return _substring_of(text)
+    if kind.name == INT.name and isinstance(constant, range):
+        return _among(Measure.INT, constant)
+    items = _items(constant, place)
+    numbers = [item for item in items if is_number(item)]
+    if numbers and kind.python is str:
+        raise BadCondition(
+            f"the hole is text and never one of {described(constant)}: numbers in texts are"
+            ' strings, "7", or write [X: int]',
+            place,
+        )
+    parts: list[Expression] = []
+    texts = tuple(dict.fromkeys(item for item in items if isinstance(item, str)))
+    if texts or not numbers:
+        parts.append(OneOf(texts))
+    if numbers:
+        is_int = kind.name == INT.name
+        parts.append(_among(Measure.INT, numbers) if is_int else decimal("in", numbers, place))
+    return any_of(parts)
+
+
+def _items(constant: object, place: Place) -> list[object]:
+    value = bare(constant)
+    if isinstance(value, Iterator):
+        raise BadCondition("an iterator can be read only once; make it a list", place)
+    if not isinstance(value, Iterable):
+        raise BadCondition(f"nothing is in {described(constant)}", place)
+    items = list(value)
+    return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
+
+
+def _substring_of(text: str) -> Expression | None:
+    length = len(text)
+    if length * (length + 1) * (length + 2) // 6 > _MAX_SUBSTRINGS_LEN:
+        return None
+    found = (text[start:end] for start in range(length + 1) for end in range(start, length + 1))
+    return OneOf(tuple(dict.fromkeys(found)))
+
+
+def around_substrings(text: str) -> Expression:
+    """Wider than all substrings of a text: no longer, and of no other characters."""
+    chars = "".join(map(re.escape, sorted(set(text))))
+    return And((Compare(Measure.CHARS, Relation.LE, len(text)), Matches(f"[{chars}]*")))

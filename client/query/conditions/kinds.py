@@ -1,0 +1,133 @@
+"""What stands behind a hole's colon: which texts it may have, and what value each of them means."""
+
+import enum
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from decimal import Decimal
+from functools import partial
+from types import MappingProxyType
+from typing import Literal, get_args, get_origin, is_typeddict
+
+from client.query.conditions import schemas
+from client.query.conditions.operators import strings
+from client.query.errors import BadCondition
+from constraints.where import terms as where
+
+_MAX_INT_LEN = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class HoleKind:
+    """A kind of hole.
+
+    name:    in errors
+    texts:   which texts there are; None: any, or those of the schema
+    value:   from such a text to the variable's value
+    python:  the type of the value, None if there are several
+    choices: the value of each text, where there are finitely many
+    schema:  a JSON schema, where the text is JSON
+    """
+
+    name: str
+    texts: where.Expression | None
+    value: Callable[[str], object]
+    python: type | None
+    choices: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    schema: Mapping[str, object] | None = None
+
+
+def kind_of(annotation: object) -> HoleKind:
+    """The kind of a hole annotated so. Raises BadCondition for what is no kind."""
+    if annotation is None or annotation is str:
+        return TEXT
+    if isinstance(annotation, str):
+        return _pattern(annotation)
+    simple = next((kind for kind in (INT, FLOAT, BOOL) if kind.python is annotation), None)
+    return simple or _choice(annotation) or _json(annotation)
+
+
+def _integer(text: str) -> object:
+    # int() refuses thousands of digits, which a model may well write.
+    return int(text) if len(text) < _MAX_INT_LEN else int(Decimal(text))
+
+
+def _pattern(pattern: str) -> HoleKind:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise BadCondition(f"the hole's pattern is wrong: {error}. Given: {pattern!r}") from error
+    return HoleKind("text", where.Matches(pattern), str, str)
+
+
+def _choice(annotation: object) -> HoleKind | None:
+    """A hole that is one of some values; None for other annotations."""
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _chosen({_shown(member.value): member for member in annotation}, annotation)
+    if get_origin(annotation) is Literal:
+        values: tuple[object, ...] = get_args(annotation)
+    elif isinstance(annotation, list | tuple | set | frozenset | range):
+        values = strings(annotation) or tuple(annotation)
+    else:
+        return None
+    types = {type(value) for value in values}
+    return _chosen({_shown(value): value for value in values}, *(types if len(types) == 1 else ()))
+
+
+def _chosen(choices: Mapping[str, object], python: type | None = None) -> HoleKind:
+    if not choices:
+        raise BadCondition("a hole needs one value or more to choose from. Given: none")
+    listed = ", ".join(map(repr, list(choices)[:4])) + (", …" if len(choices) > 4 else "")
+    frozen = MappingProxyType(dict(choices))
+    return HoleKind(
+        f"one of {listed}", where.OneOf(tuple(choices)), partial(_looked_up, frozen), python, frozen
+    )
+
+
+def _looked_up(choices: Mapping[str, object], text: str) -> object:
+    if text not in choices:
+        raise ValueError(f"{text!r} is none of {list(choices)!r}")
+    return choices[text]
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, str | int | float) and value is not None:
+        what = f"a hole chooses among strings and numbers. Given: {value!r}"
+        raise BadCondition(what)
+    return str(value)
+
+
+def _json(annotation: object) -> HoleKind:
+    """A hole whose text is JSON."""
+    if isinstance(annotation, Mapping):
+        return HoleKind("JSON", None, schemas.loaded, None, schema=dict(annotation))
+    name = getattr(annotation, "__name__", str(annotation))
+    is_known = is_dataclass(annotation) or is_typeddict(annotation) or schemas.is_model(annotation)
+    if not is_known and not schemas.is_container(annotation):
+        raise BadCondition(
+            f"`{name}` is no type of a hole: int, float, bool, str, a pattern, a list of strings,"
+            " a Literal, an Enum, a dataclass, a TypedDict, list[...], dict[...] or a JSON schema"
+        )
+    python = get_origin(annotation) or annotation
+    return HoleKind(
+        f"a {name}",
+        None,
+        lambda text: schemas.value(annotation, text),
+        python if isinstance(python, type) else None,
+        schema=schemas.schema(annotation),
+    )
+
+
+TEXT = HoleKind("text", None, str, str)
+INT = HoleKind("a whole number", where.IsInt(), _integer, int)
+FLOAT = HoleKind("a number", where.IsFloat(), float, float)
+_TRUTHS = MappingProxyType({"True": True, "False": False})
+
+
+BOOL = HoleKind(
+    "a truth value",
+    where.OneOf(tuple(_TRUTHS)),
+    partial(_looked_up, _TRUTHS),
+    bool,
+    _TRUTHS,
+)

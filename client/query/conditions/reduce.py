@@ -1,0 +1,313 @@
+"""From a condition to what the server's language says of the current hole: bounds around it.
+
+    lower  <=  the condition  <=  upper
+
+Both are expressions of `constraints.where`. Where they are the same the condition is said exactly;
+elsewhere the upper one is a mask that is never too strict, and the condition is left to be checked.
+What can neither be said nor is known yet lies between False and True: so `and` keeps the rest of
+its parts, `or` is wide open, and `not` turns the bounds around.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from client.query.conditions import compare
+from client.query.conditions.evaluate import (
+    Missing,
+    as_condition,
+    described,
+    evaluate,
+    operand,
+)
+from client.query.conditions.kinds import HoleKind
+from client.query.conditions.operators import PIECES, STOPS, operator_of, text_term
+from client.query.conditions.terms import (
+    All,
+    AnyOf,
+    Called,
+    Compared,
+    Not,
+    Opaque,
+    Ref,
+    Term,
+    Value,
+)
+from client.query.conditions.values import Finished, Values, bare
+from client.query.errors import BadCondition
+from client.query.place import Place
+from constraints.where import terms as where
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What surely suffices, and what is surely needed."""
+
+    lower: where.Expression
+    upper: where.Expression
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the condition itself is said."""
+        return self.lower == self.upper
+
+
+FALSE, TRUE = where.Constant(False), where.Constant(True)
+OPEN = Bounds(FALSE, TRUE)
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """The hole at which conditions are read.
+
+    values: finished holes by name, this one not among them
+    """
+
+    name: str
+    kind: HoleKind
+    values: Values
+
+
+def names_of(term: Term) -> frozenset[str]:
+    """The holes in a term."""
+    match term:
+        case Value():
+            return frozenset()
+        case Ref(name):
+            return frozenset((name,))
+        case Opaque(names):
+            return frozenset(names)
+        case Not(part):
+            return names_of(part)
+        case All(parts) | AnyOf(parts) | Called(arguments=parts):
+            return frozenset().union(*map(names_of, parts))
+        case Compared(left, _, right):
+            return names_of(left) | names_of(right)
+    assert_never(term)
+
+
+def exactly(expression: where.Expression | None) -> Bounds:
+    """Said as it is; None: not said at all."""
+    return OPEN if expression is None else Bounds(expression, expression)
+
+
+def bounds(term: Term, current: Current) -> Bounds:
+    """What the condition says of the current hole. Raises BadCondition."""
+    if current.name not in names_of(term):
+        truth = evaluate(term, current.values)
+        return OPEN if truth is None else exactly(where.Constant(truth))
+    match term:
+        case All(parts):
+            return _joined(all_of, (bounds(part, current) for part in parts))
+        case AnyOf(parts):
+            _refuse_stops(parts, "or", ("stops_before",))
+            return _joined(any_of, (bounds(part, current) for part in parts))
+        case Not(part):
+            _refuse_stops((part,), "not", ("stops_at", "stops_before"))
+            return _opposite(bounds(part, current))
+        case Compared():
+            return _compared(term, current)
+        case Called():
+            return _condition(term, current)
+        case Ref(_, place):
+            return exactly(_itself(current.kind, place))
+    return OPEN
+
+
+def _joined(
+    join: Callable[[Iterable[where.Expression]], where.Expression], parts: Iterable[Bounds]
+) -> Bounds:
+    several = tuple(parts)
+    return Bounds(
+        join(part.lower for part in several),
+        join(part.upper for part in several),
+    )
+
+
+def all_of(parts: Iterable[where.Expression]) -> where.Expression:
+    """All parts, without truth values unless one decides; each once."""
+    kept = dict.fromkeys(part for part in parts if part != TRUE)
+    return FALSE if FALSE in kept else where.all_of(kept)
+
+
+def any_of(parts: Iterable[where.Expression]) -> where.Expression:
+    """At least one part, without truth values unless one decides; each once."""
+    kept = dict.fromkeys(part for part in parts if part != FALSE)
+    return TRUE if TRUE in kept else where.any_of(kept)
+
+
+def _opposite(inner: Bounds) -> Bounds:
+    return Bounds(opposite(inner.upper), opposite(inner.lower))
+
+
+def opposite(expression: where.Expression) -> where.Expression:
+    """The expression does not hold."""
+    match expression:
+        case where.Constant(value):
+            return where.Constant(not value)
+        case where.Not(part):
+            return part
+    return where.Not(expression)
+
+
+def _refuse_stops(parts: Iterable[Term], joined_by: str, stops: tuple[str, ...]) -> None:
+    for part in parts:
+        match part:
+            case Called() if operator_of(part) in stops:
+                raise BadCondition(
+                    f"`{operator_of(part)}` cannot stand under `{joined_by}`: it says how a hole"
+                    " ends; join it to the rest by `and`",
+                    part.place,
+                )
+            case All(inner) | AnyOf(inner):
+                _refuse_stops(inner, joined_by, stops)
+            case Not(negated):
+                _refuse_stops((negated,), joined_by, stops)
+
+
+# Conditions of one operator
+
+
+def _itself(kind: HoleKind, place: Place) -> where.Expression:
+    """The hole alone, which says something only if it is a truth value."""
+    if kind.python is not bool:
+        raise BadCondition('the hole alone is no condition; compare it, as in X == "yes"', place)
+    return where.OneOf(("True",))
+
+
+def _condition(term: Called, current: Current) -> Bounds:
+    """An operator that is a condition by itself."""
+    name = as_condition(term)
+    about, *others = term.arguments
+    if not isinstance(about, Ref) or about.name != current.name:
+        if name in STOPS:
+            raise BadCondition(f"`{name}` is about a hole and phrases that are known", term.place)
+        return OPEN
+    _require_text(name, current.kind, term.place)
+    known = [operand(other, current.values) for other in others]
+    if any(isinstance(value, Missing) for value in known):
+        return OPEN
+    return exactly(text_term(name, [bare(value) for value in known], term.place))
+
+
+def _require_text(name: str, kind: HoleKind, place: Place) -> None:
+    if kind.schema is not None:
+        raise BadCondition(
+            f"`{name}` is about texts, and the hole is {kind.name}, whose text is JSON: say it in"
+            " its type or schema, or with a function of its value",
+            place,
+        )
+
+
+# Comparisons
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A side that is known."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """words(X), which is to be counted."""
+
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sort:
+    """What of the hole is compared."""
+
+    what: "where.Measure | str"
+
+
+_HOLE, _DECIMAL, _TYPE, _DARK = _Sort("hole"), _Sort("float"), _Sort("type"), _Sort("unknown")
+_Side = _Constant | _Pieces | _Sort
+
+
+def _side(term: Term, current: Current) -> _Side:
+    if current.name not in names_of(term):
+        value = operand(term, current.values)
+        return _DARK if isinstance(value, Missing) else _Constant(value)
+    match term:
+        case Ref():
+            return _HOLE
+        case Called(arguments=(argument,)):
+            return _applied(operator_of(term), _side(argument, current), term.place, current)
+    return _DARK
+
+
+def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
+    if isinstance(about, _Pieces) and name == "len":
+        return _Sort(PIECES[about.operator])
+    if about != _HOLE:
+        return _DARK
+    if name == "type":
+        return _TYPE
+    _require_text(name, current.kind, place)
+    match name:
+        case "len":
+            return _Sort(where.Measure.CHARS)
+        case "int":
+            return _Sort(where.Measure.INT)
+        case "float":
+            return _DECIMAL
+    return _Pieces(name)
+
+
+def _compared(term: Compared, current: Current) -> Bounds:
+    left, right = _side(term.left, current), _side(term.right, current)
+    for side in (left, right):
+        if isinstance(side, _Pieces) and not (term.relation in ("in", "not in") and side is right):
+            name = side.operator
+            raise BadCondition(f"{name}(X) can only be counted: write len({name}(X))", term.place)
+    relation = term.relation
+    if isinstance(right, _Constant) and not isinstance(left, _Constant):
+        return _against(left, relation, right.value, term.place, current)
+    if not isinstance(left, _Constant):
+        return OPEN
+    if relation in compare.FLIPPED:
+        return _against(right, compare.FLIPPED[relation], left.value, term.place, current)
+    if relation in ("in", "not in") and right == _HOLE:
+        found = exactly(compare.contained(current.kind, left.value, term.place))
+        return found if relation == "in" else _opposite(found)
+    return OPEN
+
+
+def _against(
+    side: _Side, relation: str, constant: object, place: Place, current: Current
+) -> Bounds:
+    """What is not known on the left, a constant on the right."""
+    match side:
+        case _Sort(where.Measure() as measure):
+            return exactly(compare.measured(measure, relation, constant, place))
+        case _Sort("float"):
+            return exactly(compare.decimal(relation, constant, place))
+        case _Sort("type"):
+            return exactly(_typed(relation, constant, place, current.kind))
+        case _Sort("hole"):
+            return _hole_against(relation, constant, place, current.kind)
+    return OPEN
+
+
+def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:
+    said = compare.subject(kind, relation, constant, place)
+    if said is not None or relation not in ("in", "not in") or kind.schema is not None:
+        return exactly(said)
+    text = constant.shown if isinstance(constant, Finished) else str(constant)
+    around = Bounds(FALSE, compare.around_substrings(text))
+    return around if relation == "in" else _opposite(around)
+
+
+def _typed(
+    relation: str, constant: object, place: Place, kind: HoleKind
+) -> where.Expression | None:
+    wanted = bare(constant)
+    if not isinstance(wanted, type) or relation not in ("is", "==", "is not", "!="):
+        what = "type(X) is compared with a type by `is`"
+        raise BadCondition(f"{what}. Given: {relation} {described(wanted)}", place)
+    if kind.python is None:
+        return None
+    return where.Constant((kind.python is wanted) is (relation in ("is", "==")))

@@ -1,0 +1,192 @@
+"""From the parts of a mask to what is asked for: stop strings, a bound of tokens, a constraint.
+
+stop operators alone, perhaps with a bound of tokens   ->  stop strings, max_tokens, no mask
+one of some texts                                      ->  choice
+one pattern                                            ->  regex
+a type whose text is JSON                              ->  json
+anything else                                          ->  where
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from client.query.conditions.kinds import HoleKind
+from client.query.conditions.plan import Check, StopMode
+from client.query.conditions.reduce import all_of
+from client.query.conditions.stops import Stops
+from client.query.conditions.terms import Opaque
+from client.query.errors import BadCondition, Unsatisfiable
+from client.query.place import Place
+from client.words import Constraint
+from constraints.where import terms as where
+from constraints.where.conflict import contradiction, is_plainly_empty
+from constraints.where.evaluate import holds
+from constraints.where.writing import text
+
+# What servers take as stop strings; with more of them masks end the hole.
+_MAX_STOPS = 4
+_MAX_STOP_LEN = 1000
+_UPPER = (where.Relation.LT, where.Relation.LE, where.Relation.EQ)
+Parts = tuple[where.Expression, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The part of a HolePlan that is asked for, and how its text is read."""
+
+    value: Callable[[str], object]
+    constraint: Constraint | None = None
+    stop: tuple[str, ...] = ()
+    keeps_stop: bool = True
+    max_tokens: int | None = None
+    checks: tuple[Check, ...] = ()
+    prompt_text: Callable[[str], str] = str
+
+
+def asked(
+    name: str, kind: HoleKind, parts: Parts, stops: StopMode, refused: tuple[str, ...]
+) -> Asked:
+    """What to ask for so that all parts hold. Raises BadCondition, Unsatisfiable."""
+    num_tokens = min(map(_most_tokens, parts), default=None, key=_last_if_none)
+    if num_tokens is not None:
+        num_tokens = max(1, num_tokens)
+    if kind.schema is not None:
+        return _json(name, kind, parts, num_tokens, refused)
+    phrases = Stops.of(parts)
+    left_out = tuple(dict.fromkeys(map(phrases.cut, refused)))
+    if not left_out and stops is StopMode.CUT and _is_cut(parts, phrases):
+        return _cut(kind, phrases, num_tokens)
+    if left_out:
+        parts = (*parts, where.Not(where.OneOf(left_out)))
+    parts = _listed(parts)
+    _refuse_empty(name, parts)
+    return Asked(value=kind.value, constraint=_constraint(parts), max_tokens=num_tokens)
+
+
+def _most_tokens(part: where.Expression) -> int | None:
+    match part:
+        case where.Compare(where.Measure.TOKENS, relation, bound) if relation in _UPPER:
+            return bound - (relation is where.Relation.LT)
+    return None
+
+
+def _last_if_none(bound: int | None) -> float:
+    return float("inf") if bound is None else bound
+
+
+def _is_upper(part: where.Expression) -> bool:
+    """Whether `max_tokens` alone keeps it."""
+    most = _most_tokens(part)
+    is_equal = isinstance(part, where.Compare) and part.relation is where.Relation.EQ
+    return most is not None and most > 0 and not is_equal
+
+
+# Stops without a mask
+
+
+def _is_cut(parts: Parts, phrases: Stops) -> bool:
+    return (
+        all(
+            isinstance(part, where.StopsAt | where.StopsBefore) or _is_upper(part) for part in parts
+        )
+        and len(phrases.phrases) <= _MAX_STOPS
+        and all(len(phrase) <= _MAX_STOP_LEN for phrase in phrases.phrases)
+    )
+
+
+def _cut(kind: HoleKind, phrases: Stops, max_tokens: int | None) -> Asked:
+    made = Asked(
+        value=kind.value,
+        stop=phrases.phrases,
+        keeps_stop=not phrases.dropped,
+        max_tokens=max_tokens,
+    )
+    if not phrases.dropped or not phrases.kept:
+        return made
+    # The server keeps all of them or none, so what is to go is cut off here.
+    return replace(
+        made,
+        keeps_stop=True,
+        value=lambda text: kind.value(phrases.cut(text)),
+        prompt_text=phrases.cut,
+    )
+
+
+# Masks
+
+
+def _listed(parts: Parts) -> Parts:
+    """Where the hole is one of some texts, those of them that satisfy the other parts.
+
+    Tokens are for the server to count, and a phrase that is dropped for it to drop.
+    """
+    lists = [part for part in parts if isinstance(part, where.OneOf)]
+    if not lists:
+        return parts
+    judged = [part for part in parts if part is not lists[0] and not _counts_tokens(part)]
+    left = [each for each in lists[0].values if all(holds(part, each) for part in judged)]
+    server_side = [
+        part for part in parts if _counts_tokens(part) or isinstance(part, where.StopsBefore)
+    ]
+    return (where.OneOf(tuple(left)), *server_side)
+
+
+def _counts_tokens(part: where.Expression) -> bool:
+    match part:
+        case where.And(parts) | where.Or(parts):
+            return any(map(_counts_tokens, parts))
+        case where.Not(inner):
+            return _counts_tokens(inner)
+        case where.Compare(where.Measure.TOKENS):
+            return True
+    return False
+
+
+def _refuse_empty(name: str, parts: Parts) -> None:
+    whole = all_of(parts)
+    if where.OneOf(()) in parts:
+        raise Unsatisfiable(f"none of the texts that `{name}` could be satisfies its conditions")
+    if is_plainly_empty(whole):
+        why = contradiction(whole, is_plainly_empty)
+        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {why}")
+
+
+def _constraint(parts: Parts) -> Constraint | None:
+    match parts:
+        case ():
+            return None
+        case (where.OneOf(values),) if "" not in values:
+            return Constraint("choice", list(values))
+        case (where.Matches(pattern),) if pattern:
+            return Constraint("regex", pattern)
+    return Constraint("where", text(where.all_of(parts)))
+
+
+# JSON
+
+
+def _json(
+    name: str, kind: HoleKind, parts: Parts, max_tokens: int | None, refused: tuple[str, ...]
+) -> Asked:
+    for part in parts:
+        if not _is_upper(part):
+            raise BadCondition(
+                f"`{name}` is {kind.name}, whose text is JSON: {text(part)} cannot be kept beside"
+                " its schema; say it in the type, or with a function of the value"
+            )
+    return Asked(
+        value=kind.value,
+        constraint=Constraint("json", dict(kind.schema or {})),
+        max_tokens=max_tokens,
+        checks=_refusing(name, [kind.value(each) for each in refused]),
+    )
+
+
+def _refusing(name: str, values: list[object]) -> tuple[Check, ...]:
+    """A check that leaves out values: a schema cannot say it."""
+    if not values:
+        return ()
+    nowhere = Place(1, 1, 1, 1)
+    said = f"{name} not in {values!r}"
+    opaque = Opaque((name,), lambda value: value not in values, nowhere, said)
+    return (Check(opaque, frozenset((name,)), said),)

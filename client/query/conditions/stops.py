@@ -1,0 +1,38 @@
+"""Stop phrases on a text: where it ends, and what of it is dropped.
+
+The rule is the server's: the phrase that is complete first ends the text; of several that are
+complete at the same character the longest, but one that is dropped before one that stays.
+"""
+
+from dataclasses import dataclass
+
+from constraints.where.evaluate import cut_before
+from constraints.where.terms import Expression, StopsAt, StopsBefore
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """`kept` phrases stay in the text that they end, `dropped` ones do not."""
+
+    kept: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, parts: tuple[Expression, ...]) -> "Stops":
+        """All phrases of the stop operators among the parts of a conjunction."""
+        kept = [phrase for part in parts if isinstance(part, StopsAt) for phrase in part.phrases]
+        dropped = [
+            phrase for part in parts if isinstance(part, StopsBefore) for phrase in part.phrases
+        ]
+        return cls(tuple(dict.fromkeys(kept)), tuple(dict.fromkeys(dropped)))
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """All of them, each once."""
+        return tuple(dict.fromkeys((*self.kept, *self.dropped)))
+
+    def cut(self, text: str) -> str:
+        """The text up to its end, without the phrase that is dropped."""
+        ends = [text.find(phrase) + len(phrase) for phrase in self.phrases if phrase in text]
+        ended = text[: min(ends)] if ends else text
+        return cut_before(self.dropped, ended)

@@ -1,0 +1,44 @@
+"""Writes terms as programs write them, for errors and for what is shown of checks."""
+
+from client.query.conditions.terms import (
+    All,
+    AnyOf,
+    Called,
+    Compared,
+    Not,
+    Opaque,
+    Ref,
+    Term,
+    Value,
+)
+
+_SHOWN_LEN = 60
+_LOOSE = (All, AnyOf)
+
+
+def written(term: Term) -> str:
+    """The term as one line; Python's values as they are now."""
+    match term:
+        case Value(value):
+            shown = repr(value)
+            return shown if len(shown) <= _SHOWN_LEN else shown[: _SHOWN_LEN - 1] + "…"
+        case Ref(name):
+            return name
+        case Opaque(text=text):
+            return text
+        case Called(operator, arguments):
+            return f"{operator}({', '.join(map(written, arguments))})"
+        case Compared(left, relation, right):
+            return f"{_within(left)} {relation} {_within(right)}"
+        case Not(part):
+            return f"not {_within(part)}"
+        case All(parts):
+            return " and ".join(
+                f"({written(part)})" if isinstance(part, AnyOf) else written(part) for part in parts
+            )
+        case AnyOf(parts):
+            return " or ".join(map(written, parts))
+
+
+def _within(term: Term) -> str:
+    return f"({written(term)})" if isinstance(term, All | AnyOf | Compared) else written(term)
