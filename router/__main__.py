@@ -41,7 +41,7 @@ from router.http.server_info import ServerInfo
 from router.hub import find_tokenizer
 from router.infer import Infer
 from router.knobs import BadConfig
-from router.listening import Door, HttpServer, bind
+from router.listening import Door, HttpServer, bind, bind_unix
 from router.logs import start_logging
 from router.metrics import Metrics
 from router.shards import Shards, ShardTimeouts
@@ -172,12 +172,19 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 async def _start(config: RouterConfig) -> _Router:
     """Raises StartupFailed or ShardFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
-    door = bind(config.hostname, config.port, _load_tls(config))
+    door = _open_door(config)
     try:
         return await _connect(config, door, tracer)
     except BaseException:
         door.close()
         raise
+
+
+def _open_door(config: RouterConfig) -> Door:
+    tls = _load_tls(config)
+    if config.http_uds is not None:
+        return bind_unix(config.http_uds, tls)
+    return bind(config.hostname, config.port, tls)
 
 
 async def _connect(config: RouterConfig, door: Door, tracer: Tracer) -> _Router:
@@ -291,7 +298,7 @@ def _constraint_check(
         memory_bytes=config.constraint_memory << 20,
         max_waiting=config.max_constraints_waiting,
     )
-    return ConstraintCheck(vocabulary, rules, metrics)
+    return ConstraintCheck(vocabulary, rules, metrics, spells_ascii=tokenizer.spells_ascii())
 
 
 def _aliases(config: RouterConfig) -> dict[str, str]:
@@ -339,6 +346,7 @@ def _limits(config: RouterConfig, info: ShardInfo, pool: PoolLimits) -> Limits:
         max_input_len=max_input_len,
         max_total_len=max_total_len,
         vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
         max_best_of=config.max_best_of,
         max_stop_sequences=config.max_stop_sequences,
         max_top_n_tokens=config.max_top_n_tokens,

@@ -3,8 +3,8 @@
 What was found is remembered, refusals and texts that took too long among it, so that a text costs
 something once, whoever sends it how often. Equal texts at the same time are asked about once.
 
-    constraint, stops -> remembered? -> worker -> a text -> does it fit max_new_tokens?
-                                                              no: is there one that does?
+    constraint, stops -> obvious? -> remembered? -> worker -> a text -> does it fit max_new_tokens?
+                                                                no: is there one that does?
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
+from constraints.obvious import obvious_len
 from constraints.spec import ConstraintSpec, StopRule
 from constraints.verdict import Judged, Passed, Verified
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
@@ -64,7 +65,11 @@ class CheckedConstraint:
 
 
 class ConstraintCheck:
-    """Checks on behalf of validation. Owner of the pool of workers, and of what they found."""
+    """Checks on behalf of validation. Owner of the pool of workers, and of what they found.
+
+    `spells_ascii`: each printable character of ASCII is a token of its own, so that no text of such
+    has more tokens than characters.
+    """
 
     def __init__(
         self,
@@ -72,8 +77,11 @@ class ConstraintCheck:
         rules: PoolRules,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        spells_ascii: bool = False,
     ) -> None:
         self._vocabulary = vocabulary
+        self._spells_ascii = spells_ascii
         self._rules = rules
         self._metrics = metrics
         self._clock = clock
@@ -105,6 +113,10 @@ class ConstraintCheck:
         model's tokens cannot be constrained.
         """
         begun_s = self._clock()
+        enough_len = self._obvious_len(constraint.spec, stops)
+        if enough_len is not None and (cuts or enough_len <= max_new_tokens):
+            self._metrics.constraint_checks.inc("look")
+            return CheckedConstraint(replace(constraint, is_quick=True), enough_len)
         try:
             passed = await self._find(Check(constraint.spec, stops, self._vocabulary.max_len, cuts))
             if passed.min_len > max_new_tokens and not cuts:
@@ -160,6 +172,12 @@ class ConstraintCheck:
             return f"the finished text could not be checked: {error}"
         assert isinstance(verified, Verified)
         return verified.violations[0] if verified.violations else None
+
+    def _obvious_len(self, spec: ConstraintSpec, stops: StopRule) -> int | None:
+        """Tokens that are enough for some text, where that is seen without compiling."""
+        if self._pool is None or not self._spells_ascii or stops.strings:
+            return None
+        return obvious_len(spec)
 
     async def _find(self, job: Check) -> Passed:
         """Raises ConstraintError and RouterError."""

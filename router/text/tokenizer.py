@@ -178,6 +178,13 @@ class Tokenizer:
             piece = self.pieces.all[token_id] if token_id < self.vocab_size else None
         return piece.encode() if isinstance(piece, str) else piece or b""
 
+    def spells_ascii(self) -> bool:
+        """Whether each printable character of ASCII is a token of its own."""
+        if self.pieces is None:
+            return False
+        shown = {piece.encode() if isinstance(piece, str) else piece for piece in self.pieces.shown}
+        return all(bytes([byte]) in shown for byte in range(ord(" "), ord("~") + 1))
+
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `skip_special_tokens` leaves out."""
         return token_id in self._special_ids

@@ -229,3 +229,20 @@ async def test_memory_does_not_grow_with_the_number_of_texts(tmp_path: Path) -> 
 
 def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_plain_schema_is_found_in_order_without_a_worker(tmp_path: Path) -> None:
+    counted = metrics()
+    rules = PoolRules()
+    check = ConstraintCheck(vocabulary_file(tmp_path), rules, counted, spells_ascii=True)
+    await check.start()
+    try:
+        plain = schema('{"type": "array", "items": {"type": "null"}, "minItems": 2}')
+        checked = await check.check(plain, _NO_STOPS, MAX_LEN)
+        assert (checked.constraint.is_quick, checked.min_len) == (True, 2 + 2 * 7)
+        assert counted.constraint_checks.value("look") == 1
+        # Where the bound is not enough the worker looks closer.
+        assert (await check.check(plain, _NO_STOPS, 11)).min_len <= 11
+        assert counted.constraint_checks.value("worker") == 1
+    finally:
+        await check.close()
