@@ -19,6 +19,7 @@ from client.query.conditions.plan import HolePlan
 from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Hole
+from client.query.running.transcript import Pieces
 from client.words import Answer, GenerateCall, Sampling, ScoreCall, Scores
 
 
@@ -66,7 +67,7 @@ class HoleAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedHole:
     """A hole behind us: its name, what was written and what its variable is bound to."""
 
     name: str
@@ -123,7 +124,12 @@ class AtHole(Protocol):
         ...
 
     @property
-    def finished(self) -> Sequence[Finished]:
+    def pieces(self) -> Pieces:
+        """The prompt so far."""
+        ...
+
+    @property
+    def finished(self) -> Sequence[FinishedHole]:
         """The log: all holes before this one, in their order."""
         ...
 
@@ -150,28 +156,23 @@ class AtHole(Protocol):
         ...
 
 
-class Ended(Protocol):
-    """A trace whose body has returned."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A trace whose body has returned: number, whole log, return value and prompt.
 
-    @property
-    def index(self) -> int:
-        """The number under which the trace was started."""
-        ...
+    `variables` are those of the program's holes, at their last value.
+    """
 
-    @property
-    def finished(self) -> Sequence[Finished]:
-        """The whole log."""
-        ...
+    index: int
+    finished: tuple[FinishedHole, ...]
+    value: object
+    pieces: Pieces
+    variables: Mapping[str, object]
 
     @property
     def logprob(self) -> float:
         """The sum over all holes."""
-        ...
-
-    @property
-    def value(self) -> object:
-        """What the body returned."""
-        ...
+        return sum(hole.answer.logprob for hole in self.finished)
 
 
 Trace: TypeAlias = AtHole | Ended

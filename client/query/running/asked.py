@@ -1,0 +1,125 @@
+"""What a hole asks of the model, and what its answer means. Pure.
+
+Arrival -> HolePlan -> GenerateCall, or ScoreCall of a distribution
+HoleAnswer -> Entry of the log, or Rejected
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from client.query.conditions import values as known
+from client.query.conditions.evaluate import evaluate
+from client.query.conditions.plan import Check, HolePlan, StopMode
+from client.query.conditions.planner import plan
+from client.query.conditions.terms import Term
+from client.query.errors import QueryError, Unsatisfiable
+from client.query.running.blaming import located
+from client.query.running.body_run import Arrival, Entry
+from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
+from client.query.running.transcript import prompt_of
+from client.words import GenerateCall, ScoreCall
+
+
+def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> HolePlan:
+    """What the hole's conditions mean for its request. Raises Unsatisfiable, BadCondition."""
+    if arrival.hole.support is not None:
+        return HolePlan()
+    try:
+        return plan(
+            _terms(arrival),
+            arrival.hole.name,
+            arrival.hole.kind,
+            arrival.values,
+            StopMode(options.stops),
+            refused,
+        )
+    except QueryError as error:
+        raise located(error, arrival.hole.place, arrival.source) from error
+
+
+def _terms(arrival: Arrival) -> tuple[Term, ...]:
+    """The hole's own conditions, and what was promised of it."""
+    promised = (check.term for check in arrival.promises if arrival.hole.name in check.names)
+    return (*arrival.terms, *(term for term in promised if term not in arrival.terms))
+
+
+def generate_call(
+    arrival: Arrival, plan: HolePlan, options: Options, index: int, log: Sequence[Entry]
+) -> GenerateCall:
+    """The one request of a hole. Raises Unsatisfiable when `max_len` leaves it nothing."""
+    seed = options.sampling.seed
+    return GenerateCall(
+        prompt=prompt_of(arrival.pieces),
+        sampling=replace(options.sampling, seed=None if seed is None else seed + index),
+        max_tokens=_budget(arrival, plan, options, log),
+        constraint=plan.constraint,
+        stop=plan.stop,
+        keeps_stop=plan.keeps_stop,
+    )
+
+
+def _budget(arrival: Arrival, plan: HolePlan, options: Options, log: Sequence[Entry]) -> int | None:
+    bounds = [bound for bound in (plan.max_tokens, options.max_tokens) if bound is not None]
+    if options.max_len is not None:
+        left = options.max_len - sum(entry.finished.answer.num_tokens for entry in log)
+        if left < 1 and arrival.hole.support is None:
+            what = f"max_len={options.max_len} tokens are spent before [{arrival.hole.name}]"
+            raise Unsatisfiable(what, arrival.hole.place, arrival.source)
+        bounds.append(left)
+    return min(bounds, default=None)
+
+
+def score_call(arrival: Arrival, plan: HolePlan) -> ScoreCall | None:
+    """The one request of a distribution: the values of its support that the conditions allow."""
+    support = arrival.hole.support
+    if support is None:
+        return None
+    values = tuple(value for value in dict.fromkeys(support) if _is_allowed(arrival, value))
+    if not values:
+        what = f"no value of the distribution over [{arrival.hole.name}] is allowed"
+        if not support:
+            what = f"the distribution over [{arrival.hole.name}] has no values"
+        raise Unsatisfiable(what, arrival.hole.place, arrival.source)
+    return ScoreCall(prompt=prompt_of(arrival.pieces), values=values)
+
+
+def _is_allowed(arrival: Arrival, value: str) -> bool:
+    values = {**arrival.values, arrival.hole.name: known.Finished(value, value)}
+    return all(evaluate(term, values) is not False for term in _terms(arrival))
+
+
+def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
+    """The finished hole. Raises Rejected when its text breaks a check."""
+    hole, source = arrival.hole, arrival.source
+    value, shown = _read(arrival, plan, answer)
+    values = {**arrival.values, hole.name: known.Finished(value, shown, answer.num_tokens)}
+    for check in plan.checks:
+        try:
+            truth = evaluate(check.term, values)
+        except QueryError as error:
+            raise located(error, hole.place, source) from error
+        if truth is False:
+            what = f"`{check.text}` does not hold: [{hole.name}] is {value!r}"
+            raise Rejected(what, answer.text, value, hole.place, source)
+    return Entry(
+        finished=FinishedHole(name=hole.name, answer=answer, value=value),
+        prompt_text=shown,
+        value=plan.value,
+        promises=_left(arrival, plan),
+    )
+
+
+def _left(arrival: Arrival, plan: HolePlan) -> tuple[Check, ...]:
+    """What holes to come have to keep, behind this one."""
+    others = (check for check in arrival.promises if arrival.hole.name not in check.names)
+    return tuple(dict.fromkeys((*others, *plan.deferred)))
+
+
+def _read(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
+    """The value and the text that stays in the prompt."""
+    try:
+        return plan.value(answer.text), plan.prompt_text(answer.text)
+    except ValueError as error:
+        hole = arrival.hole
+        what = f"[{hole.name}] cannot be read from {answer.text!r}: {error}"
+        raise Rejected(what, answer.text, answer.text, hole.place, arrival.source) from error

@@ -1,0 +1,142 @@
+"""The Asker of a run: sends what traces ask for, books it, and shows how far they are."""
+
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from client.errors import ConstraintRefused, ServerFailed, TandemError
+from client.model import Model
+from client.query.errors import BadCondition, NotSatisfied, QueryError, Unsatisfiable
+from client.query.running.choosing import chosen
+from client.query.running.decoding import AtHole, HoleAnswer
+from client.query.running.ledger import CallFile, Ledger
+from client.query.running.results import Request, State
+from client.query.running.transcript import Piece, Pieces, spans_of, text_of
+from client.words import Answer, GenerateCall, ScoreCall, Scores, Usage
+
+OnState = Callable[[State], None]
+
+# What the server says of constraints that mean nothing; the other refusals are about what they ask.
+_MEANINGLESS = ("malformed", "not_enforced")
+_BROKEN_OFF = ("deadline", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """An Asker. `model_name` goes with every call; `on_state` is told of every token."""
+
+    model: Model
+    query: str
+    ledger: Ledger
+    model_name: str | None = None
+    normalised: bool = True
+    calls: CallFile | None = None
+    on_state: OnState | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    async def fill(self, at: AtHole) -> HoleAnswer:
+        """The hole's own request answered. Raises NotSatisfied if its constraint was not kept."""
+        if at.score_call is not None:
+            return await self._choose(at, at.score_call)
+        answer = await self.generate(at, at.call)
+        if answer.constraint_satisfied is False:
+            why = answer.violation or f"it ended by {answer.finish_reason}"
+            what = f"the conditions of [{at.hole.name}] are not kept: {why}"
+            raise NotSatisfied(what, answer.text, at.hole.place, at.source)
+        return HoleAnswer(
+            text=answer.text,
+            logprob=answer.logprob,
+            num_tokens=sum(not token.is_end for token in answer.tokens),
+        )
+
+    async def generate(self, at: AtHole, call: GenerateCall) -> Answer:
+        """One request; its row is booked when it has ended."""
+        call = replace(call, model=self.model_name)
+        began_s = self.clock()
+        try:
+            answer = await self._answer(at, call)
+            if answer.finish_reason in _BROKEN_OFF:
+                raise ServerFailed(f"the request ended by {answer.finish_reason}", "broken_off")
+        except TandemError as error:
+            self._book(at, "generate", began_s, call, error, Usage())
+            raise _pointed(at, error) from error
+        self._book(at, "generate", began_s, call, answer, answer.usage)
+        return answer
+
+    async def score(self, at: AtHole, call: ScoreCall) -> Scores:
+        """One request."""
+        call = replace(call, model=self.model_name)
+        began_s = self.clock()
+        self._show(at, "")
+        try:
+            scores = await self.model.score(call)
+        except TandemError as error:
+            self._book(at, "score", began_s, call, error, Usage())
+            raise _pointed(at, error) from error
+        self._book(at, "score", began_s, call, scores, scores.usage)
+        return scores
+
+    async def _choose(self, at: AtHole, call: ScoreCall) -> HoleAnswer:
+        scores = await self.score(at, call)
+        values = [value for value in call.values if isinstance(value, str)]
+        return chosen(values, scores.values, normalised=self.normalised)
+
+    async def _answer(self, at: AtHole, call: GenerateCall) -> Answer:
+        if self.on_state is None:
+            return await self.model.generate(call)
+        self._show(at, "")
+        text = ""
+        async with aclosing(self.model.stream(call)) as stream:
+            async for part in stream:
+                if isinstance(part, Answer):
+                    return part
+                text += part.text
+                self._show(at, text)
+        raise ServerFailed("the stream has no end", "protocol")
+
+    def _show(self, at: AtHole, text: str) -> None:
+        if self.on_state is None:
+            return
+        pieces = (*at.pieces, Piece(text, hole=at.hole.name))
+        self.on_state(
+            State(
+                trace=at.index,
+                prompt=text_of(pieces),
+                spans=spans_of(pieces),
+                hole=at.hole.name,
+                constraint=at.call.constraint,
+                stop=at.call.stop,
+            )
+        )
+
+    def _book(
+        self, at: AtHole, kind: str, began_s: float, call: object, answer: object, usage: Usage
+    ) -> None:
+        request = Request(
+            kind=kind,
+            query=self.query,
+            hole=at.hole.name,
+            trace=at.index,
+            duration_s=self.clock() - began_s,
+            usage=usage,
+            finish_reason=answer.finish_reason if isinstance(answer, Answer) else None,
+            error=str(answer) if isinstance(answer, Exception) else None,
+        )
+        self.ledger.book(at.index, request)
+        if self.calls is not None:
+            self.calls.write(request, call, answer)
+
+
+def ended(trace: int, pieces: Pieces) -> State:
+    """The last state of a trace."""
+    return State(trace=trace, prompt=text_of(pieces), spans=spans_of(pieces))
+
+
+def _pointed(at: AtHole, error: TandemError) -> TandemError:
+    """A refused constraint as what is wrong with the hole's conditions; else the error itself."""
+    if not isinstance(error, ConstraintRefused):
+        return error
+    reason = error.details.get("reason", error.error_type)
+    kind: type[QueryError] = BadCondition if reason in _MEANINGLESS else Unsatisfiable
+    return kind(f"[{at.hole.name}]: {error}", at.hole.place, at.source)

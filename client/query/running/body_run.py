@@ -1,0 +1,133 @@
+"""One run of a program's body: it replays a log, then waits at the first hole that is not in it.
+
+    log: X Y      body: ...[X] ...[Y] ...[Z]
+                            |      |      `-- arrives: who runs it plans Z and gives an entry
+                            `------`--------- known, no request
+
+Values are made of their texts anew in each run, so that a program which changes one in place does
+not change it for other runs.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from client.query.conditions.plan import Check
+from client.query.conditions.terms import Term
+from client.query.errors import BadProgram
+from client.query.place import Source
+from client.query.program import Hole, Program
+from client.query.running.decoding import FinishedHole
+from client.query.running.transcript import Pieces, Transcript
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A program and what it is called with."""
+
+    program: Program
+    arguments: tuple[object, ...] = ()
+    keywords: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A finished hole in a log: all that a run needs to go past it.
+
+    `value` makes the variable's value of the text; `promises` are the frame's checks that later
+    holes have to keep.
+    """
+
+    finished: FinishedHole
+    prompt_text: str
+    value: Callable[[str], object]
+    promises: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A run waits at a hole. `terms` are the hole's conditions, with Python's variables as of now.
+
+    `values` are the finished holes of the frame, `pieces` the prompt so far.
+    """
+
+    hole: Hole
+    source: Source
+    terms: tuple[Term, ...]
+    values: Mapping[str, object]
+    promises: tuple[Check, ...]
+    pieces: Pieces
+
+
+class BodyRun:
+    """Owner of one task of a body. `arrive` and `give` alternate."""
+
+    def __init__(self, log: Sequence[Entry]) -> None:
+        loop = asyncio.get_running_loop()
+        self.transcript = Transcript()
+        self._known = deque(log)
+        self._arrived: asyncio.Future[Arrival] = loop.create_future()
+        self._given: asyncio.Future[Entry] = loop.create_future()
+        self._task: asyncio.Task[object] | None = None
+
+    def begin(self, body: Coroutine[Any, Any, object]) -> None:
+        """The body, which calls `next_entry` at each hole."""
+        self._task = asyncio.create_task(body)
+
+    # Who runs the program
+
+    async def arrive(self) -> Arrival | None:
+        """The next hole that is not in the log, None at the end of the body.
+
+        Raises what the body raised, or what it was stuck with.
+        """
+        assert self._task is not None
+        either: set[asyncio.Future[Any]] = {self._task, self._arrived}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._arrived.done():
+            return self._arrived.result()
+        self._task.result()
+        return None
+
+    @property
+    def returned(self) -> object:
+        """What the body returned; only at its end."""
+        assert self._task is not None
+        return self._task.result()
+
+    def give(self, entry: Entry) -> None:
+        """What fills the hole that was arrived at."""
+        given, loop = self._given, asyncio.get_running_loop()
+        self._arrived, self._given = loop.create_future(), loop.create_future()
+        given.set_result(entry)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # The program
+
+    async def next_entry(self, hole: Hole, source: Source, arrival: Callable[[], Arrival]) -> Entry:
+        """What fills the hole: from the log, or when it is given."""
+        if self._known:
+            entry = self._known.popleft()
+            if entry.finished.name != hole.name:
+                what = f"the program is not pure: run again, it came to [{hole.name}] where it"
+                await self.stuck(
+                    BadProgram(f"{what} had come to [{entry.finished.name}]", hole.place, source)
+                )
+            return entry
+        if self._arrived.done():
+            what = f"[{hole.name}] is asked for while another hole is; a prompt has one at a time"
+            raise BadProgram(what, hole.place, source)
+        self._arrived.set_result(arrival())
+        return await self._given
+
+    async def stuck(self, error: Exception) -> NoReturn:
+        """Tell who runs the program that it cannot go on; the program itself does not see it."""
+        self._arrived.set_exception(error)
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody wakes a run that is stuck")

@@ -1,0 +1,34 @@
+"""Scores of a distribution's support, as probabilities over it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from client.query.running.decoding import Choice, HoleAnswer
+from client.words import Scored
+
+
+def chosen(values: Sequence[str], scored: Sequence[Scored], *, normalised: bool) -> HoleAnswer:
+    """The most probable value as a hole's answer; the first of equals.
+
+    normalised: by the mean log-probability per token, so that long values are not at a
+                disadvantage; else by that of the whole value.
+    """
+    choice = Choice(
+        plain=_shares({value: one.total for value, one in zip(values, scored, strict=True)}),
+        normalised=_shares({value: one.mean for value, one in zip(values, scored, strict=True)}),
+    )
+    shares = choice.normalised if normalised else choice.plain
+    best = max(values, key=shares.__getitem__)
+    of_best = scored[list(values).index(best)]
+    return HoleAnswer(text=best, logprob=of_best.total, num_tokens=0, choice=choice)
+
+
+def _shares(scores: Mapping[str, float]) -> Mapping[str, float]:
+    """Log-probabilities over these values: a log-softmax."""
+    top = max(scores.values())
+    if top == -math.inf:
+        even = -math.log(len(scores))
+        return MappingProxyType(dict.fromkeys(scores, even))
+    total = top + math.log(sum(math.exp(score - top) for score in scores.values()))
+    return MappingProxyType({value: score - total for value, score in scores.items()})

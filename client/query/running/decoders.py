@@ -1,0 +1,146 @@
+"""Decoders by name: `argmax`, `sample(n=2, temperature=0.8)`, with every option checked.
+
+A clause of a program and the Python functions of the same names end here.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from client.query.conditions.plan import StopMode
+from client.query.errors import BadProgram
+from client.query.place import Source
+from client.query.program import DecoderClause
+from client.query.running.decoding import Decoder, Options
+from client.query.running.sampling import SideBySide
+from client.words import Sampling
+
+
+class OptionIgnored(UserWarning):
+    """A decoder's option that other systems have and this one does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """A decoder and its options, checked. Made by `argmax()`, `sample()`, `beam()`, `best_k()`."""
+
+    name: str
+    decoder: Decoder
+    options: Options
+
+
+# A rule in words, and whether a value keeps it.
+Rule = tuple[str, Callable[[object], bool]]
+
+
+def _number(
+    low: float, high: float = float("inf"), *, above: bool = False
+) -> Callable[[object], bool]:
+    def keeps(value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return (low < value if above else low <= value) and value <= high
+
+    return keeps
+
+
+def _whole(low: int) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+_SAMPLING: Mapping[str, Rule] = {
+    "temperature": ("a number from 0 on", _number(0)),
+    "top_k": ("a whole number from 1 on", _whole(1)),
+    "top_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
+    "min_p": ("a number from 0 to 1", _number(0, 1)),
+    "typical_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
+    "repetition_penalty": ("a number above 0", _number(0, above=True)),
+    "frequency_penalty": ("a number from -2 to 2", _number(-2, 2)),
+    "presence_penalty": ("a number from -2 to 2", _number(-2, 2)),
+    "seed": ("a whole number from 0 on", _whole(0)),
+}
+_OPTIONS: Mapping[str, Rule] = {
+    "max_tokens": ("a whole number from 1 on", _whole(1)),
+    "max_len": ("a whole number from 1 on", _whole(1)),
+    "tries": ("a whole number from 1 on", _whole(1)),
+    "stops": ('"cut" or "exact"', lambda value: value in [mode.value for mode in StopMode]),
+    "normalised": ("True or False", lambda value: isinstance(value, bool)),
+}
+_COUNT: Rule = ("a whole number from 1 on", _whole(1))
+# What other systems take: it changes no result here, or is not served.
+_NEEDLESS = ("chunksize", "step_budget", "verbose", "openai_nonstop", "chunk_timeout", "cache")
+_UNSERVED = ("no_repeat_ngram_size", "length_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
+
+    `temperature` is what it draws with unless told; None: it does not draw, and is not told.
+    """
+
+    make: Callable[[int, Options], Decoder]
+    count: str = "n"
+    num_traces: int = 1
+    temperature: float | None = None
+
+
+def _side_by_side(num_traces: int, options: Options) -> Decoder:
+    return SideBySide(num_traces, options.tries)
+
+
+KINDS: Mapping[str, Kind] = {
+    "argmax": Kind(_side_by_side),
+    "sample": Kind(_side_by_side, temperature=1.0),
+}
+
+
+def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, object]) -> Decoding:
+    """The decoder of this name. Raises ValueError: which option, its value, the rule."""
+    kind = KINDS.get(name)
+    if kind is None:
+        raise ValueError(f"there is no decoder `{name}`; there are {', '.join(KINDS)}")
+    named = {**given}
+    if len(arguments) > 1 or (arguments and kind.count in named):
+        raise ValueError(f"`{name}` takes one unnamed argument: {kind.count}")
+    if arguments:
+        named[kind.count] = arguments[0]
+    num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _COUNT)
+    assert isinstance(num_traces, int)
+    options = _options(name, kind, named)
+    return Decoding(name, kind.make(num_traces, options), options)
+
+
+def clause_decoding(clause: DecoderClause, source: Source) -> Decoding:
+    """The decoder of a program's clause. Raises BadProgram, pointing at it."""
+    try:
+        return decoding(clause.name, clause.arguments, clause.options)
+    except ValueError as error:
+        raise BadProgram(str(error), clause.place, source) from error
+
+
+def _options(name: str, kind: Kind, named: Mapping[str, object]) -> Options:
+    sampling: dict[str, object] = {"temperature": kind.temperature or 0.0}
+    others: dict[str, object] = {}
+    for option, value in named.items():
+        if option in _NEEDLESS:
+            continue
+        if option in _UNSERVED:
+            warnings.warn(f"`{option}` is not served and ignored", OptionIgnored, stacklevel=3)
+        elif option == "temperature" and kind.temperature is None and value:
+            raise ValueError(f"`{name}` does not draw, so it has no temperature. Given: {value!r}")
+        elif option in _SAMPLING:
+            sampling[option] = _kept(option, value, _SAMPLING[option])
+        elif option in _OPTIONS:
+            others[option] = _kept(option, value, _OPTIONS[option])
+        else:
+            raise ValueError(f"`{name}` has no option `{option}`")
+    # Every value has been held to its rule, which is that of its field.
+    return Options(sampling=Sampling(**sampling), **others)  # type: ignore[arg-type]
+
+
+def _kept(option: str, value: object, rule: Rule) -> object:
+    words, keeps = rule
+    if not keeps(value):
+        raise ValueError(f"{option} must be {words}. Given: {value!r}")
+    return value

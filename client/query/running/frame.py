@@ -1,0 +1,140 @@
+"""One call of a program within a run: the Context that its body talks to.
+
+A nested query gets a frame of its own on the same run: its holes follow the prompt so far, its
+variables and conditions are its own.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from client.query.conditions import values as known
+from client.query.conditions.evaluate import evaluate
+from client.query.conditions.plan import Check
+from client.query.conditions.reduce import names_of
+from client.query.conditions.terms import Term
+from client.query.conditions.writing import written
+from client.query.errors import BadProgram, QueryError
+from client.query.place import Place
+from client.query.program import Decorator, Hole, Program, Subquery
+from client.query.running.blaming import located
+from client.query.running.body_run import Arrival, BodyRun
+from client.query.running.decoding import Rejected
+from client.query.running.transcript import Piece, text_of
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Frame:
+    """Owner of the values of one call's holes, and of what later holes have to keep."""
+
+    def __init__(self, run: BodyRun, program: Program) -> None:
+        self._run = run
+        self._source = program.source
+        self.values: dict[str, known.Finished] = {}
+        self._promises: tuple[Check, ...] = ()
+
+    def say(self, text: str, place: Place) -> None:
+        self._run.transcript.say(text)
+
+    def role(self, name: str, place: Place) -> None:
+        transcript, source = self._run.transcript, self._source
+        if name not in ROLES:
+            what = f"{{:{name}}} is no role; there are {', '.join(ROLES)}"
+            raise BadProgram(what, place, source)
+        if transcript.is_plain and transcript.has_holes:
+            what = f"{{:{name}}} comes too late: holes before it were asked as plain text"
+            raise BadProgram(what, place, source)
+        transcript.turn(name)
+
+    async def hole(self, hole: Hole) -> Any:
+        if isinstance(hole.kind, Subquery):
+            return await self._nested(hole, hole.kind)
+        self._run.transcript.answer_now()
+        terms = await self._terms(hole)
+        entry = await self._run.next_entry(hole, self._source, lambda: self._arrival(hole, terms))
+        text = entry.prompt_text
+        self._run.transcript.fill(hole.name, text)
+        self._promises = entry.promises
+        value = entry.value(entry.finished.answer.text)
+        return await self._bind(hole, value, text, entry.finished.answer.num_tokens)
+
+    def _arrival(self, hole: Hole, terms: tuple[Term, ...]) -> Arrival:
+        return Arrival(
+            hole=hole,
+            source=self._source,
+            terms=terms,
+            values={name: value for name, value in self.values.items() if name != hole.name},
+            promises=self._promises,
+            pieces=self._run.transcript.pieces,
+        )
+
+    async def _terms(self, hole: Hole) -> tuple[Term, ...]:
+        """The conditions, asked now. What is wrong with them is not the body's to catch."""
+        try:
+            return tuple(condition() for condition in hole.conditions)
+        except QueryError as error:
+            await self._stuck(error, hole)
+
+    async def _nested(self, hole: Hole, sub: Subquery) -> Any:
+        transcript = self._run.transcript
+        mark = transcript.mark()
+        terms = await self._terms(hole)
+        inner = Frame(self._run, sub.program)
+        value = await sub.program.body(inner, *sub.arguments, **sub.keywords)
+        if sub.program.returns:
+            transcript.cut(mark)
+            text = "" if value is None else str(value)
+            transcript.fill(hole.name, text)
+        else:
+            text = _without_roles(transcript.pieces[mark:])
+            value = text
+        await self._check(hole, terms, value, text)
+        return await self._bind(hole, value, text, None)
+
+    async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
+        """The conditions on a nested query's value: no mask keeps these."""
+        values = {**self.values, hole.name: known.Finished(value, text)}
+        own = (Check(term, names_of(term), written(term)) for term in terms)
+        about = [check for check in (*self._promises, *own) if hole.name in check.names]
+        left = [check for check in self._promises if hole.name not in check.names]
+        for check in about:
+            try:
+                truth = evaluate(check.term, values)
+            except QueryError as error:
+                await self._stuck(error, hole)
+            if truth is None:
+                left.append(check)
+            elif not truth:
+                what = f"`{check.text}` does not hold: [{hole.name}] is {value!r}"
+                await self._stuck(Rejected(what, text, value, hole.place, self._source), hole)
+        self._promises = tuple(left)
+
+    async def _bind(self, hole: Hole, value: object, text: str, num_tokens: int | None) -> object:
+        for decorator in reversed(hole.decorators):
+            value = await _decorated(decorator, value, text)
+        self.values[hole.name] = known.Finished(value, text, num_tokens)
+        return value
+
+    async def _stuck(self, error: QueryError, hole: Hole) -> NoReturn:
+        await self._run.stuck(located(error, hole.place, self._source))
+
+
+async def _decorated(decorator: Decorator, value: object, text: str) -> object:
+    """The function's answer. One with a parameter `text` is told the hole's text too."""
+    function = decorator.function
+    given = {"text": text} if _takes_text(function) else {}
+    made = function(value, **given)
+    return await made if inspect.isawaitable(made) else made
+
+
+def _takes_text(function: Callable[..., object]) -> bool:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return False
+    return "text" in names[1:]
+
+
+def _without_roles(pieces: tuple[Piece, ...]) -> str:
+    return text_of([piece for piece in pieces if piece.role is None])

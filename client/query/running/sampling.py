@@ -1,0 +1,25 @@
+"""argmax and sample: traces that know nothing of each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from client.query.running.decoding import Asker, Ended, Start
+from client.query.running.together import together
+from client.query.running.walking import walk
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """`num_traces` traces side by side, each hole one request; the server batches them.
+
+    Whether tokens are drawn or the most probable ones taken is the requests' temperature.
+    """
+
+    num_traces: int = 1
+    tries: int = 10
+
+    async def decode(self, start: Start, asker: Asker) -> Sequence[Ended]:
+        """All traces, in the order of their seeds."""
+        return await together(
+            walk(start, index, asker, self.tries) for index in range(self.num_traces)
+        )

@@ -1,0 +1,175 @@
+"""Traces as values: a log, and the hole or the end behind it. See `decoding.py`.
+
+A trace at a hole keeps the run that came there. Its first answer takes that run on; every further
+one replays the log. So argmax runs a body once, and a fork costs one replay, which asks the model
+nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from client.query.conditions.plan import HolePlan
+from client.query.errors import BadProgram
+from client.query.place import Source
+from client.query.program import Hole
+from client.query.running.asked import entry_of, generate_call, plan_of, score_call
+from client.query.running.blaming import blamed
+from client.query.running.body_run import Arrival, BodyRun, Entry, Job
+from client.query.running.decoding import Ended, FinishedHole, HoleAnswer, Options, Trace
+from client.query.running.frame import Frame
+from client.words import GenerateCall, ScoreCall
+
+Log = tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A run that waits at a hole, and the frame of its program."""
+
+    run: BodyRun
+    frame: Frame
+    arrival: Arrival
+
+
+class Traces:
+    """Starts and follows the traces of one job. Owner of the runs under way."""
+
+    def __init__(self, job: Job, options: Options, enter: Callable[[int], None]) -> None:
+        """`enter` is called with a trace's number in the task that runs its body."""
+        self._job = job
+        self._options = options
+        self._enter = enter
+        self._runs: set[BodyRun] = set()
+
+    async def start(self, index: int) -> Trace:
+        """A fresh run of the body."""
+        run, frame = self._begin(index, ())
+        return await self._next(run, frame, index, ())
+
+    def close(self) -> None:
+        """End all runs."""
+        for run in tuple(self._runs):
+            self.end(run)
+
+    def end(self, run: BodyRun) -> None:
+        run.close()
+        self._runs.discard(run)
+
+    async def again(self, index: int, log: Log, hole: Hole, source: Source) -> Stand:
+        """A new run, at the hole behind the log."""
+        run, frame = self._begin(index, log)
+        arrival = await self._arrival(run)
+        if arrival is None or arrival.hole.name != hole.name:
+            self.end(run)
+            what = f"the program is not pure: run again, it did not come to [{hole.name}]"
+            raise BadProgram(what, hole.place, source)
+        return Stand(run, frame, arrival)
+
+    async def on(self, stand: Stand, entry: Entry, index: int, log: Log) -> Trace:
+        """Where a run comes to, once its hole is filled."""
+        stand.run.give(entry)
+        return await self._next(stand.run, stand.frame, index, (*log, entry))
+
+    def at(
+        self, arrival: Arrival, index: int, log: Log, refused: tuple[str, ...]
+    ) -> tuple[HolePlan, GenerateCall, ScoreCall | None]:
+        """What a hole means and asks for."""
+        plan = plan_of(arrival, self._options, refused)
+        call = generate_call(arrival, plan, self._options, index, log)
+        return plan, call, score_call(arrival, plan)
+
+    def _begin(self, index: int, log: Log) -> tuple[BodyRun, Frame]:
+        run = BodyRun(log)
+        frame = Frame(run, self._job.program)
+        run.begin(self._body(index, frame))
+        self._runs.add(run)
+        return run, frame
+
+    async def _body(self, index: int, frame: Frame) -> object:
+        self._enter(index)
+        job = self._job
+        return await job.program.body(frame, *job.arguments, **job.keywords)
+
+    async def _next(self, run: BodyRun, frame: Frame, index: int, log: Log) -> Trace:
+        arrival = await self._arrival(run)
+        if arrival is not None:
+            stand = Stand(run, frame, arrival)
+            return WaitingTrace(self, index, log, arrival, (), [stand])
+        self._runs.discard(run)
+        variables = {name: value.value for name, value in frame.values.items()}
+        return Ended(
+            index=index,
+            finished=tuple(entry.finished for entry in log),
+            value=run.returned,
+            pieces=run.transcript.pieces,
+            variables=MappingProxyType(variables),
+        )
+
+    async def _arrival(self, run: BodyRun) -> Arrival | None:
+        """The run's next hole; what the body raises points to its place."""
+        try:
+            return await run.arrive()
+        except Exception as error:
+            self.end(run)
+            raise blamed(self._job.program, error) from error
+
+
+class WaitingTrace:
+    """A trace at a hole. `stands` holds the run that waits there, until an answer takes it on."""
+
+    def __init__(
+        self,
+        traces: Traces,
+        index: int,
+        log: Log,
+        arrival: Arrival,
+        refused: tuple[str, ...],
+        stands: list[Stand],
+    ) -> None:
+        self._traces = traces
+        self._log = log
+        self._arrival = arrival
+        self._refused = refused
+        self._stands = stands
+        self.index = index
+        self.hole = arrival.hole
+        self.source = arrival.source
+        self.pieces = arrival.pieces
+        self.plan, self.call, self.score_call = traces.at(arrival, index, log, refused)
+
+    @property
+    def finished(self) -> Sequence[FinishedHole]:
+        return tuple(entry.finished for entry in self._log)
+
+    @property
+    def logprob(self) -> float:
+        return sum(entry.finished.answer.logprob for entry in self._log)
+
+    def refusing(self, texts: Sequence[str]) -> "WaitingTrace":
+        refused = (*self._refused, *texts)
+        return WaitingTrace(
+            self._traces, self.index, self._log, self._arrival, refused, self._stands
+        )
+
+    async def answered(self, answer: HoleAnswer) -> Trace:
+        stand, plan = await self._stand()
+        try:
+            entry = entry_of(stand.arrival, plan, answer)
+        except Exception:
+            self._stands.append(stand)
+            raise
+        return await self._traces.on(stand, entry, self.index, self._log)
+
+    def close(self) -> None:
+        while self._stands:
+            self._traces.end(self._stands.pop().run)
+
+    async def _stand(self) -> tuple[Stand, HolePlan]:
+        """A run at this hole. A new one has Python's variables anew, so its plan is its own."""
+        if self._stands:
+            return self._stands.pop(), self.plan
+        stand = await self._traces.again(self.index, self._log, self.hole, self.source)
+        if not (self.plan.checks or self.plan.deferred):
+            return stand, self.plan
+        return stand, self._traces.at(stand.arrival, self.index, self._log, self._refused)[0]

@@ -1,0 +1,123 @@
+"""One trace to its end, hole by hole, going back where a text turns out wrong: argmax and sample.
+
+    X -> Y -> Z    a check fails on Z:  Z is asked again, its text refused
+                   nothing is left of Z, or it was asked `tries` times: back to the last hole that
+                   promised something, its text refused; what came behind it is forgotten
+
+A hole has promised where its conditions speak of holes behind it, too. A text is refused only
+behind the very texts that it was tried behind. A walk goes back at most `tries` times.
+"""
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
+from client.query.running.decoding import Asker, AtHole, Ended, Rejected, Start, Trace
+
+
+@dataclass(slots=True)
+class Visit:
+    """A hole on the path, as it was come to, and the texts that were wrong there."""
+
+    at: AtHole
+    num_asked: int = 0
+    last: str = ""
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def has_promised(self) -> bool:
+        """Holes behind this one may turn out impossible because of its text."""
+        return any(self.at.hole.name in check.names for check in self.at.plan.deferred)
+
+    @property
+    def can_differ(self) -> bool:
+        """Asked again, another text may come, even if no constraint keeps the last one out."""
+        sampling = self.at.call.sampling
+        return sampling.temperature > 0 and sampling.seed is None
+
+
+class Walk:
+    """Owner of one walk's path."""
+
+    def __init__(self, asker: Asker, tries: int) -> None:
+        self._asker = asker
+        self._tries = tries
+        self._path: list[Visit] = []
+        self._num_back = 0
+        self._rejected: Rejected | None = None
+
+    async def to_end(self, trace: Trace) -> Ended:
+        """Raises NotSatisfied when checks failed on every try, Unsatisfiable when nothing was
+        there to try.
+        """
+        while not isinstance(trace, Ended):
+            self._path.append(Visit(trace))
+            trace = await self._past()
+        return trace
+
+    async def _past(self) -> Trace:
+        """The trace behind the path's last hole, or behind one that was gone back to."""
+        while True:
+            visit = self._path[-1]
+            try:
+                at = visit.at.refusing(visit.refused) if visit.refused else visit.at
+                visit.num_asked += 1
+                answer = await self._asker.fill(at)
+            except Unsatisfiable as error:
+                self._path.pop()
+                self._go_back(error)
+                continue
+            visit.last = answer.text
+            try:
+                return await at.answered(answer)
+            except Rejected as error:
+                self._rejected = error
+                self._ask_again(visit, error)
+            except Unsatisfiable as error:
+                # The next hole is impossible behind this text, or behind one before it.
+                self._go_back(error)
+
+    def _ask_again(self, visit: Visit, error: Rejected) -> None:
+        """The same hole, if a try is left and may help."""
+        is_repeated = visit.last in visit.refused and not visit.can_differ
+        if visit.num_asked < self._tries and not is_repeated:
+            visit.refused.append(visit.last)
+            return
+        self._path.pop()
+        self._go_back(error)
+
+    def _go_back(self, error: QueryError) -> None:
+        """To the last hole of the path that promised something and may be asked again."""
+        while self._path and self._num_back < self._tries:
+            visit = self._path[-1]
+            if visit.has_promised and visit.num_asked < self._tries:
+                visit.refused.append(visit.last)
+                self._num_back += 1
+                return
+            self._path.pop()
+        self._give_up(error)
+
+    def _give_up(self, error: QueryError) -> NoReturn:
+        rejected = self._rejected
+        if rejected is None and self._num_back == 0:
+            raise error
+        told = rejected or error
+        raise NotSatisfied(
+            f"{told.message} (tries={self._tries})",
+            None if rejected is None else rejected.value,
+            told.place,
+            told.source,
+        ) from error
+
+
+async def walk(start: Start, index: int, asker: Asker, tries: int) -> Ended:
+    """Trace `index` to its end."""
+    return await Walk(asker, tries).to_end(await _started(start, index))
+
+
+async def _started(start: Start, index: int) -> Trace:
+    """The trace at its first hole. Behind a check that fails before there is nothing to ask."""
+    try:
+        return await start(index)
+    except Rejected as error:
+        raise NotSatisfied(error.message, error.value, error.place, error.source) from error
