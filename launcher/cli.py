@@ -358,7 +358,7 @@ def main() -> None:
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "80"
     try:
-        app()
+        app(tgi_options.in_our_words(sys.argv[1:]))
     except LauncherError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)

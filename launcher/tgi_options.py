@@ -3,7 +3,8 @@
 What is refused would change answers; who asks for it must not get something else in silence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Optional
 
 import typer
@@ -12,6 +13,7 @@ from launcher.errors import BadSetting
 
 TGI = "Accepted for TGI's sake"
 _REFUSED = "Refused: not served yet."
+_SHARDED: Mapping[str, str] = MappingProxyType({"true": "--sharded", "false": "--no-sharded"})
 
 
 def _refused(variable: str) -> object:
@@ -67,3 +69,20 @@ def refuse(**given: object) -> None:
         if value:
             shown = "" if value is True else f" {value}"
             raise BadSetting(f"--{name.replace('_', '-')}{shown}: {_REASONS[name]}")
+
+
+def in_our_words(arguments: Sequence[str]) -> list[str]:
+    """`--sharded true` and `--sharded=false`, as TGI's commands have it, in typer's spelling.
+
+    Without this the word would be taken for another model to serve.
+    """
+    told: list[str] = []
+    for argument in arguments:
+        word, _, value = argument.partition("=")
+        if argument in _SHARDED and told[-1:] == ["--sharded"]:
+            told[-1] = _SHARDED[argument]
+        elif word == "--sharded" and value in _SHARDED:
+            told.append(_SHARDED[value])
+        else:
+            told.append(argument)
+    return told

@@ -8,7 +8,7 @@ import typer
 
 from launcher.cli import app
 from launcher.errors import BadSetting
-from launcher.tgi_options import refuse
+from launcher.tgi_options import in_our_words, refuse
 
 FLAGS = """
     model-id revision validation-workers sharded num-shard quantize speculate dtype kv-cache-dtype
@@ -48,3 +48,16 @@ def test_what_asks_for_nothing_is_not_refused() -> None:
 def test_what_asks_for_something_is_refused_with_its_reason() -> None:
     with pytest.raises(BadSetting, match=r"^--lora-adapters a,b: adapters are not served yet"):
         refuse(quantize=None, lora_adapters="a,b")
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (["serve", "m", "--sharded", "true"], ["serve", "m", "--sharded"]),
+        (["serve", "--sharded", "false", "m"], ["serve", "--no-sharded", "m"]),
+        (["serve", "--sharded=true"], ["serve", "--sharded"]),
+        (["serve", "--sharded", "m", "true"], ["serve", "--sharded", "m", "true"]),
+    ],
+)
+def test_sharded_takes_a_word_as_tgi_s_does(said: list[str], meant: list[str]) -> None:
+    assert in_our_words(said) == meant
