@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 from router.errors import StartupFailed
 from router.http.outflow import Pieces
 from router.http.protocol import ConnectionRules, Protocol
+from router.http.socket_protocol import SocketProtocol
 
 # Clients keep connections for about a minute; one that is closed while they write is an error.
 _KEEP_ALIVE_S = 75
@@ -46,6 +48,8 @@ class Door:
     @property
     def address(self) -> str:
         """As a URL."""
+        if self.socket.family == socket.AF_UNIX:
+            return f"unix:{self.socket.getsockname()}"
         host, port = self.socket.getsockname()[:2]
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -77,6 +81,19 @@ def bind(hostname: str, port: int, tls: ssl.SSLContext | None = None) -> Door:
     return Door(bound, tls)
 
 
+def bind_unix(path: Path, tls: ssl.SSLContext | None = None) -> Door:
+    """A door at a unix socket, for this process's user. Raises StartupFailed with the path."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        bound.bind(str(path))
+        path.chmod(0o600)
+    except OSError as error:
+        bound.close()
+        raise StartupFailed(f"--http-uds {path}: {error.strerror or error}") from error
+    return Door(bound, tls)
+
+
 class HttpServer:
     """One application behind one door."""
 
@@ -88,10 +105,15 @@ class HttpServer:
         rules: ConnectionRules | None = None,
     ) -> None:
         """`stop_timeout_s`: how long `stop` waits for answers that are being written."""
+        rules = rules or ConnectionRules()
         config = uvicorn.Config(
             Pieces(app),
-            http=cast(type[asyncio.Protocol], partial(Protocol, rules or ConnectionRules())),
-            ws="none",
+            http=cast(type[asyncio.Protocol], partial(Protocol, rules)),
+            ws=cast(type[asyncio.Protocol], partial(SocketProtocol, rules)),
+            ws_max_size=rules.max_message_len,
+            ws_ping_interval=rules.ping_interval_s,
+            ws_ping_timeout=rules.ping_interval_s,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -1,6 +1,7 @@
 """The outermost layer: a request id for every answer; its log line, its metrics, its span's end.
 
-Plain ASGI. It knows no route; what a request was about, the routes tell its `Exchange`.
+Plain ASGI. It knows no route; what a request was about, the routes tell its `Exchange`. A socket
+has a line of its own when it closes; each request that came over it is told of by `tell` as well.
 """
 
 import logging
@@ -34,11 +35,13 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; a bug is logged here and goes no further."""
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        clock = time.monotonic
-        exchange = Exchange(_request_id(scope["headers"]), clock())
+        exchange = Exchange(_request_id(scope["headers"]), time.monotonic())
         exchange.enter(scope)
         is_complete = False
 
@@ -64,35 +67,63 @@ class Access:
                 exchange.error_type = exchange.cut_by
             elif not is_complete and exchange.error_type is None:
                 exchange.error_type = "cancelled"
-            self._tell(scope, exchange, clock() - exchange.started_s)
+            self._tell(scope, exchange, scope["method"])
 
-    def _tell(self, scope: Scope, exchange: Exchange, duration_s: float) -> None:
-        if exchange.is_generation:
-            self._count(exchange, duration_s)
-        told = {"total_ms": round(1000 * duration_s, 1), **exchange.told()}
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(_request_id(scope["headers"]), time.monotonic())
+        exchange.enter(scope)
+
+        async def send_marked(message: Message) -> None:
+            is_accepted = message["type"] == "websocket.accept"
+            if is_accepted or message["type"] == "websocket.http.response.start":
+                exchange.status = 101 if is_accepted else message["status"]
+                id_header = (b"x-request-id", exchange.request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), id_header]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except Exception:
+            _logger.exception("request_id=%s failed by a bug", exchange.request_id)
+            exchange.error_type = "internal_error"
+        finally:
+            exchange.error_type = exchange.cut_by or exchange.error_type
+            self._tell(scope, exchange, "SOCKET")
+
+    def _tell(self, scope: Scope, exchange: Exchange, method: str) -> None:
         # Still percent-encoded: no line break of a client's gets into the log.
         path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MAX_PATH_LEN]
-        request: dict[str, object] = {"method": scope["method"], "path": path}
-        if exchange.is_generation:
-            request |= {"route": exchange.route, "model": self._model}
-        exchange.span.end({**request, **told})
-        is_routine = not exchange.is_generation and exchange.error_type is None
-        _logger.log(
-            logging.DEBUG if is_routine else logging.INFO,
-            "%s %s %s",
-            scope["method"],
-            path,
-            " ".join(f"{word}={value}" for word, value in told.items()),
-            extra={**request, **told},
-        )
+        tell(exchange, self._metrics, method, path, self._model)
 
-    def _count(self, exchange: Exchange, duration_s: float) -> None:
-        if exchange.error_type is None:
-            self._metrics.request_success.inc()
-            self._metrics.request_duration.observe(duration_s)
-        else:
-            cause = _FAILURES.get(exchange.error_type, exchange.error_type)
-            self._metrics.request_failure.inc(cause)
+
+def tell(exchange: Exchange, metrics: Metrics, method: str, path: str, model: str) -> None:
+    """The end of an exchange: its metrics, the end of its span, its line in the log."""
+    duration_s = time.monotonic() - exchange.started_s
+    if exchange.is_generation:
+        _count(exchange, metrics, duration_s)
+    told = {"total_ms": round(1000 * duration_s, 1), **exchange.told()}
+    request: dict[str, object] = {"method": method, "path": path}
+    if exchange.is_generation:
+        request |= {"route": exchange.route, "model": model}
+    exchange.span.end({**request, **told})
+    is_routine = not exchange.is_generation and exchange.error_type is None
+    _logger.log(
+        logging.DEBUG if is_routine else logging.INFO,
+        "%s %s %s",
+        method,
+        path,
+        " ".join(f"{word}={value}" for word, value in told.items()),
+        extra={**request, **told},
+    )
+
+
+def _count(exchange: Exchange, metrics: Metrics, duration_s: float) -> None:
+    if exchange.error_type is None:
+        metrics.request_success.inc()
+        metrics.request_duration.observe(duration_s)
+    else:
+        cause = _FAILURES.get(exchange.error_type, exchange.error_type)
+        metrics.request_failure.inc(cause)
 
 
 def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -5,7 +5,7 @@ Access (ids, log line, metrics) -> Cors -> Guard (keys) -> FastAPI (routing, Ope
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,9 @@ from router.http.exchange import Exchange
 from router.http.guard import Guard
 from router.http.health import HealthRoutes
 from router.http.intake import Intake
+from router.http.lmtp.prompts import Prompts
+from router.http.lmtp.services import LmtpServices, SocketLimits
+from router.http.lmtp.sockets import Sockets
 from router.http.openai.answers import OPENAI_ANSWERS
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
@@ -73,6 +76,7 @@ class Services:
     info: ServerInfo
     tracer: Tracer = NO_TRACES
     judges: Judges | None = None
+    sockets: Sockets = field(default_factory=Sockets)
 
 
 def create_app(
@@ -83,12 +87,14 @@ def create_app(
     protects_metrics: bool = False,
     allowed_origins: Sequence[str] = ANY_ORIGIN,
     aliases: Mapping[str, str] = NO_ALIASES,
+    socket_limits: SocketLimits | None = None,
 ) -> ASGIApp:
     """The application for an ASGI server. `max_body_len` is in bytes; without keys all may ask.
 
     `aliases` are further paths, with those that they stand for.
     """
     app: ASGIApp = routing(services, max_body_len)
+    app = services.sockets.around(app, _lmtp(services, socket_limits or SocketLimits()))
     if api_keys:
         app = Guard(
             app,
@@ -99,6 +105,17 @@ def create_app(
         )
     app = Aliases(Cors(app, allowed_origins), aliases)
     return Access(app, services.metrics, services.info.model_id)
+
+
+def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
+    return LmtpServices(
+        services.infer,
+        Intake(services.validation, services.metrics, services.tracer),
+        Prompts(services.tokenizer, services.chat_template),
+        services.info,
+        services.metrics,
+        limits,
+    )
 
 
 def routing(services: Services, max_body_len: int) -> FastAPI:

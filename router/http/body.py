@@ -93,7 +93,7 @@ def parse(body: bytes, schema: type[S]) -> S:
         ) from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object. Given: {_quote(value)}")
-    _check_depth(body, value)
+    check_depth(body, value)
     return parse_part(body, value, (), schema)
 
 
@@ -125,7 +125,8 @@ def _check_media_type(content_type: str | None) -> None:
     )
 
 
-def _check_depth(body: bytes, value: dict[str, Any]) -> None:
+def check_depth(body: bytes, value: dict[str, Any]) -> None:
+    """Raise HttpError for a value that is nested too deep; `body` is its text."""
     # Counting brackets costs next to nothing and clears nearly every body without a walk.
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return

@@ -48,11 +48,22 @@ class Cors(CORSMiddleware):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
         # The answer differs by origin only where origins differ.
-        if self.allow_all_origins and not _has_origin(scope):
+        elif self.allow_all_origins and not _has_origin(scope):
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Browsers ask nobody before they open a socket, so it is refused here."""
+        origin = Headers(scope=scope).get("origin")
+        if origin is None or self.is_allowed_origin(origin):
+            await self.app(scope, receive, send)
+            return
+        error = HttpError(403, "cors_refused", "pages of this origin may not ask here")
+        await Problem.of(error, Dialect.TGI).response()(scope, receive, send)
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """May a page send such a request?"""

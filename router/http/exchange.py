@@ -23,6 +23,7 @@ class Exchange:
     client's word for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
     why the server hung up, which is stronger than what the routes take for the client's leaving.
     `seed` is that of the first sequence to end, if it was drawn; `span` that of a generation.
+    `socket` is what a socket has to tell of itself.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class Exchange:
     num_generated_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     seed: int | None = None
+    socket: dict[str, object] = field(default_factory=dict)
 
     @classmethod
     def within(cls, scope: Scope) -> "Exchange | None":
@@ -109,7 +111,7 @@ class Exchange:
             told["finish_reasons"] = ",".join(self.finish_reasons)
         if self.seed is not None:
             told["seed"] = self.seed
-        return told
+        return told | self.socket
 
 
 def _ms(seconds: float) -> float:

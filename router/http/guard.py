@@ -2,11 +2,18 @@
 
 Every path wants a key but those that probes ask, which have none: the health routes and, unless
 it is told otherwise, /metrics. It knows no route beyond them, so what does not exist wants one too.
+
+Who opens a WebSocket often cannot set headers freely: there a key may also come as the password of
+Basic authentication (or the user, if there is no password), which is what a client makes of
+`http://KEY@host`, or as `?key=` of the address.
 """
 
+import base64
+import binascii
 import hmac
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,12 +25,18 @@ from router.instruments import Counter
 _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 _OPEN_BELOW = "/health/"
 _METRICS_PATH = "/metrics"
-_POLICY_VIOLATION = 1008
 _REFUSAL = HttpError(
     401,
     "invalid_api_key",
     "a valid API key is needed; send it as `Authorization: Bearer KEY`",
     headers={"www-authenticate": "Bearer"},
+)
+_SOCKET_REFUSAL = HttpError(
+    401,
+    "invalid_api_key",
+    "a valid API key is needed; send it as `Authorization: Bearer KEY`, as the password of Basic "
+    "authentication, or as `?key=KEY`",
+    headers={"www-authenticate": "Bearer, Basic"},
 )
 
 
@@ -57,7 +70,7 @@ class Guard:
         elif scope["type"] == "http":
             await self._refuse(Request(scope, receive), send)
         else:
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            await self._refuse_socket(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
@@ -67,8 +80,11 @@ class Guard:
 
     def _has_key(self, scope: Scope) -> bool:
         takes_x_api_key = Dialect.of_path(scope["path"]) is Dialect.ANTHROPIC
+        given_keys = [*_given_keys(scope["headers"], takes_x_api_key=takes_x_api_key)]
+        if scope["type"] == "websocket":
+            given_keys += _socket_keys(scope)
         is_known = False
-        for given in _given_keys(scope["headers"], takes_x_api_key=takes_x_api_key):
+        for given in given_keys:
             # Of equal length, compared to the end, every one: time tells nothing of the keys.
             digest = sha256(given).digest()
             for known in self._digests:
@@ -84,6 +100,14 @@ class Guard:
         dialect = Dialect.of_path(request.scope["path"])
         problem = Problem.of(_REFUSAL, dialect, exchange.request_id)
         await problem.response()(request.scope, request.receive, send)
+
+    async def _refuse_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange.within(scope)
+        if exchange is not None:
+            exchange.error_type = _SOCKET_REFUSAL.error_type
+        self._refusals.inc(_SOCKET_REFUSAL.error_type)
+        problem = Problem.of(_SOCKET_REFUSAL, Dialect.TGI)
+        await problem.response()(scope, receive, send)
 
     async def _drop_body(self, request: Request) -> None:
         body_len = 0
@@ -106,3 +130,23 @@ def _given_keys(
                 yield key.strip()
         elif name == b"x-api-key" and takes_x_api_key:
             yield value.strip()
+
+
+def _socket_keys(scope: Scope) -> Iterable[bytes]:
+    """What only those who open sockets may do; see the module's docstring."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, credentials = value.partition(b" ")
+            if scheme.lower() == b"basic":
+                yield from _basic_key(credentials.strip())
+    for name, value in parse_qsl(scope["query_string"], keep_blank_values=True):
+        if name == b"key":
+            yield value
+
+
+def _basic_key(credentials: bytes) -> Iterable[bytes]:
+    try:
+        user, _, password = base64.b64decode(credentials, validate=True).partition(b":")
+    except binascii.Error:
+        return
+    yield password or user

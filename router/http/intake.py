@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -35,18 +35,21 @@ class Intake:
         """
         exchange = Exchange.of(request)
         if not exchange.is_generation:
-            self._metrics.request_count.inc()
-            exchange.is_generation = True
             # The route's template, not the path: names of spans are to be few.
-            exchange.route = getattr(request.scope.get("route"), "path", None)
-            exchange.span = self._tracer.request(
-                request.method,
-                exchange.route or request.url.path,
-                request.headers.raw,
-                exchange.started_s,
-            )
+            route = getattr(request.scope.get("route"), "path", None)
+            self.open(exchange, request.method, route or request.url.path, request.headers.raw)
+            exchange.route = route
             exchange.timeout_s = _timeout_s(request)
         return exchange
+
+    def open(
+        self, exchange: Exchange, method: str, route: str, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        """As `begin`, for a request of its own exchange, with what its span is called."""
+        self._metrics.request_count.inc()
+        exchange.is_generation = True
+        exchange.route = route
+        exchange.span = self._tracer.request(method, route, headers, exchange.started_s)
 
     async def check(
         self,

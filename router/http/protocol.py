@@ -36,12 +36,18 @@ MAX_WAITING = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRules:
-    """What a client may do; see `inflow.py` and `outflow.py`. `cuts` counts those cut, by cause."""
+    """What a client may do; see `inflow.py` and `outflow.py`. `cuts` counts those cut, by cause.
+
+    `max_message_len` is in bytes, of one WebSocket message; a socket is asked every
+    `ping_interval_s` whether it is there, and has as long to answer.
+    """
 
     max_head_len: int = 32_768
     head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
+    max_message_len: int = 1 << 23
+    ping_interval_s: float = 20.0
     cuts: Counter = field(default_factory=lambda: Counter("tandem_connections_cut", "", "cause"))
 
 
@@ -67,6 +73,7 @@ class Protocol(HttpToolsProtocol):
         self._lingering: asyncio.TimerHandle | None = None
         self._hangs_up = False
         self._is_offer = False
+        self._is_upgraded = False
         self._num_messages = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -101,7 +108,7 @@ class Protocol(HttpToolsProtocol):
         num_messages = self._num_messages
         self._unset_keepalive_if_required()
         self._feed(data)
-        if self._hangs_up or self.transport.is_closing():
+        if self._hangs_up or self._is_upgraded or self.transport.is_closing():
             return
         if num_messages == self._num_messages:
             try:
@@ -142,6 +149,8 @@ class Protocol(HttpToolsProtocol):
             message = f"more than {MAX_WAITING} requests wait for their answers"
             raise HttpError(400, "bad_request", message)
         super().on_headers_complete()
+        if self.parser.should_upgrade():
+            return  # `_feed` hands it over
         # Who has asked for more may leave too, which is seen by reading alone.
         if sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT:
             self.flow.resume_reading()
@@ -195,6 +204,19 @@ class Protocol(HttpToolsProtocol):
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._feed(head + data[offer.args[0] :])
+
+    def _should_upgrade(self) -> bool:
+        # What is no handshake is passed over, as any other offer; so is one behind requests that
+        # are not answered.
+        has_key = any(name == b"sec-websocket-key" for name, _ in self.headers)
+        return has_key and not self._is_answering and super()._should_upgrade()
+
+    def handle_websocket_upgrade(self) -> None:
+        """The connection is `socket_protocol.py`'s from now on."""
+        self._is_upgraded = True
+        self._inflow.close()
+        self._outflow.close()
+        super().handle_websocket_upgrade()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle

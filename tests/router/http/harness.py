@@ -20,7 +20,7 @@ from router.listening import HttpServer, bind
 from router.shards import ShardTimeouts
 from router.text.chat_template import ChatTemplate
 from router.validation import Limits, Validation
-from tests.byte_tokenizer import VOCAB_SIZE
+from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.rig import QUICK, Rig, byte_tokenizer, routing
@@ -70,6 +70,7 @@ async def housing(
         max_input_len=MAX_INPUT_LEN,
         max_total_len=MAX_TOTAL_LEN,
         vocab_size=VOCAB_SIZE,
+        eos_token_ids=(EOS_ID,),
         max_duration_s=max_duration_s,
         takes_grammars=takes_grammars,
     )

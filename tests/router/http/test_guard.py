@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -222,19 +223,35 @@ async def test_info_shows_no_key() -> None:
     assert "sk-" not in json.dumps(answer.json())
 
 
-async def test_a_websocket_without_a_key_is_closed_before_it_opens() -> None:
+@pytest.mark.parametrize(
+    ("headers", "query", "reaches"),
+    [
+        ([], b"", "401"),
+        ([(b"authorization", b"Bearer sk-first")], b"", "app"),
+        ([(b"authorization", b"Basic " + b64encode(b"user:sk-first"))], b"", "app"),
+        ([(b"authorization", b"Basic " + b64encode(b"sk-first:"))], b"", "app"),
+        ([(b"authorization", b"Basic " + b64encode(b"sk-first:no"))], b"", "401"),
+        ([(b"authorization", b"Basic sk-first")], b"", "401"),
+        ([], b"key=sk-first", "app"),
+        ([], b"key=sk-other", "401"),
+        ([], b"other=sk-first", "401"),
+    ],
+)
+async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
+    headers: list[tuple[bytes, bytes]], query: bytes, reaches: str
+) -> None:
     async def app(*_: object) -> None:
         reached.append("app")
 
     async def send(message: Any) -> None:
-        reached.append(message["type"])
+        if message["type"] == "websocket.http.response.start":
+            reached.append(str(message["status"]))
 
     reached: list[str] = []
     guard = Guard(
         app, KEYS, Counter("rejected", "", "reason"), protects_metrics=False, max_body_len=9
     )
-    scope = {"type": "websocket", "path": "/", "headers": []}
+    scope = {"type": "websocket", "path": "/", "headers": headers, "query_string": query}
     await guard(scope, app, send)  # type: ignore[arg-type]
-    await guard({**scope, "headers": [(b"authorization", b"Bearer sk-first")]}, app, send)  # type: ignore[arg-type]
 
-    assert reached == ["websocket.close", "app"]
+    assert reached == [reaches]

@@ -1,0 +1,1 @@
+"""LMTP: language-model requests over a WebSocket, many streams on one connection."""

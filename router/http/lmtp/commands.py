@@ -1,0 +1,124 @@
+"""Frames that are answered at once: HELLO, MODEL_INFO, BUFFER, DROP, and those nobody knows."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from router.errors import InvalidRequest
+from router.http.body import Schema, parse_part
+from router.http.errors import HttpError
+from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.frames import Frame
+from router.http.lmtp.requests import MAX_TOP_LOGPROBS
+from router.http.lmtp.schema import BufferBody, DropBody
+from router.http.lmtp.services import LmtpServices
+from router.http.model_name import served_name
+
+VERSION = 2
+FEATURES = (
+    "text", "messages", "constraint", "stop", "output", "num_steps", "buffers", "cancel", "scores",
+    "system_messages", "errors",
+)  # fmt: skip
+
+Told = Mapping[str, object]
+
+
+class HelloBody(Schema):
+    """HELLO."""
+
+    version: int = VERSION
+
+
+class ModelBody(Schema):
+    """MODEL_INFO."""
+
+    model: str | None = None
+
+
+class Commands:
+    """Those of one socket; owner of the version that its client speaks."""
+
+    def __init__(self, services: LmtpServices, buffers: Buffers) -> None:
+        self._services = services
+        self._buffers = buffers
+        self.version = 1
+        self._answers: dict[str, Callable[[Frame], Awaitable[Told]]] = {
+            "HELLO": self._hello,
+            "MODEL_INFO": self._model_info,
+            "BUFFER": self._buffer,
+            "DROP": self._drop,
+        }
+
+    async def answer(self, frame: Frame) -> Told:
+        """The fields of the answer. Raises RouterError, HttpError."""
+        answer = self._answers.get(frame.command)
+        if answer is None:
+            message = f"Unknown command: {frame.command}"
+            raise HttpError(404, "unknown_command", message)
+        return await answer(frame)
+
+    async def _hello(self, frame: Frame) -> Told:
+        body = parse_part(frame.text, frame.payload, (), HelloBody)
+        if body.version < 1:
+            raise InvalidRequest(f"`version` must be at least 1. Given: {body.version}", "version")
+        # A client of a later version is told which one it gets.
+        self.version = min(body.version, VERSION)
+        info, limits = self._services.info, self._services.limits
+        hello = {
+            "version": self.version,
+            "server": f"tandem {info.version}",
+            "models": list(info.model_names),
+            "eos_token_ids": list(info.limits.eos_token_ids),
+            "vocab_size": info.limits.vocab_size,
+            "max_input_len": info.limits.max_input_len,
+            "max_total_len": info.limits.max_total_len,
+            "max_message_len": limits.max_message_len,
+            "max_streams": limits.max_streams,
+            "max_top_logprobs": MAX_TOP_LOGPROBS,
+            "features": list(FEATURES),
+        }
+        return {"hello": hello}
+
+    async def _model_info(self, frame: Frame) -> Told:
+        body = parse_part(frame.text, frame.payload, (), ModelBody)
+        info, tokenizer = self._services.info, self._services.prompts.tokenizer
+        told = {
+            "model": served_name(info, body.model),
+            "server": "tandem",
+            "version": info.version,
+            "dtype": info.model_dtype,
+            "vocab_size": info.limits.vocab_size,
+            "tokenizer_size": tokenizer.vocab_size,
+            "bos_token": tokenizer.bos_token,
+            "eos_token": tokenizer.eos_token,
+            "eos_token_ids": list(info.limits.eos_token_ids),
+            "max_total_len": info.limits.max_total_len,
+        }
+        return {"model_info": told}
+
+    async def _buffer(self, frame: Frame) -> Told:
+        body = parse_part(frame.text, frame.payload, (), BufferBody)
+        served_name(self._services.info, body.model)
+        token_ids = await self._services.prompts.ids(body, self._buffers)
+        self._check_ids(token_ids)
+        ttl_s = self._buffers.put(body.name, token_ids, "name", body.ttl_s)
+        return {"buffer": {"name": body.name, "num_tokens": len(token_ids), "ttl_s": ttl_s}}
+
+    def _check_ids(self, token_ids: tuple[int, ...]) -> None:
+        limits = self._services.info.limits
+        if len(token_ids) > limits.max_total_len:
+            raise InvalidRequest(
+                f"`prompt` must have at most {limits.max_total_len} tokens. Given: "
+                f"{len(token_ids)}",
+                "prompt",
+            )
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < limits.vocab_size:
+                raise InvalidRequest(
+                    f"`prompt` must be made of token ids between 0 and {limits.vocab_size - 1}. "
+                    f"Given: {token_id}",
+                    "prompt",
+                )
+
+    async def _drop(self, frame: Frame) -> Told:
+        body: Any = parse_part(frame.text, frame.payload, (), DropBody)
+        return {"dropped": self._buffers.drop(body.name)}

@@ -1,0 +1,60 @@
+"""Frames: `TYPE SPACE JSON`, one text message each. It knows no type and no field.
+
+A client sends an object; the server sends a list of objects, which keeps their order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from router.http.body import check_depth
+from router.http.errors import HttpError
+
+_MAX_TYPE_LEN = 40
+_UNSUPPORTED_DATA = 1003
+_INVALID_DATA = 1007
+
+
+class NoFrame(Exception):
+    """What came is no frame: the socket is to be closed with `code`, and the text as the reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a client said: the type, the object, and the object's text."""
+
+    command: str
+    payload: Mapping[str, Any]
+    text: bytes
+
+
+def read_frame(text: str | None) -> Frame:
+    """The frame of a text message; None stands for a binary one. Raises NoFrame."""
+    if text is None:
+        raise NoFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
+    command, space, rest = text.partition(" ")
+    if not space or not command.isascii() or not 1 <= len(command) <= _MAX_TYPE_LEN:
+        raise NoFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
+    body = rest.encode()
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise NoFrame(_INVALID_DATA, f"the frame's JSON is malformed: {error}") from error
+    if not isinstance(payload, dict):
+        raise NoFrame(_INVALID_DATA, "the JSON of a frame must be an object")
+    try:
+        check_depth(body, payload)
+    except HttpError as error:
+        raise NoFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
+    return Frame(command, payload, body)
+
+
+def write_frame(command: str, objects: Sequence[str]) -> str:
+    """The text message of objects that are JSON by now."""
+    return f"{command} [{','.join(objects)}]"

@@ -1,0 +1,104 @@
+"""Prompts as clients give them, to what validation takes: ids, text, turns, behind a buffer."""
+
+import asyncio
+from dataclasses import dataclass
+
+from router.errors import InvalidRequest
+from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.schema import PromptBody
+from router.text.chat_template import ChatTemplate
+from router.text.plain_text import plain_ids
+from router.text.tokenizer import Tokenizer, check_unicode
+
+_FIELDS = ("prompt", "text", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Text to be tokenized, or token ids. `field` is what the client called it."""
+
+    content: str | tuple[int, ...]
+    field: str
+    add_special_tokens: bool = False
+
+
+class Prompts:
+    """Reads them with the model's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._bos_ids = _bos_ids(tokenizer)
+
+    async def read(self, body: PromptBody, buffers: Buffers) -> Prompt:
+        """Where an output begins. Raises InvalidRequest."""
+        field = _field_of(body)
+        begun = None if body.buffer is None else buffers.get(body.buffer)
+        if field is None:
+            if begun is None:
+                raise InvalidRequest(
+                    "`prompt` is required: token ids, or `text`, or `messages`, or a `buffer`",
+                    "prompt",
+                )
+            return Prompt(begun, "buffer")
+        prompt = await self._own(body, field)
+        if begun is None:
+            return self._begun(prompt)
+        if isinstance(prompt.content, str):
+            check_unicode(prompt.content, field)
+            prompt = Prompt(tuple(await plain_ids(self.tokenizer, prompt.content)), field)
+        assert not isinstance(prompt.content, str)
+        return Prompt(begun + prompt.content, field)
+
+    async def ids(self, body: PromptBody, buffers: Buffers) -> tuple[int, ...]:
+        """The same as token ids. Raises InvalidRequest."""
+        prompt = await self.read(body, buffers)
+        if not isinstance(prompt.content, str):
+            return prompt.content
+        check_unicode(prompt.content, prompt.field)
+        ids = await self.tokenizer.encode_async(
+            prompt.content, add_special_tokens=prompt.add_special_tokens
+        )
+        return tuple(ids)
+
+    async def _own(self, body: PromptBody, field: str) -> Prompt:
+        if field == "prompt":
+            return Prompt(tuple(body.prompt or ()), field)
+        if field == "text":
+            return Prompt(body.text or "", field, add_special_tokens=True)
+        turns = [{"role": each.role, "content": each.content} for each in body.messages or ()]
+        continues = turns[-1]["role"] == "assistant"
+        # Off the event loop: a template is the model's program, and a conversation may be long.
+        text = await asyncio.to_thread(
+            self._template.render,
+            turns,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+        )
+        return Prompt(text, field)
+
+    def _begun(self, prompt: Prompt) -> Prompt:
+        """An empty prompt is the beginning of a sequence, if the model has a token for that."""
+        if prompt.content:
+            return prompt
+        if not self._bos_ids:
+            raise InvalidRequest(
+                f"`{prompt.field}` must not be empty: this model has no token that begins a "
+                "sequence",
+                prompt.field,
+            )
+        return Prompt(self._bos_ids, prompt.field)
+
+
+def _field_of(body: PromptBody) -> str | None:
+    given = [field for field in _FIELDS if getattr(body, field) is not None]
+    if len(given) > 1:
+        raise InvalidRequest(f"`{given[0]}` and `{given[1]}` exclude each other", given[1])
+    return given[0] if given else None
+
+
+def _bos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    if tokenizer.bos_token is None:
+        return ()
+    ids = tokenizer.encode(tokenizer.bos_token, add_special_tokens=False)
+    return tuple(ids) if len(ids) == 1 else ()

@@ -1,0 +1,112 @@
+"""What clients may say, by type of frame; exact types, unknown fields ignored."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator
+
+from router.http.body import Schema
+from router.http.grammar_field import Grammar, WrongPart
+
+_NUMBERS = (int, float)
+
+
+def _bias(value: Any) -> dict[int, float]:
+    """Biases by token id. A mask has as many as the vocabulary: no work per entry but this."""
+    if not isinstance(value, dict):
+        raise WrongPart("must be an object of numbers by token id", value)
+    try:
+        bias = dict(zip(map(int, value), value.values(), strict=True))
+    except ValueError:
+        wrong = next(key for key in value if not key.lstrip("-").isdecimal())
+        raise WrongPart("must have token ids for its keys", wrong) from None
+    if not set(map(type, bias.values())) <= {int, float}:
+        wrong = next(each for each in bias.values() if type(each) not in _NUMBERS)
+        raise WrongPart("must have numbers for its values", wrong)
+    return bias
+
+
+def _scored(value: Any) -> Any:
+    """Token ids, or a list of such lists, or of texts; nothing mixed."""
+    rule = "must be a list of token ids, of lists of them, or of strings"
+    if not isinstance(value, list):
+        raise WrongPart(rule, value)
+    types = set(map(type, value))
+    is_nested = types == {list} and all(set(map(type, each)) <= {int} for each in value)
+    if not (is_nested or types <= {int} or types == {str}):
+        raise WrongPart(rule, value)
+    return value
+
+
+class MessageBody(Schema):
+    """A turn of a chat."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str
+
+
+class PromptBody(Schema):
+    """Where an output begins: token ids, text or turns, behind what a buffer holds."""
+
+    model: str | None = None
+    prompt: list[int] | None = None
+    text: str | None = None
+    messages: Annotated[list[MessageBody], Field(min_length=1)] | None = None
+    buffer: str | None = None
+
+
+class GenerateBody(PromptBody):
+    """GENERATE."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_logprobs: int | None = None
+    logit_bias: Annotated[dict[int, float], PlainValidator(_bias)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    constraint: Grammar | None = None
+    stop: list[str] | None = None
+    include_stop: bool | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    output: list[int] | None = None
+    num_steps: int | None = None
+    timeout_s: float | None = None
+    store: str | None = None
+
+
+class ScoreBody(PromptBody):
+    """SCORE: one continuation as ids, or several as ids or texts."""
+
+    scored: Annotated[list[int] | list[list[int]] | list[str], PlainValidator(_scored)]
+
+    @property
+    def is_flat(self) -> bool:
+        """One continuation, as version 1 has it."""
+        return not self.scored or type(self.scored[0]) is int
+
+    @property
+    def values(self) -> list[list[int] | str]:
+        """The continuations."""
+        if self.is_flat:
+            return [self.scored]  # type: ignore[list-item]
+        return self.scored  # type: ignore[return-value]
+
+
+class BufferBody(PromptBody):
+    """BUFFER."""
+
+    name: str
+    ttl_s: float | None = None
+
+
+class DropBody(Schema):
+    """DROP."""
+
+    name: str

@@ -1,0 +1,144 @@
+"""One SCORE: how probable continuations are behind a prompt, each in one forward pass.
+
+    version 1    `scored` is a list of ids: a TOKEN for each
+    version 2    `scored` is a list of lists of ids, or of texts: one SCORES
+
+Where there are several, the first is computed before the others: these find the prompt computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.errors import InvalidRequest, RouterError
+from router.http.body import parse_part
+from router.http.errors import HttpError
+from router.http.exchange import Exchange
+from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.failures import error_fields
+from router.http.lmtp.frames import Frame
+from router.http.lmtp.objects import as_json, number, scored_token
+from router.http.lmtp.schema import ScoreBody
+from router.http.lmtp.services import LmtpServices
+from router.http.lmtp.words import Said
+from router.http.lmtp.work import Say
+from router.http.model_name import served_name
+from router.infer import Completion
+from router.request import GenerateRequest
+from router.text.plain_text import plain_ids
+from router.text.tokenizer import check_unicode
+from router.validation import RawParams
+
+_MAX_VALUES = 4096
+# Values that are computed together: requests of others are to come between.
+_WAVE = 32
+# A shorter prompt is computed as fast with every value as once before.
+_LONG_PROMPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class Scoring:
+    """The scores of one frame."""
+
+    def __init__(
+        self, services: LmtpServices, buffers: Buffers, exchange: Exchange, stream_id: int
+    ) -> None:
+        self._services = services
+        self._buffers = buffers
+        self._exchange = exchange
+        self._stream_id = stream_id
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+
+    async def run(self, frame: Frame, say: Say) -> None:
+        """Answers the frame. Raises RouterError, HttpError for `fail`."""
+        body = parse_part(frame.text, frame.payload, (), ScoreBody)
+        served_name(self._services.info, body.model)
+        values = body.values
+        if not values or not all(values):
+            raise InvalidRequest("`scored` must not be empty, nor have empty values", "scored")
+        if len(values) > _MAX_VALUES:
+            raise InvalidRequest(
+                f"`scored` must have at most {_MAX_VALUES} values. Given: {len(values)}", "scored"
+            )
+        # In version 1 an empty prompt is one: what comes first has no probability.
+        is_flat = body.is_flat
+        prompt_ids: tuple[int, ...] = ()
+        if not (is_flat and body.prompt == [] and body.buffer is None):
+            prompt_ids = await self._services.prompts.ids(body, self._buffers)
+        requests = [await self._request(prompt_ids, value) for value in values]
+        scored = await self._score(requests, len(prompt_ids))
+        await say(self._flat(scored[0]) if is_flat else self._scores(scored))
+
+    def fail(self, error: RouterError | HttpError) -> list[Said]:
+        """An error object, which clients of either version see."""
+        return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
+
+    def cancelled(self) -> list[Said]:
+        """An error object too: there is no part of a score."""
+        return self.fail(HttpError(499, "cancelled", "the stream was cancelled"))
+
+    async def _request(
+        self, prompt_ids: tuple[int, ...], value: str | list[int]
+    ) -> GenerateRequest:
+        if isinstance(value, str):
+            check_unicode(value, "scored")
+            value = await plain_ids(self._services.prompts.tokenizer, value)
+        raw = RawParams(
+            max_new_tokens=1,
+            decoder_input_details=True,
+            prompt_from=len(prompt_ids),
+            names={"inputs": "scored"},
+        )
+        token_ids = (*prompt_ids, *value)
+        return await self._services.intake.check(self._exchange, token_ids, raw)
+
+    async def _score(self, requests: Sequence[GenerateRequest], prompt_len: int) -> list[_Scored]:
+        scored: list[_Scored] = []
+        rest = list(requests)
+        while rest:
+            is_first = not scored and prompt_len >= _LONG_PROMPT
+            wave, rest = rest[: 1 if is_first else _WAVE], rest[1 if is_first else _WAVE :]
+            for completion in await self._services.infer.complete_all(wave):
+                scored.append(self._scored(completion, prompt_len))
+        return scored
+
+    def _scored(self, completion: Completion, prompt_len: int) -> _Scored:
+        end = completion.finished
+        self._exchange.finished(end)
+        self._num_prompt_tokens += end.num_prompt_tokens
+        self._num_cached_tokens += end.num_cached_tokens
+        assert completion.prompt is not None, "its log-probabilities were asked for"
+        value_len = end.num_prompt_tokens - prompt_len
+        tokens = completion.prompt.tokens[-value_len:]
+        return _Scored(
+            tuple(token.token_id for token in tokens),
+            # Of a first token nothing is known.
+            tuple(0.0 if token.logprob is None else token.logprob for token in tokens),
+        )
+
+    def _flat(self, scored: _Scored) -> list[Said]:
+        last = len(scored.token_ids) - 1
+        pairs = zip(scored.token_ids, scored.logprobs, strict=True)
+        return [
+            ("TOKEN", scored_token(self._stream_id, token_id, logprob, is_last=index == last))
+            for index, (token_id, logprob) in enumerate(pairs)
+        ]
+
+    def _scores(self, scored: Sequence[_Scored]) -> list[Said]:
+        scores = ",".join(
+            f'{{"tokens":{list(each.token_ids)},'
+            f'"logprobs":[{",".join(number(one, strictly=True) for one in each.logprobs)}]}}'
+            for each in scored
+        )
+        usage = {
+            "prompt_tokens": self._num_prompt_tokens,
+            "cached_tokens": self._num_cached_tokens,
+            "output_tokens": 0,
+        }
+        told = f'{{"stream_id":{self._stream_id},"scores":[{scores}],"usage":{as_json(usage)}}}'
+        return [("SCORES", told)]

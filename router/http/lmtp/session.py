@@ -1,0 +1,230 @@
+"""One socket: what its client says, and who answers.
+
+    frames in -> a command at once, or a stream of its own -> Outbox -> frames out
+
+It ends when the client leaves, when it breaks the protocol, or when the server stops; with it end
+its streams, which cancels their requests, and its buffers.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from router.errors import RouterError
+from router.http.access import tell
+from router.http.errors import HttpError
+from router.http.exchange import Exchange
+from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.commands import Commands
+from router.http.lmtp.failures import error_fields, error_type_of
+from router.http.lmtp.frames import Frame, NoFrame, read_frame
+from router.http.lmtp.generation import Generation
+from router.http.lmtp.objects import as_json
+from router.http.lmtp.outbox import Outbox
+from router.http.lmtp.scoring import Scoring
+from router.http.lmtp.services import LmtpServices
+from router.http.lmtp.streams import Streams
+from router.http.lmtp.words import Said
+from router.http.lmtp.work import Work
+
+_logger = logging.getLogger(__name__)
+
+ROUTE = "/lmtp"
+_STREAMS = ("GENERATE", "SCORE")
+_MAX_REASON_LEN = 123
+# What is still to be written when the server stops gets so long.
+_LAST_BYTES_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Why the server closes the socket."""
+
+    code: int
+    reason: str
+
+
+class Session:
+    """Owner of one socket's streams, buffers and outbox. `exchange` is the socket's own."""
+
+    def __init__(
+        self,
+        services: LmtpServices,
+        exchange: Exchange,
+        headers: list[tuple[bytes, bytes]],
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._services = services
+        self._exchange = exchange
+        self._headers = headers
+        self._receive = receive
+        self._send = send
+        self._streams = Streams()
+        self._outbox = Outbox(services.limits.max_waiting_len)
+        self._buffers = Buffers(services.limits.buffers)
+        self._commands = Commands(services, self._buffers)
+        self._closing: asyncio.Future[Close | None] = asyncio.get_running_loop().create_future()
+        self._num_streams = 0
+        self._num_frames = 0
+
+    @property
+    def version(self) -> int:
+        """The version of the protocol that the client speaks."""
+        return self._commands.version
+
+    async def run(self) -> None:
+        """From the handshake to the close."""
+        await self._send({"type": "websocket.accept"})
+        reading = asyncio.create_task(self._read())
+        writing = asyncio.create_task(self._write())
+        try:
+            close = await self._closing
+        finally:
+            reading.cancel()
+            await self._streams.close()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+            self._exchange.socket |= {
+                "version": self.version,
+                "num_frames": self._num_frames,
+                "num_streams": self._num_streams,
+            }
+        if close is not None:
+            self._exchange.socket |= {"close_code": close.code}
+            await self._close(close)
+
+    async def say(self, said: Iterable[Said]) -> None:
+        """Hands objects to the client, in order; waits for one who reads slowly."""
+        for command, told in said:
+            await self._outbox.put(command, told)
+
+    async def end(self, close: Close) -> None:
+        """Closes the socket once its streams have come to their ends and all that is written."""
+        try:
+            async with asyncio.timeout(_LAST_BYTES_S):
+                await self._streams.until_empty()
+                await self._outbox.until_empty()
+        except TimeoutError:
+            pass
+        self._end(close)
+
+    def _end(self, close: Close | None) -> None:
+        if not self._closing.done():
+            self._closing.set_result(close)
+
+    async def _close(self, close: Close) -> None:
+        reason = close.reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
+        try:
+            await self._send({"type": "websocket.close", "code": close.code, "reason": reason})
+        except OSError:
+            return  # it left by itself
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.run(self._send_text)
+        except OSError:
+            self._end(None)
+
+    async def _send_text(self, text: str) -> None:
+        await self._send({"type": "websocket.send", "text": text})
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] == "websocket.disconnect":
+                    self._exchange.socket |= {"close_code": message.get("code")}
+                    self._end(None)
+                    return
+                if message["type"] == "websocket.receive":
+                    await self._take(read_frame(message.get("text")))
+        except NoFrame as error:
+            self._exchange.error_type = "no_frame"
+            self._end(Close(error.code, str(error)))
+        except Exception:
+            _logger.exception("request_id=%s failed by a bug", self._exchange.request_id)
+            self._exchange.error_type = "internal_error"
+            self._end(Close(1011, "a bug; the server's log has more"))
+
+    async def _take(self, frame: Frame) -> None:
+        self._num_frames += 1
+        stream_id = frame.payload.get("stream_id")
+        if type(stream_id) is not int:
+            message = f"`stream_id` must be a whole number. Given: {as_shown(stream_id)}"
+            await self._refuse(None, HttpError(400, "validation", message, field="stream_id"))
+        elif frame.command == "CANCEL":
+            self._streams.cancel(stream_id)
+        elif frame.command in _STREAMS:
+            await self._begin(stream_id, frame)
+        else:
+            await self._answer(stream_id, frame)
+
+    async def _answer(self, stream_id: int, frame: Frame) -> None:
+        try:
+            told = await self._commands.answer(frame)
+        except (RouterError, HttpError) as error:
+            await self._refuse(stream_id, error)
+        else:
+            await self.say([("MSG", as_json({"stream_id": stream_id, **told}))])
+
+    async def _refuse(self, stream_id: int | None, error: RouterError | HttpError) -> None:
+        told: Mapping[str, Any] = MappingProxyType({"stream_id": stream_id, **error_fields(error)})
+        await self.say([("MSG", as_json(dict(told)))])
+
+    async def _begin(self, stream_id: int, frame: Frame) -> None:
+        if stream_id in self._streams:
+            message = f"stream {stream_id} is open; take another id, or this one when it has ended"
+            await self._refuse(
+                stream_id, HttpError(409, "stream_in_use", message, field="stream_id")
+            )
+            return
+        self._num_streams += 1
+        exchange = Exchange(
+            f"{self._exchange.request_id}/{self._num_streams}", time.monotonic(), is_stream=True
+        )
+        self._services.intake.open(exchange, frame.command, ROUTE, self._headers)
+        work = self._work(stream_id, frame.command, exchange)
+        self._streams.begin(stream_id, self._serve(stream_id, work, frame, exchange))
+
+    def _work(self, stream_id: int, command: str, exchange: Exchange) -> Work:
+        if command == "GENERATE":
+            return Generation(self._services, self._buffers, exchange, stream_id, self.version)
+        return Scoring(self._services, self._buffers, exchange, stream_id)
+
+    async def _serve(self, stream_id: int, work: Work, frame: Frame, exchange: Exchange) -> None:
+        """One stream, to its last object; it never raises but when its socket is gone."""
+        try:
+            most = self._services.limits.max_streams
+            if len(self._streams) > most:
+                message = f"a socket has at most {most} streams at a time"
+                raise HttpError(429, "too_many_streams", message)
+            await work.run(frame, self.say)
+        except (RouterError, HttpError) as error:
+            exchange.error_type = error_type_of(error)
+            await self.say(work.fail(error))
+        except asyncio.CancelledError:
+            exchange.error_type = "cancelled"
+            if not self._streams.was_cancelled(stream_id):
+                raise
+            await self.say(work.cancelled())
+        except Exception:
+            _logger.exception("request_id=%s failed by a bug", exchange.request_id)
+            exchange.error_type = "internal_error"
+            message = f"a bug; the server's log has more under request_id {exchange.request_id}"
+            await self.say(work.fail(HttpError(500, "internal_error", message)))
+        finally:
+            model = self._services.info.model_id
+            tell(exchange, self._services.metrics, frame.command, ROUTE, model)
+
+
+def as_shown(value: object) -> str:
+    """A value of a client's, short."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:60] + "..."

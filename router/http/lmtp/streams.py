@@ -1,0 +1,55 @@
+"""The open streams of one socket, each a task of its own."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Streams:
+    """By stream id. Closing it ends them all."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        # Those that end at their client's word, and are to say so.
+        self._cancelled: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._tasks
+
+    def begin(self, stream_id: int, work: Coroutine[Any, Any, None]) -> None:
+        """A stream, until `work` is done."""
+        assert stream_id not in self._tasks, "the id of an open stream"
+        task = asyncio.create_task(work)
+        self._tasks[stream_id] = task
+        task.add_done_callback(lambda _: self._left(stream_id))
+
+    def cancel(self, stream_id: int) -> None:
+        """Ends one at its client's word; nothing if it is not open."""
+        task = self._tasks.get(stream_id)
+        if task is not None and stream_id not in self._cancelled:
+            self._cancelled.add(stream_id)
+            task.cancel()
+
+    def was_cancelled(self, stream_id: int) -> bool:
+        """Whether an open stream ends at its client's word."""
+        return stream_id in self._cancelled
+
+    async def until_empty(self) -> None:
+        """Until all have come to their end."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def close(self) -> None:
+        """Ends all, which cancels their requests."""
+        tasks = list(self._tasks.values())
+        self._cancelled.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _left(self, stream_id: int) -> None:
+        del self._tasks[stream_id]
+        self._cancelled.discard(stream_id)

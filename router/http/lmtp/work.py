@@ -1,0 +1,24 @@
+"""What a stream's task does, whatever it is about."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+from router.errors import RouterError
+from router.http.errors import HttpError
+from router.http.lmtp.frames import Frame
+from router.http.lmtp.words import Said
+
+Say = Callable[[Iterable[Said]], Awaitable[None]]
+
+
+class Work(Protocol):
+    """Answers one frame with objects; the last of them ends the stream."""
+
+    async def run(self, frame: Frame, say: Say) -> None:
+        """To the good end. Raises RouterError, HttpError: the bad one, which `fail` tells."""
+
+    def fail(self, error: RouterError | HttpError) -> list[Said]:
+        """The bad end."""
+
+    def cancelled(self) -> list[Said]:
+        """The end that the client asked for."""
