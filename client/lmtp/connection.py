@@ -7,7 +7,7 @@ cancelled, so that one slow reader costs bounded memory and holds up nobody else
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
@@ -27,7 +27,10 @@ class FellBehind(TandemError):
 
 
 class Stream:
-    """What comes back for one request. One task reads it, the connection fills it."""
+    """What comes back for one request. One task reads it, the connection fills it.
+
+    As a context manager it cancels the request at the end, unless that has ended.
+    """
 
     def __init__(self, connection: "Connection", stream_id: int, max_unread: int) -> None:
         self._connection = connection
@@ -54,8 +57,10 @@ class Stream:
         """Ends the stream, whatever room there is."""
         self._parts.put_nowait(Failed(error))
 
-    def close(self) -> None:
-        """No more is wanted: the request is cancelled, unless it has ended."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._connection.forget(self.stream_id)
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Self, TypeVar
 
@@ -85,7 +85,7 @@ class LmtpModel:
         patience = Patience(self._retry)
         while True:
             try:
-                async with self._asking(partial(generate_frame, progress.request())) as parts:
+                with await self._ask(partial(generate_frame, progress.request())) as parts:
                     while not isinstance(part := await parts.next(), Ended):
                         token = progress.take(_expected(part, TokenMade))
                         if token is not None:
@@ -112,7 +112,7 @@ class LmtpModel:
         patience = Patience(self._retry)
         while True:
             try:
-                async with self._asking(partial(score_frame, call)) as parts:
+                with await self._ask(partial(score_frame, call)) as parts:
                     return _expected(await parts.next(), Scores)
             except TandemError as error:
                 await self._bear(error, patience)
@@ -127,13 +127,8 @@ class LmtpModel:
             raise error
         await patience.bear(error)
 
-    @asynccontextmanager
-    async def _asking(self, framed: Framed) -> AsyncIterator[Stream]:
-        stream = (await self._connected()).stream(framed)
-        try:
-            yield stream
-        finally:
-            stream.close()
+    async def _ask(self, framed: Framed) -> Stream:
+        return (await self._connected()).stream(framed)
 
     async def _connected(self) -> Connection:
         loop = asyncio.get_running_loop()

@@ -1,10 +1,12 @@
 """One output over as many requests as it takes: what came of it, what is still to be asked.
 
-    first request   | prompt |                       -> tokens 0 .. k-1, lost
-    next request    | prompt | output: tokens 0..k-1 -> tokens k ..
+    first request   | prompt |                         -> tokens 0 .. k, then the connection is lost
+    next request    | prompt | output: tokens 0..k-1 | -> token k again, k+1 ..
 
 Draws depend on the seed and the position alone, so the second request gives what the first would
-have given; a seed is drawn here where the caller gave none.
+have given; a seed is drawn here where the caller gave none. The last token is asked for again
+because it may have been the end, of which only the reason was lost; behind an end nothing can be
+asked for. It also shows that both requests make the same output.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from dataclasses import replace
 
 from client.errors import ServerFailed
 from client.lmtp.frames import Ended
-from client.words import Answer, GenerateCall, TokenMade
+from client.words import Answer, GenerateCall, TokenMade, Usage
 
 
 class Progress:
@@ -28,16 +30,16 @@ class Progress:
         self._begun_s = clock()
         self._tokens: list[TokenMade] = []
         self._repeats: TokenMade | None = None
+        self._differs = False
+        self._num_known = 0
         self._known_text = ""
 
     def request(self) -> GenerateCall:
-        """The call for what is missing.
-
-        Where nothing is left but the end's reason, the last token is asked for again.
-        """
+        """The call for what is missing."""
         call, made = self._call, self._tokens
-        self._repeats = made[-1] if made and self._is_exhausted() else None
+        self._repeats = made[-1] if made and not self._differs else None
         known = made[:-1] if self._repeats else made
+        self._num_known = len(known)
         self._known_text = "".join(token.text for token in known)
         if call.timeout_s is not None:
             left_s = call.timeout_s - (self._clock() - self._begun_s)
@@ -47,14 +49,6 @@ class Progress:
         output = (*call.output, *(token.token_id for token in known))
         return replace(call, output=output)
 
-    def _is_exhausted(self) -> bool:
-        call, num_made = self._call, len(self._tokens)
-        return (
-            self._tokens[-1].is_end
-            or call.num_steps == num_made
-            or (call.max_tokens is not None and len(call.output) + num_made >= call.max_tokens)
-        )
-
     def take(self, token: TokenMade) -> TokenMade | None:
         """Notes a token; None: it is known. Raises ServerFailed if it is not the one it was."""
         if self._repeats is None:
@@ -62,16 +56,31 @@ class Progress:
             return token
         before, self._repeats = self._repeats, None
         if before.token_id != token.token_id:
+            self._differs = True
             raise ServerFailed(
                 f"the output cannot be taken up again: token {len(self._tokens) - 1} was "
                 f"{before.token_id} and is {token.token_id} now",
                 "not_resumable",
+                is_retryable=self._may_go_on,
             )
         return None
 
+    @property
+    def _may_go_on(self) -> bool:
+        """Behind the last token there is room: what differs by a rounding error can be gone on
+        with as it is."""
+        call, num_made = self._call, len(self._tokens)
+        is_full = call.max_tokens is not None and len(call.output) + num_made >= call.max_tokens
+        return not (is_full or call.num_steps == num_made or self._tokens[-1].is_end)
+
     def answer(self, ended: Ended) -> Answer:
-        """The whole of it."""
-        usage = replace(ended.usage, num_output_tokens=len(self._tokens))
+        """The whole of it, with the usage of a request that was never cut."""
+        num_prompt_tokens = ended.usage.num_prompt_tokens - self._num_known
+        usage = Usage(
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=min(ended.usage.num_cached_tokens, num_prompt_tokens),
+            num_output_tokens=len(self._tokens),
+        )
         return Answer(
             text=self._known_text + ended.text,
             tokens=tuple(self._tokens),
