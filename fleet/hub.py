@@ -1,0 +1,69 @@
+"""Does the hub, or its cache on this machine, have a model? Asked before a server is started for it.
+
+Token, cache and whether to be offline are those of huggingface_hub (HF_TOKEN, HF_HOME,
+HF_HUB_CACHE, HF_HUB_OFFLINE).
+"""
+
+import re
+from typing import Protocol
+
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+
+from fleet.errors import LoadFailed, UnknownModel
+
+# What the hub allows: [OWNER/]NAME.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_RETRY_AFTER_S = 30.0
+_CONFIG = "config.json"
+
+
+class Hub(Protocol):
+    """Where models come from that are no local folders."""
+
+    def require(self, name: str) -> None:
+        """Raises UnknownModel or LoadFailed when `name` cannot be had. May take seconds."""
+
+
+class HuggingFaceHub:
+    """The hub of huggingface_hub."""
+
+    def require(self, name: str) -> None:
+        """Raises UnknownModel when the hub has no such model for us, LoadFailed when it is not
+        reached."""
+        if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+            raise UnknownModel(name, "a model of the hub is NAME or OWNER/NAME")
+        try:
+            if isinstance(try_to_load_from_cache(name, _CONFIG), str):
+                return
+            hf_hub_download(name, _CONFIG)
+        except HFValidationError as error:
+            raise UnknownModel(name, "a model of the hub is NAME or OWNER/NAME") from error
+        except GatedRepoError as error:
+            raise UnknownModel(name, "the hub gives it to some alone (set HF_TOKEN)") from error
+        except OfflineModeIsEnabled as error:
+            raise UnknownModel(
+                name, "it is not in the hub's cache, and this server is offline"
+            ) from error
+        except LocalEntryNotFoundError as error:
+            raise LoadFailed(
+                f"the model {name!r} is not in the hub's cache, and the hub was not reached",
+                _RETRY_AFTER_S,
+            ) from error
+        except RepositoryNotFoundError as error:
+            raise UnknownModel(name, "the hub has no such model, or not for us") from error
+        except EntryNotFoundError as error:
+            raise UnknownModel(name, f"on the hub it has no {_CONFIG}") from error
+        except (HfHubHTTPError, OSError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise LoadFailed(
+                f"the hub was asked for {name!r} and failed: {reason}", _RETRY_AFTER_S
+            ) from error

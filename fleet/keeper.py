@@ -1,0 +1,324 @@
+"""The owner of loaded models: lends them to requests, loads and unloads as the roster decides.
+
+    lend --> roster: open? ------------------------------> Lease
+                \-> wait; roster.next_step: Load, Unload --> servers --> grant those who wait
+
+Everything runs in one event loop; the roster is changed here alone.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fleet.errors import LoadFailed, NoRoom, NotNow, ShuttingDown, StillLoading
+from fleet.metrics import FleetMetrics
+from fleet.names import Model
+from fleet.roster import Load, Roster, State
+from fleet.servers import DidNotStart, Server, Servers
+
+_logger = logging.getLogger("fleet")
+
+_RETRY_AFTER_S = 5.0
+_NEXT_SERVER_S = 1.0
+
+
+class Lease:
+    """One request's use of a loaded model, which stays for as long as it lasts."""
+
+    def __init__(self, model: Model, server: Server, generation: int, end: Callable[[], None]):
+        self.model = model
+        self.generation = generation
+        self._server = server
+        self._end: Callable[[], None] | None = end
+
+    @property
+    def socket(self) -> Path:
+        """Where the model's server answers."""
+        return self._server.socket
+
+    def release(self) -> None:
+        """Gives it back; once more does nothing."""
+        if self._end is not None:
+            end, self._end = self._end, None
+            end()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    model: Model
+    granted: "asyncio.Future[Lease]"
+
+
+class Keeper:
+    """Owner of the roster and of every model's server."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        servers: Servers,
+        metrics: FleetMetrics,
+        load_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._roster = roster
+        self._sources = servers
+        self._metrics = metrics
+        self._load_timeout_s = load_timeout_s
+        self._clock = clock
+        self._servers: dict[str, Server] = {}
+        self._models: dict[str, Model] = {}
+        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._is_closing = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is lent."""
+        return self._is_closing
+
+    def states(self) -> dict[str, State]:
+        """The state of every model that is not simply absent."""
+        return {berth.name: berth.state for berth in self._roster.berths()}
+
+    def failure(self, name: str) -> str | None:
+        """Why the model could not be loaded lately."""
+        berth = self._roster.berth(name)
+        return berth.failure if berth.state is State.FAILED else None
+
+    def num_users(self, name: str) -> int:
+        """Requests that run on a model."""
+        return self._roster.berth(name).num_users
+
+    def waited_s(self, name: str) -> float:
+        """How long the model has been in its state."""
+        return self._clock() - self._roster.berth(name).since_s
+
+    def last_used(self) -> Model | None:
+        """The ready model that was used last."""
+        name = self._roster.last_used()
+        return None if name is None else self._models[name]
+
+    def ready(self) -> list[tuple[Model, Path]]:
+        """Every ready model, and where its server answers."""
+        return [
+            (self._models[name], self._servers[name].socket)
+            for name, state in self.states().items()
+            if state is State.READY
+        ]
+
+    def lend_ready(self, name: str) -> Lease | None:
+        """A model that is ready and open; None for others. Loads nothing."""
+        if self._is_closing or not self._roster.berth(name).is_open:
+            return None
+        return self._lease(self._models[name])
+
+    async def lend(self, model: Model) -> Lease:
+        """The model, loaded if need be. Raises NotNow: it cannot be had, or not in time."""
+        if self._is_closing:
+            raise ShuttingDown("the server is shutting down", _NEXT_SERVER_S)
+        self._roster.check(model.name, self._clock())
+        lease = self.lend_ready(model.name)
+        return lease if lease is not None else await self._wait(model)
+
+    async def drain(self) -> None:
+        """Lends nothing more, and ends every server when what runs there has ended."""
+        self._is_closing = True
+        for load in self._loads.values():
+            load.cancel()
+        for name in list(self._waiting):
+            self._refuse(name, ShuttingDown("the server is shutting down", _NEXT_SERVER_S))
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for name, state in self.states().items():
+            if state is State.READY:
+                self._roster.unload(name, self._clock())
+                self._spawn(self._unload(name, "stop"))
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def hurry(self) -> None:
+        """Ends at once what `drain` waits for."""
+        for server in self._servers.values():
+            server.hurry()
+
+    async def _wait(self, model: Model) -> Lease:
+        name, started_s = model.name, self._clock()
+        self._models[name] = model
+        waiting = _Waiting(model, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(name, deque()).append(waiting)
+        self._roster.wait(name, started_s)
+        self._metrics.waiting.set(self._metrics.waiting.value() + 1)
+        self._advance()
+        try:
+            async with asyncio.timeout(self._load_timeout_s):
+                return await asyncio.shield(waiting.granted)
+        except TimeoutError:
+            if waiting.granted.done():
+                return waiting.granted.result()
+            raise self._too_late(model) from None
+        except asyncio.CancelledError:
+            if waiting.granted.done() and not waiting.granted.exception():
+                waiting.granted.result().release()
+            raise
+        finally:
+            self._metrics.wait_duration.observe(self._clock() - started_s)
+            self._metrics.waiting.set(self._metrics.waiting.value() - 1)
+            self._forget(waiting)
+
+    def _forget(self, waiting: _Waiting) -> None:
+        """One who got nothing waits no more."""
+        queue = self._waiting.get(waiting.model.name)
+        if queue is not None and waiting in queue:
+            queue.remove(waiting)
+            waiting.granted.cancel()
+            self._roster.unwait(waiting.model.name)
+            self._advance()
+
+    def _too_late(self, model: Model) -> NotNow:
+        state = self._roster.berth(model.name).state
+        told = f"within {self._load_timeout_s:g} s (--model-load-timeout)"
+        if state is State.LOADING:
+            so_far = f"{self.waited_s(model.name):.0f} s so far"
+            return StillLoading(
+                f"the model {model.name!r} is still being loaded, {so_far}; it was not ready "
+                f"{told}",
+                _RETRY_AFTER_S,
+            )
+        return NoRoom(
+            f"there was no room for the model {model.name!r} {told}: the models in memory are busy",
+            _RETRY_AFTER_S,
+        )
+
+    def _advance(self) -> None:
+        """Carries out what the roster decides, until it has no more to say."""
+        if self._is_closing:
+            return
+        self._grant()
+        while (step := self._roster.next_step(self._clock())) is not None:
+            if isinstance(step, Load):
+                load = self._spawn(self._load(self._models[step.name], step.num_others))
+                self._loads[step.name] = load
+            else:
+                has_demand = self._roster.num_waiting > 0
+                self._spawn(self._unload(step.name, "room" if has_demand else "idle"))
+            self._grant()
+        self._grant()
+        self._metrics.show_states({name: str(state) for name, state in self.states().items()})
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        due_s = self._roster.next_alarm_s(self._clock())
+        if due_s is not None:
+            delay_s = max(0.0, due_s - self._clock())
+            self._alarm = asyncio.get_running_loop().call_later(delay_s, self._advance)
+
+    def _grant(self) -> None:
+        for name, queue in list(self._waiting.items()):
+            while queue and self._roster.berth(name).is_open:
+                waiting = queue.popleft()
+                self._roster.unwait(name)
+                waiting.granted.set_result(self._lease(waiting.model))
+            if not queue:
+                del self._waiting[name]
+
+    def _lease(self, model: Model) -> Lease:
+        generation = self._roster.enter(model.name, self._clock())
+
+        def end() -> None:
+            self._roster.leave(model.name, generation, self._clock())
+            self._advance()
+
+        return Lease(model, self._servers[model.name], generation, end)
+
+    def _refuse(self, name: str, error: NotNow) -> None:
+        queue = self._waiting.pop(name, None)
+        if not queue:
+            return
+        self._roster.unwait(name, len(queue))
+        for waiting in queue:
+            waiting.granted.set_exception(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _load(self, model: Model, num_others: int) -> None:
+        name, started_s = model.name, self._clock()
+        _logger.info("loading %s", name)
+        try:
+            server = await self._sources.start(model, num_others)
+        except DidNotStart as error:
+            self._not_loaded(name, str(error))
+            return
+        except asyncio.CancelledError:
+            self._not_loaded(name, "the server is shutting down")
+            return
+        finally:
+            del self._loads[name]
+        duration_s = self._clock() - started_s
+        self._metrics.loads.inc("loaded")
+        self._metrics.load_duration.observe(duration_s)
+        _logger.info("%s is ready after %.1f s", name, duration_s)
+        self._servers[name] = server
+        self._roster.loaded(name, self._clock())
+        if self._is_closing:
+            self._roster.unload(name, self._clock())
+            self._spawn(self._unload(name, "stop"))
+            return
+        self._spawn(self._watch(name, server))
+        self._advance()
+
+    def _not_loaded(self, name: str, reason: str) -> None:
+        _logger.error("%s could not be loaded: %s", name, reason)
+        self._metrics.loads.inc("failed")
+        self._roster.failed(name, reason, self._clock())
+        error = LoadFailed(f"the model {name!r} could not be loaded: {reason}", 1.0)
+        try:
+            self._roster.check(name, self._clock())
+        except LoadFailed as told:
+            error = told
+        self._refuse(name, error)
+        self._advance()
+
+    async def _watch(self, name: str, server: Server) -> None:
+        reason = await server.ended()
+        is_ours = self._servers.get(name) is server
+        if is_ours and self._roster.berth(name).state is State.READY:
+            _logger.error("the server of %s is gone: %s", name, reason)
+            self._roster.unload(name, self._clock())
+            await self._unload(name, "died")
+
+    async def _unload(self, name: str, cause: str) -> None:
+        _logger.info("unloading %s", name)
+        await self._servers[name].stop()
+        self._metrics.unloads.inc(cause)
+        self._gone(name)
+
+    def _gone(self, name: str) -> None:
+        del self._servers[name]
+        self._roster.gone(name, self._clock())
+        self._advance()

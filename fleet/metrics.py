@@ -1,0 +1,90 @@
+"""The front's instruments, every one declared once. It knows nothing of what it measures."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.instruments import Counter, Gauge, Histogram
+from router.metrics import CUTS
+
+# From a tiny model on a warm disk to a large one from the hub.
+_LOAD_BUCKETS = tuple(0.5 * 2**k for k in range(13))
+_OUTCOMES = ("loaded", "failed")
+_CAUSES = ("room", "idle", "died", "stop")
+REFUSALS = (
+    "model_not_found",
+    "model_required",
+    "model_load_failed",
+    "model_loading",
+    "overloaded",
+    "model_server_gone",
+    "draining",
+    "invalid_api_key",
+)
+
+
+class FleetMetrics(Collector):
+    """Every instrument of the front, registered in the registry that it is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._states: dict[str, str] = {}
+        self.requests = Counter(
+            "tandem_fleet_requests", "Requests that were passed on, by model", label="model"
+        )
+        self.rejected = Counter(
+            "tandem_fleet_rejected",
+            "Requests that no model's server was asked, by reason",
+            label="reason",
+            label_values=REFUSALS,
+        )
+        self.cut = Counter(
+            "tandem_fleet_cut_answers", "Answers that a model's server left unfinished"
+        )
+        self.loads = Counter(
+            "tandem_fleet_loads", "Loads that ended, by outcome", "outcome", _OUTCOMES
+        )
+        self.unloads = Counter(
+            "tandem_fleet_unloads", "Models that left the memory, by cause", "cause", _CAUSES
+        )
+        self.load_duration = Histogram(
+            "tandem_fleet_load_duration_seconds",
+            "From the decision to load a model until it was ready",
+            _LOAD_BUCKETS,
+        )
+        self.wait_duration = Histogram(
+            "tandem_fleet_wait_duration_seconds",
+            "How long requests waited for their model, those not at all left out",
+            _LOAD_BUCKETS,
+        )
+        self.waiting = Gauge("tandem_fleet_waiting", "Requests that wait for their model")
+        self.sockets = Gauge("tandem_fleet_sockets", "Open LMTP sockets")
+        self.connections_cut = Counter(
+            "tandem_connections_cut",
+            "Connections that were cut because their client was too slow, by what it was slow at",
+            label="cause",
+            label_values=CUTS,
+        )
+        registry.register(self)
+
+    def show_states(self, states: dict[str, str]) -> None:
+        """The state of every model that is not absent, by name."""
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, for the registry."""
+        loaded = GaugeMetricFamily(
+            "tandem_fleet_model_state", "1 for the state of each model", labels=["model", "state"]
+        )
+        for model, state in self._states.items():
+            loaded.add_metric([model, state], 1)
+        yield loaded
+        for instrument in list(vars(self).values()):
+            if isinstance(instrument, Counter | Gauge | Histogram):
+                yield from instrument.families()
+
+    def exposition(self) -> bytes:
+        """The registry in Prometheus' text format 0.0.4 (UTF-8)."""
+        return generate_latest(self._registry)

@@ -1,0 +1,176 @@
+"""A model's server: a whole `launcher serve` of its own, behind a unix socket.
+
+The child ends when this process does, however that ends; see its --parent-pid.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from fleet.names import Model
+from launcher.child import Child
+from launcher.console import Console
+from launcher.readiness import answers_health
+
+_POLL_S = 0.05
+# A child's own steps of ending, behind its drain.
+_STOP_SLACK_S = 30.0
+_FAILED_STOP_S = 5.0
+_MAX_REASON_LEN = 500
+_SPEAKER = re.compile(r"\S+( \d+)? \| ")
+# Of this process alone; what a child has instead is in its command.
+_FRONTS_OWN = frozenset(
+    {
+        "PORT",
+        "AIP_HTTP_PORT",
+        "HTTP_UDS",
+        "MODEL_ID",
+        "SERVED_MODEL_NAME",
+        "CORS_ALLOW_ORIGIN",
+        "SSL_CERTFILE",
+        "SSL_KEYFILE",
+        "SSL_KEYFILE_PASSWORD",
+        "CUDA_MEMORY_FRACTION",
+    }
+)
+
+
+class DidNotStart(Exception):
+    """A server ended, or was given up, before it was ready; says why in a line."""
+
+
+class Server(Protocol):
+    """A model that is in memory, and answers at `socket`."""
+
+    @property
+    def socket(self) -> Path:
+        """Its unix socket."""
+        ...
+
+    async def ended(self) -> str:
+        """Waits for its end, and says how it came."""
+        ...
+
+    async def stop(self) -> None:
+        """Lets what runs there end, within its own bound, and ends it."""
+        ...
+
+    def hurry(self) -> None:
+        """Ends at once what `stop` is being patient with."""
+        ...
+
+
+class Servers(Protocol):
+    """Where servers come from."""
+
+    async def start(self, model: Model, num_others: int) -> Server:
+        """A server that is ready, beside so many others. Raises DidNotStart. May be cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """What all children share. `flags` are those of `launcher serve`.
+
+    `memory_fraction`: what all of them together may fill of a GPU, shared by `max_loaded`.
+    """
+
+    flags: Sequence[str]
+    folder: Path
+    max_loaded: int
+    memory_fraction: float
+    graceful_timeout_s: float
+
+    def argv(self, model: Model, socket: Path, num_others: int) -> list[str]:
+        """The command of one child."""
+        argv = [sys.executable, "-m", "launcher", "serve", model.source]
+        argv += ["--http-uds", str(socket), "--parent-pid", str(os.getpid())]
+        argv += ["--served-model-name", model.name]
+        # A share is counted with what others hold already.
+        share = self.memory_fraction * (num_others + 1) / self.max_loaded
+        return [*argv, *self.flags, "--cuda-memory-fraction", f"{share:.4f}"]
+
+
+class LaunchedServer:
+    """Owner of one child."""
+
+    def __init__(self, child: Child, socket: Path, stop_timeout_s: float) -> None:
+        self._child = child
+        self._socket = socket
+        self._stop_timeout_s = stop_timeout_s
+
+    @property
+    def socket(self) -> Path:
+        """Where it answers."""
+        return self._socket
+
+    async def ended(self) -> str:
+        """How it ended, in a line."""
+        await self._child.wait()
+        return reason_of(self._child)
+
+    async def stop(self) -> None:
+        """Drains it; it waits for what runs there."""
+        await self._child.stop(self._stop_timeout_s)
+        self._socket.unlink(missing_ok=True)
+
+    def hurry(self) -> None:
+        """A second signal stops it at once, with its own children."""
+        self._child.signal(signal.SIGTERM)
+
+
+class LaunchedServers:
+    """Starts children, each with a number of its own."""
+
+    def __init__(
+        self, rules: ServerRules, environ: Mapping[str, str], console: Console
+    ) -> None:
+        self._rules = rules
+        self._environ = {name: text for name, text in environ.items() if name not in _FRONTS_OWN}
+        self._console = console
+        self._num_started = 0
+
+    async def start(self, model: Model, num_others: int) -> LaunchedServer:
+        """A child that answers GET /health/ready."""
+        self._num_started += 1
+        socket = self._rules.folder / f"{self._num_started}.sock"
+        argv = self._rules.argv(model, socket, num_others)
+        child = await Child.start(model.name, argv, self._environ, self._console)
+        try:
+            while not await answers_health("", 0, uds=socket):
+                if child.returncode is not None:
+                    await child.wait()
+                    raise DidNotStart(reason_of(child))
+                await asyncio.sleep(_POLL_S)
+        except BaseException:
+            await child.stop(_FAILED_STOP_S)
+            raise
+        stop_timeout_s = self._rules.graceful_timeout_s + _STOP_SLACK_S
+        return LaunchedServer(child, socket, stop_timeout_s)
+
+
+def reason_of(child: Child) -> str:
+    """Why it ended: the error that it told first, or how it ended."""
+    errors = []
+    for line in child.last_lines:
+        words = _message(line)
+        if words.lower().startswith("error: "):
+            errors.append(words[len("error: ") :].splitlines()[0])
+    if errors:
+        return errors[0][:_MAX_REASON_LEN]
+    return child.death_notice().splitlines()[0].split(";")[0][:_MAX_REASON_LEN]
+
+
+def _message(line: str) -> str:
+    """A line without its speaker, of a log for people or of JSON lines."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["message"])
+    return _SPEAKER.sub("", line)

@@ -1,0 +1,79 @@
+"""Servers without processes, and a house around a front, for tests."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from fleet.keeper import Keeper
+from fleet.metrics import FleetMetrics
+from fleet.names import Model
+from fleet.roster import Roster, RosterRules
+from fleet.servers import DidNotStart
+
+
+class FakeServer:
+    """A server that is told how it ends."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_stopped = False
+        self.is_hurried = False
+        self.may_stop = asyncio.Event()
+        self.may_stop.set()
+
+    @property
+    def socket(self) -> Path:
+        return self._socket
+
+    async def ended(self) -> str:
+        return await asyncio.shield(self._end)
+
+    async def stop(self) -> None:
+        await self.may_stop.wait()
+        self.is_stopped = True
+        self.die("it was stopped")
+
+    def hurry(self) -> None:
+        self.is_hurried = True
+        self.may_stop.set()
+
+    def die(self, reason: str) -> None:
+        if not self._end.done():
+            self._end.set_result(reason)
+
+
+@dataclass
+class FakeServers:
+    """Starts servers when told to; `sockets` says where those of a model answer."""
+
+    sockets: dict[str, Path] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+    by_name: dict[str, FakeServer] = field(default_factory=dict)
+    may_start: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, model: Model, num_others: int) -> FakeServer:
+        self.started.append(model.name)
+        self.others.append(num_others)
+        await self.may_start.wait()
+        if model.name in self.refusals:
+            raise DidNotStart(self.refusals[model.name])
+        server = FakeServer(self.sockets.get(model.name, Path("/nowhere")))
+        self.by_name[model.name] = server
+        return server
+
+
+def keeper_over(
+    servers: FakeServers, *, load_timeout_s: float = 5.0, rules: RosterRules | None = None
+) -> Keeper:
+    """A keeper of books with these rules."""
+    metrics = FleetMetrics(CollectorRegistry())
+    return Keeper(Roster(rules or RosterRules()), servers, metrics, load_timeout_s)
+
+
+def model(name: str) -> Model:
+    return Model(name, f"/models/{name}")

@@ -1,0 +1,195 @@
+"""The owner of loaded models: one load for many, room, death, drain."""
+
+import asyncio
+
+import pytest
+
+from fleet.errors import LoadFailed, NoRoom, ShuttingDown, StillLoading
+from fleet.roster import RosterRules, State
+from tests.fleet.fakes import FakeServers, keeper_over, model
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_many_who_want_one_model_share_its_load() -> None:
+    servers = FakeServers()
+    keeper = keeper_over(servers)
+    asking = [asyncio.create_task(keeper.lend(model("a"))) for _ in range(5)]
+    await settled()
+    assert keeper.states() == {"a": State.LOADING}
+    servers.may_start.set()
+    leases = await asyncio.gather(*asking)
+    assert servers.started == ["a"]
+    assert keeper.num_users("a") == 5
+    for lease in leases:
+        lease.release()
+        lease.release()
+    assert keeper.num_users("a") == 0
+
+
+async def test_a_model_with_users_keeps_its_room() -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers)
+    first = await keeper.lend(model("a"))
+    second = asyncio.create_task(keeper.lend(model("b")))
+    await settled()
+    assert keeper.states() == {"a": State.READY, "b": State.ABSENT}
+    first.release()
+    (await second).release()
+    assert servers.by_name["a"].is_stopped
+    assert keeper.states() == {"b": State.READY}
+
+
+async def test_who_waits_too_long_for_room_is_told_so() -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers, load_timeout_s=0.05)
+    first = await keeper.lend(model("a"))
+    with pytest.raises(NoRoom, match="'b'"):
+        await keeper.lend(model("b"))
+    first.release()
+    await settled()
+    assert servers.started == ["a"]
+
+
+async def test_who_waits_too_long_for_a_load_is_told_so_and_the_load_goes_on() -> None:
+    servers = FakeServers()
+    keeper = keeper_over(servers, load_timeout_s=0.05)
+    with pytest.raises(StillLoading, match="'a' is still being loaded"):
+        await keeper.lend(model("a"))
+    servers.may_start.set()
+    await settled()
+    (await keeper.lend(model("a"))).release()
+    assert servers.started == ["a"]
+
+
+async def test_who_leaves_while_waiting_holds_nothing() -> None:
+    servers = FakeServers()
+    keeper = keeper_over(servers)
+    asking = asyncio.create_task(keeper.lend(model("a")))
+    await settled()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    servers.may_start.set()
+    await settled()
+    assert keeper.num_users("a") == 0
+    (await keeper.lend(model("b"))).release()
+
+
+async def test_who_leaves_as_the_model_is_granted_gives_it_back() -> None:
+    servers = FakeServers()
+    keeper = keeper_over(servers)
+    asking = asyncio.create_task(keeper.lend(model("a")))
+    await settled()
+    servers.may_start.set()
+    while keeper.num_users("a") == 0:
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    if not asking.cancelled():
+        asking.result().release()
+    assert keeper.num_users("a") == 0
+
+
+async def test_a_failed_load_fails_all_who_wait_and_is_remembered() -> None:
+    servers = FakeServers(refusals={"a": "no weights"})
+    keeper = keeper_over(servers)
+    asking = [asyncio.create_task(keeper.lend(model("a"))) for _ in range(3)]
+    await settled()
+    servers.may_start.set()
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(each, LoadFailed) and "no weights" in str(each) for each in answers)
+    with pytest.raises(LoadFailed, match="no weights") as caught:
+        await keeper.lend(model("a"))
+    assert 29 < caught.value.retry_after_s <= 30
+    assert servers.started == ["a"]
+    assert keeper.failure("a") == "no weights"
+
+
+async def test_a_model_whose_server_died_is_loaded_anew() -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers)
+    lease = await keeper.lend(model("a"))
+    servers.by_name["a"].die("it was ended by SIGKILL")
+    await settled()
+    assert keeper.states() == {}
+    again = await keeper.lend(model("a"))
+    assert servers.started == ["a", "a"]
+    lease.release()
+    assert keeper.num_users("a") == 1
+    again.release()
+
+
+async def test_two_models_stay_where_there_is_room_for_two() -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers, rules=RosterRules(max_loaded=2))
+    for name in "abab":
+        (await keeper.lend(model(name))).release()
+    assert servers.started == ["a", "b"]
+    assert servers.others == [0, 1]
+    last = keeper.last_used()
+    assert last is not None
+    assert last.name == "b"
+
+
+async def test_a_busy_model_is_closed_after_its_turn_so_that_others_are_served() -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers, rules=RosterRules(turn_s=0.05))
+    first = await keeper.lend(model("a"))
+    second = asyncio.create_task(keeper.lend(model("b")))
+    await asyncio.sleep(0.1)
+    third = asyncio.create_task(keeper.lend(model("a")))
+    await settled()
+    assert not third.done()
+    first.release()
+    (await second).release()
+    (await third).release()
+    assert servers.started == ["a", "b", "a"]
+
+
+async def test_an_idle_model_leaves_when_its_time_is_over() -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers, rules=RosterRules(idle_timeout_s=0.05))
+    (await keeper.lend(model("a"))).release()
+    await asyncio.sleep(0.15)
+    assert servers.by_name["a"].is_stopped
+    assert keeper.states() == {}
+
+
+async def test_a_drain_refuses_who_waits_and_ends_every_server() -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers)
+    lease = await keeper.lend(model("a"))
+    waiting = asyncio.create_task(keeper.lend(model("b")))
+    await settled()
+    servers.by_name["a"].may_stop.clear()
+    draining = asyncio.create_task(keeper.drain())
+    with pytest.raises(ShuttingDown):
+        await waiting
+    with pytest.raises(ShuttingDown):
+        await keeper.lend(model("a"))
+    assert not draining.done()
+    keeper.hurry()
+    await draining
+    lease.release()
+    assert servers.by_name["a"].is_hurried
+
+
+async def test_a_drain_gives_up_what_is_being_loaded() -> None:
+    servers = FakeServers()
+    keeper = keeper_over(servers)
+    waiting = asyncio.create_task(keeper.lend(model("a")))
+    await settled()
+    await keeper.drain()
+    with pytest.raises(ShuttingDown):
+        await waiting

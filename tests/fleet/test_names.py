@@ -1,0 +1,134 @@
+"""Which names mean which models, and which are refused before a file is looked at."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import LoadFailed, UnknownModel
+from fleet.names import AnyModel, ListedModels, Model
+
+
+class FakeHub:
+    """Has the models that it is given; counts who asks."""
+
+    def __init__(self, *names: str, is_reachable: bool = True) -> None:
+        self.names = names
+        self.asked: list[str] = []
+        self.is_reachable = is_reachable
+
+    def require(self, name: str) -> None:
+        self.asked.append(name)
+        if not self.is_reachable:
+            raise LoadFailed("the hub was not reached", 1.0)
+        if name not in self.names:
+            raise UnknownModel(name, "the hub has no such model")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("small", "org/large"):
+        folder = tmp_path / "models" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    (tmp_path / "models" / "empty").mkdir()
+    outside = tmp_path / "secret"
+    outside.mkdir()
+    (outside / "config.json").write_text("{}")
+    (tmp_path / "models" / "link").symlink_to(outside)
+    return tmp_path / "models"
+
+
+def any_model(root: Path, hub: FakeHub | None = None, now: list[float] | None = None) -> AnyModel:
+    now = now or [0.0]
+    return AnyModel(root, hub, 30.0, lambda: now[0])
+
+
+async def test_a_folder_goes_by_its_path_below_the_root(root: Path) -> None:
+    names = any_model(root)
+    assert await names.find("small") == Model("small", str(root / "small"))
+    assert await names.find("org/large") == Model("org/large", str(root / "org/large"))
+    assert await names.find(str(root / "small")) == Model("small", str(root / "small"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        pytest.param("../secret", "begins with a dot", id="parent"),
+        pytest.param("small/../../secret", "begins with a dot", id="parent-within"),
+        pytest.param("/etc", "nothing is served", id="absolute"),
+        pytest.param("link", "leads out of", id="link-out"),
+        pytest.param("empty", "no config.json", id="no-config"),
+        pytest.param("absent", "no such folder", id="absent"),
+        pytest.param(".", "begins with a dot", id="dot"),
+        pytest.param("-rf", "or a dash", id="flag"),
+        pytest.param("a//b", "is empty", id="empty-part"),
+        pytest.param("a\0b", "visible", id="nul"),
+        pytest.param("small\n", "visible", id="line-break"),
+        pytest.param("a\\b", "visible", id="backslash"),
+        pytest.param("x" * 600, "512", id="long"),
+    ],
+)
+async def test_what_is_no_name_is_refused_with_its_rule(root: Path, name: str, reason: str) -> None:
+    with pytest.raises(UnknownModel, match=reason):
+        await any_model(root).find(name)
+
+
+@given(name=st.text(alphabet="ab./\\-~ \0", max_size=12))
+def test_no_name_leads_out_of_the_root(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    top = tmp_path_factory.getbasetemp() / "names"
+    for folder in (top, top / "root", top / "root" / "a", top / "root" / "a" / "b", top / "b"):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+    try:
+        found = asyncio.run(any_model(top / "root").find(name))
+    except UnknownModel:
+        return
+    assert Path(found.source).is_relative_to(top / "root" / "a")
+    assert found.source == str(top / "root" / name)
+
+
+async def test_what_is_no_folder_is_asked_of_the_hub(root: Path) -> None:
+    hub = FakeHub("org/other")
+    names = any_model(root, hub)
+    assert await names.find("org/other") == Model("org/other", "org/other")
+    assert await names.find("small") == Model("small", str(root / "small"))
+    assert hub.asked == ["org/other"]
+
+
+async def test_what_the_hub_has_not_is_remembered_for_a_while(root: Path) -> None:
+    hub, now = FakeHub(), [100.0]
+    names = any_model(root, hub, now)
+    for _ in range(3):
+        with pytest.raises(UnknownModel, match="no such model"):
+            await names.find("org/none")
+    assert hub.asked == ["org/none"]
+    now[0] += 31
+    with pytest.raises(UnknownModel):
+        await names.find("org/none")
+    assert hub.asked == ["org/none", "org/none"]
+
+
+async def test_many_who_ask_at_once_ask_the_hub_once(root: Path) -> None:
+    hub = FakeHub(is_reachable=False)
+    names = any_model(root, hub)
+    answers = await asyncio.gather(
+        *(names.find("org/x") for _ in range(5)), return_exceptions=True
+    )
+    assert [type(each) for each in answers] == [LoadFailed] * 5
+    assert hub.asked == ["org/x"]
+
+
+def test_the_models_below_the_root_are_listed(root: Path) -> None:
+    assert any_model(root).listed() == ["org/large", "small"]
+
+
+async def test_listed_models_are_these_alone(root: Path) -> None:
+    names = ListedModels([str(root / "small"), "org/name"])
+    assert names.listed() == [str(root / "small"), "org/name"]
+    assert names.default().name == str(root / "small")
+    assert await names.find("org/name") == Model("org/name", "org/name")
+    with pytest.raises(UnknownModel, match="served are"):
+        await names.find("small")

@@ -1,0 +1,283 @@
+"""The books of loaded models: the transition table, room, turns, and what must always hold."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fleet.errors import LoadFailed
+from fleet.roster import TRANSITIONS, Load, Move, Roster, RosterRules, State, Unload
+
+RULES = RosterRules(max_loaded=1, turn_s=10.0, retry_after_s=30.0)
+
+
+def serve(roster: Roster, name: str, now_s: float) -> int:
+    """`name` is asked for and loaded; answers the generation of its one user."""
+    roster.wait(name, now_s)
+    assert roster.next_step(now_s) == Load(name, roster.num_loaded - 1)
+    roster.loaded(name, now_s)
+    roster.unwait(name)
+    return roster.enter(name, now_s)
+
+
+def test_a_model_is_loaded_when_somebody_waits_for_it() -> None:
+    roster = Roster(RULES)
+    assert roster.next_step(0) is None
+    roster.wait("a", 0)
+    assert roster.next_step(0) == Load("a", 0)
+    assert roster.berth("a").state is State.LOADING
+    assert roster.next_step(0) is None
+
+
+def test_an_idle_model_leaves_for_one_that_waits() -> None:
+    roster = Roster(RULES)
+    generation = serve(roster, "a", 0)
+    roster.leave("a", generation, 1)
+    roster.wait("b", 2)
+    assert roster.next_step(2) == Unload("a")
+    assert roster.next_step(2) is None
+    roster.gone("a", 3)
+    assert roster.next_step(3) == Load("b", 0)
+
+
+def test_the_least_recently_used_leaves_first() -> None:
+    roster = Roster(RosterRules(max_loaded=2))
+    for name, now_s in (("a", 0), ("b", 1)):
+        roster.leave(name, serve(roster, name, now_s), now_s)
+    roster.leave("a", roster.enter("a", 5), 6)
+    roster.wait("c", 7)
+    assert roster.next_step(7) == Unload("b")
+
+
+def test_a_busy_model_stays_and_closes_after_its_turn() -> None:
+    roster = Roster(RULES)
+    generation = serve(roster, "a", 0)
+    roster.wait("b", 5)
+    assert roster.next_step(14.9) is None
+    assert roster.berth("a").is_open
+    assert roster.next_alarm_s(14.9) == 15.0
+    assert roster.next_step(15) is None
+    assert not roster.berth("a").is_open
+    assert roster.berth("a").state is State.READY
+    roster.leave("a", generation, 20)
+    assert roster.next_step(20) == Unload("a")
+
+
+def test_a_model_opens_again_when_nobody_waits_for_its_room() -> None:
+    roster = Roster(RULES)
+    serve(roster, "a", 0)
+    roster.wait("b", 0)
+    roster.next_step(10)
+    assert not roster.berth("a").is_open
+    roster.unwait("b")
+    roster.next_step(11)
+    assert roster.berth("a").is_open
+
+
+def test_a_turn_begins_with_the_model_and_not_with_the_wait() -> None:
+    roster = Roster(RULES)
+    first = serve(roster, "a", 0)
+    roster.wait("b", 0)
+    roster.wait("a", 1)
+    roster.leave("a", first, 50)
+    # Those who wait for an open model are let in by whoever keeps these books; nobody did.
+    roster.unwait("a")
+    assert roster.next_step(50) == Unload("a")
+    roster.gone("a", 51)
+    roster.wait("a", 51)
+    assert roster.next_step(51) == Load("b", 0)
+    roster.loaded("b", 90)
+    roster.unwait("b")
+    roster.enter("b", 90)
+    assert roster.next_step(90) is None
+    assert roster.berth("b").is_open
+    assert roster.next_alarm_s(90) == 100.0
+
+
+def test_models_are_loaded_one_at_a_time() -> None:
+    roster = Roster(RosterRules(max_loaded=2))
+    roster.wait("a", 0)
+    roster.wait("b", 1)
+    assert roster.next_step(1) == Load("a", 0)
+    assert roster.next_step(1) is None
+    roster.loaded("a", 2)
+    assert roster.next_step(2) == Load("b", 1)
+
+
+def test_a_failure_is_remembered_for_a_while() -> None:
+    roster = Roster(RULES)
+    roster.wait("a", 0)
+    roster.next_step(0)
+    roster.unwait("a")
+    roster.failed("a", "no weights", 5)
+    with pytest.raises(LoadFailed, match="no weights") as caught:
+        roster.check("a", 15)
+    assert caught.value.retry_after_s == 20
+    roster.check("a", 35)
+    roster.wait("a", 35)
+    assert roster.next_step(35) == Load("a", 0)
+
+
+def test_an_idle_model_leaves_when_its_time_is_over() -> None:
+    roster = Roster(RosterRules(idle_timeout_s=60))
+    roster.leave("a", serve(roster, "a", 0), 10)
+    assert roster.next_step(69) is None
+    assert roster.next_alarm_s(69) == 70
+    assert roster.next_step(70) == Unload("a")
+
+
+def test_users_of_a_server_that_died_are_no_users_of_the_next_one() -> None:
+    roster = Roster(RULES)
+    old = serve(roster, "a", 0)
+    roster.unload("a", 0)
+    roster.gone("a", 1)
+    new = serve(roster, "a", 2)
+    roster.leave("a", old, 3)
+    assert roster.berth("a").num_users == 1
+    roster.leave("a", new, 4)
+    assert roster.berth("a").num_users == 0
+
+
+def test_the_table_has_no_move_out_of_what_is_not_there() -> None:
+    assert (State.ABSENT, Move.UNLOAD) not in TRANSITIONS
+    roster = Roster(RULES)
+    serve(roster, "a", 0)
+    with pytest.raises(KeyError):
+        roster.loaded("a", 1)
+    assert roster.berth("a").state is State.READY
+
+
+NAMES = st.sampled_from("abcd")
+
+
+class World(RuleBasedStateMachine):
+    """Requests come, wait, run and leave; loads succeed and fail; servers die; time passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_loaded = 2
+        self.roster = Roster(RosterRules(self.max_loaded, 5.0, 8.0, 20.0))
+        self.now_s = 0.0
+        self.users: list[tuple[str, int]] = []
+        self.to_load: set[str] = set()
+        self.to_unload: set[str] = set()
+        self.alarm_s: float | None = None
+
+    def settle(self) -> None:
+        """What the keeper of the books does after every change."""
+        for _ in range(20):
+            step = self.roster.next_step(self.now_s)
+            for berth in self.roster.berths():
+                while berth.is_open and berth.num_waiting:
+                    self.roster.unwait(berth.name)
+                    self.users.append((berth.name, self.roster.enter(berth.name, self.now_s)))
+            if step is None:
+                break
+            if isinstance(step, Load):
+                assert len(self.to_load) == 0
+                self.to_load.add(step.name)
+            else:
+                assert all(name != step.name for name, _ in self.live_users())
+                self.to_unload.add(step.name)
+        else:
+            raise AssertionError("the books never come to rest")
+        self.alarm_s = self.roster.next_alarm_s(self.now_s)
+        assert self.alarm_s is None or self.alarm_s > self.now_s
+
+    def live_users(self) -> list[tuple[str, int]]:
+        return [
+            (name, generation)
+            for name, generation in self.users
+            if self.roster.berth(name).generation == generation
+            and self.roster.berth(name).state is State.READY
+        ]
+
+    @rule(name=NAMES)
+    def request_comes(self, name: str) -> None:
+        try:
+            self.roster.check(name, self.now_s)
+        except LoadFailed:
+            return
+        if self.roster.berth(name).is_open:
+            self.users.append((name, self.roster.enter(name, self.now_s)))
+        else:
+            self.roster.wait(name, self.now_s)
+        self.settle()
+
+    @precondition(lambda self: self.users)
+    @rule(data=st.data())
+    def request_ends(self, data: st.DataObject) -> None:
+        user = data.draw(st.sampled_from(self.users))
+        self.users.remove(user)
+        self.roster.leave(*user, self.now_s)
+        self.settle()
+
+    @rule(name=NAMES)
+    def one_gives_up(self, name: str) -> None:
+        if self.roster.berth(name).num_waiting:
+            self.roster.unwait(name)
+            self.settle()
+
+    @precondition(lambda self: self.to_load)
+    @rule(goes_well=st.booleans())
+    def load_ends(self, goes_well: bool) -> None:
+        name = self.to_load.pop()
+        if goes_well:
+            self.roster.loaded(name, self.now_s)
+        else:
+            self.roster.unwait(name, self.roster.berth(name).num_waiting)
+            self.roster.failed(name, "bad luck", self.now_s)
+        self.settle()
+
+    @precondition(lambda self: self.to_unload)
+    @rule()
+    def unload_ends(self) -> None:
+        self.roster.gone(self.to_unload.pop(), self.now_s)
+        self.settle()
+
+    @rule(name=NAMES)
+    def server_dies(self, name: str) -> None:
+        if self.roster.berth(name).state is State.READY:
+            self.roster.unload(name, self.now_s)
+            self.to_unload.add(name)
+            self.settle()
+
+    @rule(seconds=st.floats(0.1, 30))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.settle()
+
+    @invariant()
+    def memory_is_never_overfull(self) -> None:
+        assert self.roster.num_loaded <= self.max_loaded
+
+    @invariant()
+    def users_are_counted(self) -> None:
+        live = self.live_users()
+        for berth in self.roster.berths():
+            if berth.state is State.READY:
+                assert berth.num_users == sum(name == berth.name for name, _ in live)
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        """With all users gone and all work done, whoever waits is being helped."""
+        waiting = any(berth.num_waiting for berth in self.roster.berths())
+        if waiting and not self.live_users():
+            assert self.to_load or self.to_unload
+
+    def teardown(self) -> None:
+        """Whoever waits is served in the end, if everybody else leaves."""
+        for _ in range(60):
+            self.now_s += 3
+            if self.users:
+                self.roster.leave(*self.users.pop(), self.now_s)
+            while self.to_unload:
+                self.roster.gone(self.to_unload.pop(), self.now_s)
+            while self.to_load:
+                self.roster.loaded(self.to_load.pop(), self.now_s)
+            self.settle()
+        assert not any(berth.num_waiting for berth in self.roster.berths())
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
