@@ -45,6 +45,11 @@ class Guide:
     Where masks know distances they keep to the budget by themselves. Everywhere else the guide
     holds a witness, tokens that complete the text within the budget, and accepts no token after
     which it has none.
+
+        output:   | drawn | forced | drawn | forced ......... |
+        replayed: |                            ^ cut here: | due |
+    Where a replayed output breaks off within a forced run, the rest of that run is due: the matcher
+    stands behind it, and nothing else may be drawn.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Guide:
         self._needs_witness = has_stops or not (language.knows_distances or budget.cuts)
         self._num_tokens = 0
         self._is_ended = False
+        self._due: tuple[int, ...] = ()
         self._checked: tuple[int, Witness | None] | None = None
         self._witness = self._first_witness() if has_stops or not budget.cuts else ()
 
@@ -130,6 +136,10 @@ class Guide:
 
     def fill(self, row: Bitmask) -> None:
         """Overwrite `row` with the tokens that may be drawn now."""
+        if self._due:
+            row.fill(0)
+            set_bits(row, self._due[:1])
+            return
         if self.is_over:
             row.fill(0)
             set_bits(row, self._ends)
@@ -150,6 +160,8 @@ class Guide:
 
         Changes nothing that is seen; what was found is kept for `advance`.
         """
+        if self._due:
+            return token_id == self._due[0]
         if token_id in self._ends:
             return self._matcher.is_complete
         if not self._needs_witness:
@@ -176,6 +188,11 @@ class Guide:
 
     def advance(self, token_id: int) -> None:
         """Accept a token that was drawn and checked. Raises IllegalToken."""
+        if self._due:
+            if token_id != self._due[0]:
+                raise IllegalToken(f"token {token_id} is not {self._due[0]}, which is forced")
+            self._due = self._due[1:]
+            return
         if token_id in self._ends:
             if not self._matcher.is_complete:
                 raise IllegalToken(f"token {token_id} ends a text that is not complete")
@@ -190,9 +207,28 @@ class Guide:
         self._num_tokens += 1
 
     def replay(self, token_ids: tuple[int, ...]) -> None:
-        """Accept the output made before a preemption. Raises IllegalToken."""
-        for token_id in token_ids:
-            self.advance(token_id)
+        """Accept output that was made before, with its forced runs. Raises IllegalToken.
+
+        Tokens that were drawn where a run could have been taken are followed, too.
+        """
+        num_done = 0
+        while num_done < len(token_ids):
+            self.advance(token_ids[num_done])
+            num_done += 1
+            num_done += self._replay_run(token_ids[num_done:])
+
+    def _replay_run(self, token_ids: tuple[int, ...]) -> int:
+        """Accept the forced run that `token_ids` begin with, or are the beginning of."""
+        if not self._takes_forced or self.is_over or not self._forced_run():
+            return 0
+        ahead = self.fork()
+        run = ahead.take_forced()
+        num_known = min(len(run), len(token_ids))
+        if run[:num_known] != token_ids[:num_known]:
+            return 0
+        self.__dict__.update(ahead.__dict__)
+        self._due = run[num_known:]
+        return num_known
 
     @property
     def needed_len(self) -> int:
@@ -201,11 +237,16 @@ class Guide:
 
     def witness_token(self) -> int | None:
         """The next token of the completion that is known to fit; None: the text may end here."""
+        if self._due:
+            return self._due[0]
         witness = self._witness if self._needs_witness else self._matcher.shortest(self._remaining)
         return witness[0] if witness else None
 
     def take_forced(self) -> tuple[int, ...]:
         """Accept the tokens that are forced now, within the budget, and answer them."""
+        if self._due:
+            due, self._due = self._due, ()
+            return due
         taken: list[int] = []
         while self._takes_forced and not self.is_over and len(taken) < MAX_FORCED:
             run = self._forced_run()
@@ -262,12 +303,12 @@ class Guide:
     @property
     def is_satisfied(self) -> bool:
         """The text so far satisfies the constraint, stop rule included."""
-        return self._matcher.is_complete
+        return not self._due and self._matcher.is_complete
 
     @property
     def is_over(self) -> bool:
         """It does, and nothing but the end may follow."""
-        return self._is_ended or self._matcher.is_over
+        return not self._due and (self._is_ended or self._matcher.is_over)
 
     def fork(self) -> "Guide":
         """Another guide at the same place."""

@@ -46,6 +46,11 @@ class Computed:
     forward_ns: int = 0
     sample_ns: int = 0
 
+    @property
+    def refused(self) -> frozenset[int]:
+        """Of `errors` those that are the request's own: see `StepMasks.refused`."""
+        return frozenset() if self.masks is None else self.masks.refused
+
     def generation(
         self,
         sequence: SequenceState,
@@ -57,9 +62,13 @@ class Computed:
         request_id = sequence.request_id
         error = self.errors.get(request_id)
         if error is not None:
-            is_satisfied = False if sequence.is_constrained else None
             return Generation(
-                request_id, (), finish_reason, error, constraint_satisfied=is_satisfied
+                request_id,
+                (),
+                finish_reason,
+                error,
+                constraint_satisfied=False if sequence.is_constrained else None,
+                is_refused=request_id in self.refused,
             )
         tokens: tuple[SampledToken, ...] = ()
         if self.rows is not None and row is not None:

@@ -158,7 +158,8 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a step brought for one request. `error` goes with FinishReason.ERROR alone.
+    """What a step brought for one request. `error` goes with FinishReason.ERROR alone; it
+    `is_refused` where the output made before is what the constraint forbids.
 
     `prompt_logprobs` are those of this step's chunk; a sequence's first token has none. The last
     `num_forced` tokens were not sampled: the constraint left no choice. `constraint_satisfied` goes
@@ -173,6 +174,7 @@ class Generation:
     prompt_top_tokens: tuple[tuple[TopToken, ...], ...] = ()
     num_forced: int = 0
     constraint_satisfied: bool | None = None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,6 +264,8 @@ class Runner:
     ) -> tuple[Generation, ...]:
         """Bring the books up to date; answers generations on rank 0, nothing elsewhere."""
         for request_id, reason in computed.errors.items():
+            if request_id in computed.refused:
+                continue
             told = {"shard_request_id": request_id}
             _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=told)
         generations: list[Generation] = []

@@ -275,6 +275,7 @@ def _generation_to_pb(generation: Generation) -> pb.Generation:
         message.constraint_satisfied = generation.constraint_satisfied
     if generation.error is not None:
         message.error = generation.error
+        message.is_refused = generation.is_refused
     if generation.prompt_logprobs:
         message.prompt_logprobs.extend(generation.prompt_logprobs)
     for top_tokens in generation.prompt_top_tokens:

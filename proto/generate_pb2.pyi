@@ -821,6 +821,7 @@ class Generation(_message.Message):
     PROMPT_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_FORCED_FIELD_NUMBER: _builtins.int
     CONSTRAINT_SATISFIED_FIELD_NUMBER: _builtins.int
+    IS_REFUSED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     error: _builtins.str
@@ -830,6 +831,10 @@ class Generation(_message.Message):
     """
     constraint_satisfied: _builtins.bool
     """With a finish reason: whether the text satisfies the request's constraint. Absent: it has none."""
+    is_refused: _builtins.bool
+    """With an error: the output that was made before does not keep to the constraint, or cannot be
+    completed. The row itself is sound.
+    """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledToken]: ...
     @_builtins.property
@@ -853,10 +858,11 @@ class Generation(_message.Message):
         prompt_top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
         num_forced: _builtins.int = ...,
         constraint_satisfied: _builtins.bool | None = ...,
+        is_refused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied", "error", b"error", "finish_reason", b"finish_reason", "num_forced", b"num_forced", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied", "error", b"error", "finish_reason", b"finish_reason", "is_refused", b"is_refused", "num_forced", b"num_forced", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__constraint_satisfied: _TypeAlias = _typing.Literal["constraint_satisfied"]  # noqa: Y015
     _WhichOneofArgType__constraint_satisfied: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied"]  # noqa: Y015

@@ -93,7 +93,8 @@ class Generation:
 
     `tokens` are several where a constraint left no choice: the last `num_forced` were not drawn.
     `finish_reason` only for reasons that a shard decides; with one comes `constraint_satisfied`,
-    None without a constraint. `error` not None: this row failed, `tokens` is empty.
+    None without a constraint. `error` not None: this row failed, `tokens` is empty; it `is_refused`
+    where the output made before is what the constraint forbids.
     `prompt_logprobs` are those of this step's chunk (one fewer for a sequence's first chunk).
     """
 
@@ -105,6 +106,7 @@ class Generation:
     prompt_top_tokens: tuple[tuple[TopToken, ...], ...] = ()
     num_forced: int = 0
     constraint_satisfied: bool | None = None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

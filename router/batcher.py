@@ -270,7 +270,7 @@ class Batcher:
             if stream is None:
                 continue
             if generation.error is not None:
-                self._streams.fail(stream, failed_row(stream, generation.error))
+                self._streams.fail(stream, failed_row(stream, generation, generation.error))
                 continue
             last_s = stream.last_token_s
             try:

@@ -27,6 +27,7 @@ CONSTRAINT_REFUSALS = (
     "contradiction",
     "does_not_fit",
     "too_complex",
+    "broken",
 )
 
 
@@ -61,6 +62,7 @@ class ToolsRefused(InvalidRequest):
 class ConstraintRefused(InvalidRequest):
     """A constraint that cannot be kept, found out before any token is made.
 
+    Or one that the output made before has broken already, as its first step finds out.
     `reason` is one of CONSTRAINT_REFUSALS; `details` are numbers and places for programs:
     `position` (characters into the text), `pointer` (JSON Pointer of what is not enforced),
     `parts` (what excludes each other), `needed_len` and `max_len` (tokens).

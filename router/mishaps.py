@@ -2,14 +2,20 @@
 
 import logging
 
-from router.errors import GenerationFailed, RowFailed
+from router.batch import Generation
+from router.errors import ConstraintRefused, GenerationFailed, RouterError, RowFailed
 from router.stream import Stream
 
 _logger = logging.getLogger("router.batcher")
 
 
-def failed_row(stream: Stream, reason: str) -> RowFailed:
-    """Names the request as its client does, and as the shards' logs do."""
+def failed_row(stream: Stream, generation: Generation, reason: str) -> RouterError:
+    """Names the request as its client does, and as the shards' logs do.
+
+    Output made before that cannot be gone on with is the client's own affair, and not logged.
+    """
+    if generation.is_refused:
+        return ConstraintRefused(reason, "broken")
     told = {"request_id": stream.request.trace_id, "shard_request_id": stream.request_id}
     _logger.error(
         "request_id=%s failed alone: %s (shard_request_id=%d)",

@@ -323,6 +323,7 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
         constraint_satisfied=(
             message.constraint_satisfied if message.HasField("constraint_satisfied") else None
         ),
+        is_refused=message.is_refused,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from constraints.bitmask import Bitmask, clear_bits, set_bits
-from constraints.errors import ConstraintError
+from constraints.errors import ConstraintError, IllegalToken
 from constraints.guide import Guide
 
 _log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class GuidedOutput:
         self.fill_ns = 0
         self._patience_ns = _PATIENCE_NS
         self.error: str | None = None
+        self.is_refused = False
         self._open_guide = open_guide
         self._guide: Guide | None = None
         self._end_ids = frozenset(end_ids)
@@ -78,9 +79,18 @@ class GuidedOutput:
         self._num_refused = 0
 
     def open(self) -> None:
-        """On a hand: make the guide and its first mask. Raises whatever goes wrong."""
-        self._guide = self._open_guide()
-        self.fill()
+        """On a hand: make the guide and its first mask. Raises whatever goes wrong.
+
+        Output that was made before is refused where nobody could have drawn it.
+        """
+        try:
+            self._guide = self._open_guide()
+            self.fill()
+            if not self.words.any():
+                raise IllegalToken("no token that fits into what is left may follow")
+        except IllegalToken as error:
+            self.is_refused = True
+            raise IllegalToken(f"the output made before cannot be gone on with: {error}") from error
 
     def fill(self) -> None:
         """On a hand: make the mask of the next token. Raises whatever goes wrong."""

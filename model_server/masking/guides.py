@@ -63,6 +63,11 @@ class StepMasks(Masks):
             output.request_id: output.error for output in self.outputs if output.error is not None
         }
 
+    @property
+    def refused(self) -> frozenset[int]:
+        """Requests that failed since the output made before cannot be gone on with."""
+        return frozenset([output.request_id for output in self.outputs if output.is_refused])
+
 
 class Guides:
     """Owner of the guides by request, and of the threads that fill; its runner alone calls it.

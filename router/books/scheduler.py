@@ -293,7 +293,7 @@ class Scheduler:
         if row.samples:
             entry.num_pending -= 1
         if generation is not None and generation.error is not None:
-            entry.is_suspect = True
+            entry.is_suspect = not generation.is_refused
             # What is wrong may have been found on our side of the wire: the shard goes on then.
             self._end(entry, EntryState.FAILED, is_held=remains)
             return generation

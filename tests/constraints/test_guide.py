@@ -149,7 +149,7 @@ def test_a_replayed_guide_stands_where_the_first_one_stood(name: str) -> None:
     budget, rng = Budget(needed_len(spec, vocabulary) + 3), random.Random(name)
     written = drawn(guide_of(spec, budget), vocabulary, budget.max_len, rng)
     for length in (len(written) // 2, len(written)):
-        first, again = guide_of(spec, budget), guide_of(spec, budget)
+        first, again = (guide_of(spec, budget, takes_forced=False) for _ in range(2))
         for token_id in written[:length]:
             for other in rng.sample(legal_ids(first, vocabulary), 1):
                 first.check(other)  # what was tried leaves no trace
@@ -158,6 +158,40 @@ def test_a_replayed_guide_stands_where_the_first_one_stood(name: str) -> None:
         assert again.needed_len == first.needed_len
         assert legal_ids(again, vocabulary) == legal_ids(first, vocabulary)
         assert (again.is_satisfied, again.is_over) == (first.is_satisfied, first.is_over)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_output_that_breaks_off_within_a_forced_run_goes_on_with_that_run(name: str) -> None:
+    vocabulary, spec = demo_vocabulary(), CASES[name]
+    budget, rng = Budget(needed_len(spec, vocabulary) + 3), random.Random(name)
+    first = guide_of(spec, budget)
+    written: list[int] = []
+    runs: list[tuple[int, tuple[int, ...]]] = []
+    while not first.is_over and (legal := legal_ids(first, vocabulary)):
+        token_id = rng.choice([each for each in legal if first.check(each)])
+        if token_id in vocabulary.end_ids:
+            break
+        first.advance(token_id)
+        run = first.take_forced()
+        runs += [(len(written) + 1, run)]
+        written += [token_id, *run]
+    for start, run in runs:
+        for num_made in range(len(run)):
+            again = guide_of(spec, budget)
+            again.replay(tuple(written[: start + num_made]))
+            due = run[num_made:]
+            assert legal_ids(again, vocabulary) == [due[0]]
+            assert (again.is_over, again.is_satisfied) == (False, False)
+            assert not again.check(due[0] + 1)
+            again.advance(due[0])
+            assert again.take_forced() == due[1:] or len(due) == 1
+            assert again.needed_len == _after(spec, budget, written[: start + len(run)])
+
+
+def _after(spec: ConstraintSpec, budget: Budget, written: list[int]) -> int:
+    guide = guide_of(spec, budget, takes_forced=False)
+    guide.replay(tuple(written))
+    return guide.needed_len
 
 
 def test_forks_go_their_own_ways() -> None:

@@ -1,0 +1,142 @@
+"""Both tiers in one process: the router below HTTP, wired to a real shard on the CPU."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prometheus_client import CollectorRegistry
+
+from model_server.distributed import World
+from model_server.masking.guides import Guides
+from model_server.masking.languages import Languages
+from model_server.model import PagedModel
+from model_server.runner import Runner
+from model_server.sampling.sampler import Sampler
+from model_server.server import listening
+from model_server.service import TextGenerationService
+from model_server.wire import ModelInfo
+from router.batcher import Batcher
+from router.books.allocator import Allocator
+from router.books.scheduler import Scheduler, SchedulerLimits
+from router.events import Finished, PromptScored, TokenGenerated
+from router.infer import Infer
+from router.metrics import Metrics
+from router.request import GenerateRequest
+from router.shards import Shards
+from router.step_observer import StepObserver
+from router.text.tokenizer import Tokenizer
+from tests.model_server.shards import load
+from tests.router.rig import PATIENT, RESTLESS, end_of, events_of, finds_nothing
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that a client was told of one request."""
+
+    prompt: PromptScored | None
+    tokens: tuple[TokenGenerated, ...]
+    end: Finished
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(event.token.token_id for event in self.tokens)
+
+    @property
+    def logprobs(self) -> tuple[float | None, ...]:
+        return tuple(event.token.logprob for event in self.tokens)
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """What each token let the client see."""
+        return tuple(event.text for event in self.tokens)
+
+
+@dataclass
+class Engine:
+    """A running router, and what a test may look at."""
+
+    model: PagedModel
+    tokenizer: Tokenizer
+    batcher: Batcher
+    infer: Infer
+    scheduler: Scheduler
+
+    async def told(self, request: GenerateRequest) -> Told:
+        """The whole answer to a request. A Failed one is the test's failure."""
+        return (await self.told_all([request]))[0]
+
+    async def told_all(self, requests: Sequence[GenerateRequest]) -> list[Told]:
+        """The answers to requests that run together."""
+        streams = self.batcher.submit_all(requests)
+        return [_told(await events_of(stream)) for stream in streams]
+
+
+def _told(events: Sequence[object]) -> Told:
+    scored = [event for event in events if isinstance(event, PromptScored)]
+    tokens = tuple(event for event in events if isinstance(event, TokenGenerated))
+    return Told(scored[0] if scored else None, tokens, end_of(events))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running_engine(
+    folder: Path,
+    *,
+    max_step_tokens: int = 512,
+    max_batch_size: int = 16,
+    num_blocks: int = 256,
+    prefix_caching: bool = True,
+) -> AsyncIterator[Engine]:
+    """A router over a shard that loads `folder` in float32; in the end every block is back."""
+    with ThreadPoolExecutor(max_workers=1) as device, TemporaryDirectory() as sockets:
+        address = Path(sockets) / "shard"
+        model = device.submit(load, folder, World()).result()
+        languages = Languages(folder, model.vocab_size, model.eos_token_ids)
+        guides = Guides(languages, model.vocab_size, model.eos_token_ids, num_threads=1)
+        sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=16)
+        runner = Runner(model, sampler, World(), guides=guides, num_blocks=num_blocks)
+        urls = (f"unix://{address}",)
+        service = TextGenerationService(runner, _info(model), urls, device, languages=languages)
+        async with listening(service, address, _unexpected):
+            shards = await Shards.connect(urls[0], PATIENT, first_epoch=1)
+            pool = await shards.warmup(max_step_tokens, max_batch_size, None)
+            allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
+            scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
+            tokenizer = Tokenizer.load(folder)
+            metrics = Metrics(CollectorRegistry(), max_input_len=512, max_total_len=1024)
+            observer = StepObserver(metrics, pool.block_size)
+            batcher = Batcher(scheduler, shards, tokenizer, observer, RESTLESS)
+            running = asyncio.ensure_future(batcher.run())
+            infer = Infer(batcher, finds_nothing)
+            try:
+                yield Engine(model, tokenizer, batcher, infer, scheduler)
+            finally:
+                await batcher.drain(0.0)
+                await asyncio.wait_for(running, 10.0)
+                scheduler.check_invariants()
+                await shards.close()
+                tokenizer.close()
+
+
+def _info(model: PagedModel) -> ModelInfo:
+    return ModelInfo(
+        model_id="under test",
+        model_type=model.model_type,
+        dtype="float32",
+        device_type="cpu",
+        attention_backend=model.attention_backend,
+        block_size=model.block_size,
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        window_len=model.window_len,
+        eos_token_ids=model.eos_token_ids,
+        world_size=1,
+        rank=0,
+    )
+
+
+def _unexpected(reason: str) -> None:
+    raise AssertionError(f"the shard is unfit: {reason}")
