@@ -1,0 +1,101 @@
+"""What a server may write and the checks let pass is what Python says is true, no more, no less."""
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.query.conditions.plan import StopMode
+from client.query.conditions.planner import plan
+from client.query.conditions.terms import Term
+from client.query.conditions.values import Finished
+from client.query.errors import Unsatisfiable
+from tests.client.query.conditions.admitting import admits, all_hold
+from tests.client.query.conditions.clauses import term
+from tests.client.query.conditions.judge import Text, holds
+from tests.client.query.conditions.programs import Conditions, random_text, witnesses
+
+randoms = st.randoms(use_true_random=False)
+
+
+def finished(texts: Mapping[str, Text]) -> dict[str, Finished]:
+    return {name: Finished(str(text), text, text.num_tokens) for name, text in texts.items()}
+
+
+def passes(
+    terms: tuple[Term, ...], name: str, texts: Mapping[str, Text], stops: StopMode
+) -> tuple[bool, tuple[Term, ...]]:
+    """Whether the hole may have its text, the others being finished, and what is left for later."""
+    text = texts[name]
+    others = finished({other: texts[other] for other in texts if other != name})
+    try:
+        made = plan(terms, name, None, others, stops)
+    except Unsatisfiable:
+        return False, ()
+    is_passed = admits(made, text, text.num_tokens) and all_hold(made.checks, finished(texts))
+    return is_passed, tuple(check.term for check in made.deferred)
+
+
+def several_texts(random: Random, witness: Text) -> list[Text]:
+    """Texts near the witness and far from it, all but it with any number of tokens."""
+    cut = random.randint(0, len(witness))
+    near = witness[:cut] + random.choice(["", "a", ".", "\n", "so", " b", "7"]) + witness[cut:]
+    texts = [witness[:cut], near, random_text(random), str(random.randint(-12, 12))]
+    return [witness, *(Text.of(text, random.randint(0, 6)) for text in texts)]
+
+
+@given(randoms, st.sampled_from(StopMode))
+@settings(max_examples=400, deadline=None)
+def test_one_hole_beside_a_finished_one(random: Random, stops: StopMode) -> None:
+    known = witnesses(random, "XY")
+    clause = Conditions(random, known).clause("X", "Y")
+
+    for text in several_texts(random, known["X"]):
+        texts = {"X": text, "Y": known["Y"]}
+        is_passed, deferred = passes((term(clause),), "X", texts, stops)
+        assert (is_passed, deferred) == (holds(clause, texts), ()), (clause, texts)
+
+
+@given(randoms, st.sampled_from(StopMode))
+@settings(max_examples=400, deadline=None)
+def test_a_hole_that_speaks_of_one_to_come(random: Random, stops: StopMode) -> None:
+    known = witnesses(random, "XZ")
+    clause = Conditions(random, known).clause("X", "Z")
+    clauses = (term(clause),)
+
+    for text in several_texts(random, known["X"]):
+        for later in several_texts(random, known["Z"]):
+            texts = {"X": text, "Z": later}
+            is_passed, deferred = passes(clauses, "X", {"X": text}, stops)
+            is_passed_later, left = passes(deferred, "Z", texts, stops)
+            assert left == ()
+            both = is_passed and is_passed_later
+            assert both == holds(clause, texts), (clause, texts)
+
+
+@given(randoms)
+@settings(max_examples=200, deadline=None)
+def test_a_refused_text_is_left_out_and_no_other(random: Random) -> None:
+    known = witnesses(random, "X")
+    clause = Conditions(random, known, checks=False).clause("X")
+    refused = random_text(random)
+    try:
+        made = plan((term(clause),), "X", None, {}, StopMode.CUT, (refused,))
+    except Unsatisfiable:
+        return
+
+    for text in [*several_texts(random, known["X"]), Text.of(refused, 2)]:
+        wanted = holds(clause, {"X": text}) and text != refused
+        assert admits(made, text, text.num_tokens) == wanted, (clause, text, refused)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_most_random_clauses_can_be_satisfied(seed: int) -> None:
+    random = Random(seed)
+    satisfied = 0
+    for _ in range(200):
+        known = witnesses(random, "XY")
+        satisfied += holds(Conditions(random, known).clause("X", "Y"), known)
+    assert 100 < satisfied < 200
