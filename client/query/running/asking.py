@@ -30,7 +30,7 @@ class Books:
     query: str
     ledger: Ledger
     model_name: str | None = None
-    normalised: bool = True
+    normalised: bool = False
     calls: CallFile | None = None
     on_state: OnState | None = None
     clock: Callable[[], float] = time.perf_counter

@@ -8,20 +8,31 @@ from client.query.running.decoding import Choice, HoleAnswer
 from client.words import Scored
 
 
-def chosen(values: Sequence[str], scored: Sequence[Scored], *, normalised: bool) -> HoleAnswer:
-    """The most probable value as a hole's answer; the first of equals.
+def choice_of(values: Sequence[str], scored: Sequence[Scored]) -> Choice:
+    """How probable each value is among them."""
+    by_value = dict(zip(values, scored, strict=True))
+    return Choice(
+        plain=_shares({value: one.total for value, one in by_value.items()}),
+        normalised=_shares({value: one.mean for value, one in by_value.items()}),
+    )
+
+
+def best_of(choice: Choice, *, normalised: bool) -> str:
+    """The most probable value, the first of equals.
 
     normalised: by the mean log-probability per token, so that long values are not at a
                 disadvantage; else by that of the whole value.
     """
-    choice = Choice(
-        plain=_shares({value: one.total for value, one in zip(values, scored, strict=True)}),
-        normalised=_shares({value: one.mean for value, one in zip(values, scored, strict=True)}),
-    )
     shares = choice.normalised if normalised else choice.plain
-    best = max(values, key=shares.__getitem__)
-    of_best = scored[list(values).index(best)]
-    return HoleAnswer(text=best, logprob=of_best.total, num_tokens=0, choice=choice)
+    return max(shares, key=shares.__getitem__)
+
+
+def chosen(values: Sequence[str], scored: Sequence[Scored], *, normalised: bool) -> HoleAnswer:
+    """The most probable value as a hole's answer."""
+    choice = choice_of(values, scored)
+    best = best_of(choice, normalised=normalised)
+    one = scored[list(values).index(best)]
+    return HoleAnswer(text=best, logprob=one.total, choice=choice)
 
 
 def _shares(scores: Mapping[str, float]) -> Mapping[str, float]:

@@ -37,7 +37,7 @@ class Options:
     max_len: int | None = None
     tries: int = 10
     stops: str = "cut"
-    normalised: bool = True
+    normalised: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,56 @@
+"""The decoders as functions, for `decoder=`; programs write them the same way.
+
+Options that several take:
+    max_tokens  bound of each hole; None: what the model's context leaves
+    max_len     bound of all holes of a trace together
+    tries       how often one hole is asked at most, when checks fail on its text
+    stops       how a stop phrase ends a hole: "cut" drops what a token has behind it, "exact" keeps
+                tokens out that run past it
+    normalised  whether distributions choose by the mean log-probability per token
+Raises ValueError: which option, its value, the rule.
+"""
+
+from client.query.running.decoders import Decoding, decoding
+
+
+def argmax(
+    *,
+    max_tokens: int | None = None,
+    max_len: int | None = None,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    tries: int = 10,
+    stops: str = "cut",
+    normalised: bool = False,
+) -> Decoding:
+    """The most probable token, one after the other."""
+    return _decoding("argmax", locals())
+
+
+def sample(
+    n: int = 1,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    typical_p: float | None = None,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+    max_len: int | None = None,
+    tries: int = 10,
+    stops: str = "cut",
+    normalised: bool = False,
+) -> Decoding:
+    """`n` traces whose tokens are drawn; trace i with the seed `seed + i`."""
+    return _decoding("sample", locals())
+
+
+def _decoding(name: str, options: dict[str, object]) -> Decoding:
+    return decoding(
+        name, (), {option: value for option, value in options.items() if value is not None}
+    )

@@ -1,0 +1,84 @@
+"""A program run with what its caller chose: model, decoder, trace file."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from client.query.program import Program
+from client.query.running.asking import OnState
+from client.query.running.blaming import blamed
+from client.query.running.body_run import Job
+from client.query.running.decoders import Decoding, clause_decoding, decoding
+from client.query.running.ledger import CallFile
+from client.query.running.results import Result
+from client.query.running.session import Surroundings, run_job, surroundings
+from client.query.serving import ModelLike, opened
+
+
+class RunOptions(TypedDict, total=False):
+    """How a query is run.
+
+    model:    goes before the program's `from` clause
+    url:      the server, where the model is only named
+    decoder:  goes before the program's decoder clause: argmax(), sample(n), beam(n), best_k()
+    trace:    a file to which every call of the model is written, as JSON lines
+    """
+
+    model: ModelLike
+    url: str
+    decoder: Decoding
+    trace: str | Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """RunOptions, frozen."""
+
+    model: ModelLike | None = None
+    url: str | None = None
+    decoder: Decoding | None = None
+    trace: str | Path | None = None
+
+
+async def execute(
+    program: Program,
+    choices: Choices,
+    arguments: tuple[object, ...] = (),
+    keywords: Mapping[str, object] | None = None,
+    on_state: OnState | None = None,
+) -> tuple[Result[object], ...]:
+    """All results. Raises QueryErrors, and the TandemErrors of who answers."""
+    job = Job(program=program, arguments=arguments, keywords=keywords or {})
+    chosen = choices.decoder or _decoding(program)
+    around = surroundings()
+    with CallFile(choices.trace) if choices.trace is not None else nullcontext() as calls:
+        async with opened(choices.model, _clause(program), choices.url) as answering:
+            within = Surroundings(
+                model=answering.model,
+                model_name=answering.name,
+                calls=calls or (around.calls if around else None),
+                on_state=on_state,
+                account=around.account if around else None,
+            )
+            return await run_job(job, chosen, within)
+
+
+def _decoding(program: Program) -> Decoding:
+    if program.decoder is None:
+        return decoding("argmax", (), {})
+    try:
+        clause = program.decoder()
+    except Exception as error:
+        raise blamed(program, error) from error
+    return clause_decoding(clause, program.source)
+
+
+def _clause(program: Program) -> object:
+    if program.model is None:
+        return None
+    try:
+        return program.model()
+    except Exception as error:
+        raise blamed(program, error) from error

@@ -1,0 +1,78 @@
+"""Who answers a query: a Model, the name of a served one, or where one is served."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from client.config import read_config
+from client.lmtp.model import LmtpModel
+from client.model import Model
+from client.query.errors import BadProgram
+from client.query.running.session import surroundings
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A model where it is served. `name` None: the one model there; `key`: the server's, if any.
+
+    `url` None: TANDEM_URL of the environment, or http://127.0.0.1:3000.
+    """
+
+    name: str | None = None
+    url: str | None = None
+    key: str | None = None
+
+
+# A Model, a Server, a URL (it has a ://), or the name of a model at the default URL.
+ModelLike: TypeAlias = Model | Server | str
+
+
+def model(name: str | None = None, *, url: str | None = None, key: str | None = None) -> Server:
+    """A model for `from` clauses and `model=`: its name, the server's URL and key."""
+    return Server(name, url, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model that can be asked, and the name that goes with every call."""
+
+    model: Model
+    name: str | None = None
+
+
+@asynccontextmanager
+async def opened(
+    wanted: ModelLike | None, clause: object, url: str | None
+) -> AsyncIterator[Opened]:
+    """The model that a query asks; a connection that is made for it ends with the block.
+
+    `wanted` goes before the program's `from` clause, and that before the model of the program that
+    calls. `url` is where names are looked for.
+    """
+    around = surroundings()
+    chosen = _model_like(wanted if wanted is not None else clause)
+    if isinstance(chosen, Server) and chosen.url is None and url is None and around is not None:
+        yield Opened(around.model, chosen.name or around.model_name)
+    elif isinstance(chosen, Server):
+        config = read_config()
+        async with LmtpModel(
+            chosen.url or url or config.url, key=chosen.key or config.api_key
+        ) as connected:
+            yield Opened(connected, chosen.name)
+    else:
+        yield Opened(chosen)
+
+
+def _model_like(value: object) -> Model | Server:
+    if value is None:
+        return Server()
+    if isinstance(value, str):
+        return Server(url=value) if "://" in value else Server(value)
+    if isinstance(value, Server):
+        return value
+    if all(callable(getattr(value, name, None)) for name in ("stream", "generate", "score")):
+        return value  # type: ignore[return-value]
+    raise BadProgram(
+        f"a model is its name, a URL, model(...) or an object that is one. Given: {value!r}"
+    )

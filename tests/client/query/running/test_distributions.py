@@ -1,0 +1,64 @@
+"""Holes that are chosen from a support."""
+
+import math
+
+import pytest
+
+from client.query.errors import Unsatisfiable
+from client.query.program import Context
+from client.words import ScoreCall
+from tests.client.query.running.programs import hole, one_of, run, say
+from tests.client.query.running.scripted_model import ScriptedModel, in_turn
+
+
+async def pick(context: Context) -> None:
+    say(context, "Why: ")
+    await context.hole(hole("WHY"))
+    say(context, " So: ")
+    await context.hole(hole("X", support=("no", "yessss")))
+
+
+def liked(prompt: str, value: str) -> float:
+    return {"no": -1.0, "yessss": -1.5}[value]
+
+
+async def test_a_distribution_is_one_request_behind_the_other_holes() -> None:
+    model = ScriptedModel(in_turn("because"), liked)
+
+    result = await run(pick, model)
+
+    assert model.calls[1] == ScoreCall(prompt="Why: because So: ", values=("no", "yessss"))
+    assert [row.kind for row in result.requests] == ["generate", "score"]
+
+
+async def test_both_distributions_are_told_and_the_plain_one_decides() -> None:
+    result = await run(pick, ScriptedModel(in_turn("because"), liked))
+
+    choice = result.distributions["X"]
+    assert math.exp(choice.plain["no"]) == pytest.approx(1 / (1 + math.exp(-0.5)))
+    assert math.exp(choice.normalised["no"]) == pytest.approx(1 / (1 + math.exp(0.25)))
+    assert result["X"] == "no"
+    assert result.prompt == "Why: because So: no"
+
+
+async def test_the_normalised_one_decides_where_asked_for() -> None:
+    result = await run(pick, ScriptedModel(in_turn("because"), liked), normalised=True)
+
+    assert result["X"] == "yessss"
+
+
+async def test_conditions_restrict_the_support() -> None:
+    async def body(context: Context) -> None:
+        await context.hole(hole("X", one_of("X", "yessss", "perhaps"), support=("no", "yessss")))
+
+    model = ScriptedModel(in_turn(), liked)
+
+    assert (await run(body, model)).distributions["X"].plain == {"yessss": 0.0}
+
+
+async def test_a_support_of_which_nothing_is_allowed_is_impossible() -> None:
+    async def body(context: Context) -> None:
+        await context.hole(hole("X", one_of("X", "perhaps"), support=("no", "yessss")))
+
+    with pytest.raises(Unsatisfiable, match="no value"):
+        await run(body, ScriptedModel(in_turn(), liked))

@@ -1,0 +1,104 @@
+"""Checks that fail: holes are asked again, and earlier ones gone back to, within a bound."""
+
+import pytest
+
+from client.query.errors import NotSatisfied, Unsatisfiable
+from client.query.program import Context
+from tests.client.query.running.programs import checked, hole, one_of, run, say
+from tests.client.query.running.scripted_model import ScriptedModel
+
+ANIMALS = ["cow", "cat", "dog"]
+
+
+def likes(**texts: list[str]) -> ScriptedModel:
+    """Wishes by the label in front of the hole: `X:`."""
+    return ScriptedModel(lambda prompt: texts[prompt.rsplit(":", 1)[0].rsplit(" ", 1)[-1]])
+
+
+async def test_a_text_that_fails_a_check_is_refused_when_its_hole_is_asked_again() -> None:
+    async def body(context: Context) -> None:
+        say(context, "X:")
+        is_dog = checked("X", lambda x: x == "dog")
+        await context.hole(hole("X", one_of("X", *ANIMALS), is_dog))
+
+    model = likes(X=ANIMALS)
+
+    result = await run(body, model)
+
+    assert result["X"] == "dog"
+    assert [row.hole for row in result.requests] == ["X", "X", "X"]
+    assert result.prompt == "X:dog"
+
+
+async def test_a_check_is_tried_so_often_and_not_more() -> None:
+    async def body(context: Context) -> None:
+        say(context, "X:")
+        await context.hole(hole("X", checked("X", lambda x: x == "dog")))
+
+    model = likes(X=ANIMALS)
+
+    with pytest.raises(NotSatisfied) as caught:
+        await run(body, model, tries=2)
+
+    assert caught.value.last_value == "cat"
+    assert len(model.calls) == 2
+
+
+async def test_a_forward_reference_that_cannot_be_kept_goes_back_to_its_hole() -> None:
+    async def body(context: Context) -> tuple[object, object]:
+        in_both = checked("X Y", lambda x, y: x == y)
+        say(context, "X:")
+        x = await context.hole(hole("X", one_of("X", *ANIMALS), in_both))
+        say(context, " Y:")
+        y = await context.hole(hole("Y", one_of("Y", "dog", "pig"), in_both))
+        return x, y
+
+    model = likes(X=ANIMALS, Y=["dog", "pig"])
+
+    result = await run(body, model)
+
+    assert result.value == ("dog", "dog")
+    assert result.prompt == "X:dog Y:dog"
+    assert [row.hole for row in result.requests] == [*"XYY", *"XYY", *"XY"]
+
+
+async def test_going_back_is_bounded_too() -> None:
+    async def body(context: Context) -> None:
+        never = checked("X Y", lambda x, y: False)
+        say(context, "X:")
+        await context.hole(hole("X", never))
+        say(context, " Y:")
+        await context.hole(hole("Y", never))
+
+    many = [str(number) for number in range(100)]
+    model = likes(X=many, Y=many)
+
+    with pytest.raises(NotSatisfied):
+        await run(body, model, tries=3)
+
+    assert len(model.calls) == 3 * 3 + 3
+
+
+async def test_what_is_impossible_from_the_start_is_told_at_once() -> None:
+    async def body(context: Context) -> None:
+        say(context, "X:")
+        await context.hole(hole("X", one_of("X", "a"), one_of("X", "b")))
+
+    model = likes(X=["a"])
+
+    with pytest.raises(Unsatisfiable):
+        await run(body, model)
+
+    assert model.calls == []
+
+
+async def test_the_body_does_not_see_what_was_gone_back_from() -> None:
+    seen = []
+
+    async def body(context: Context) -> None:
+        say(context, "X:")
+        seen.append(await context.hole(hole("X", checked("X", lambda x: x == "dog"))))
+
+    await run(body, likes(X=ANIMALS))
+
+    assert seen == ["dog"]
