@@ -243,6 +243,33 @@ WriteTimeout = Annotated[
         help="Seconds after which a client that does not take its answer is cut off.",
     ),
 ]
+SocketMessageLimit = Annotated[
+    int,
+    typer.Option(
+        envvar="SOCKET_MESSAGE_LIMIT",
+        min=1024,
+        rich_help_panel=ACCESS,
+        help="Bytes of a WebSocket message, at most.",
+    ),
+]
+SocketPingInterval = Annotated[
+    float,
+    typer.Option(
+        envvar="SOCKET_PING_INTERVAL",
+        min=0.001,
+        rich_help_panel=ACCESS,
+        help="Seconds between two pings on a WebSocket, and to answer one, before it is closed.",
+    ),
+]
+MaxSocketStreams = Annotated[
+    int,
+    typer.Option(
+        envvar="MAX_SOCKET_STREAMS",
+        min=1,
+        rich_help_panel=ACCESS,
+        help="Most streams that a WebSocket may have open.",
+    ),
+]
 MaxConcurrentRequests = Annotated[
     int,
     typer.Option(

@@ -35,6 +35,8 @@ from router.config import RouterConfig, read_config
 from router.constraint_check import ConstraintCheck
 from router.errors import Displaced, ShardFailed, StartupFailed
 from router.http.app import Services, create_app
+from router.http.lmtp.services import SocketLimits
+from router.http.lmtp.sockets import Sockets
 from router.http.printed import openapi_document
 from router.http.protocol import ConnectionRules
 from router.http.server_info import ServerInfo
@@ -98,6 +100,7 @@ class _Router:
     shards: Shards
     batcher: Batcher
     http: HttpServer
+    sockets: Sockets
     tracer: Tracer
     checks: ConstraintCheck
 
@@ -138,6 +141,7 @@ async def _drain(
 ) -> None:
     timeout_s = config.graceful_termination_timeout
     _logger.info("draining: %d requests, at most %g s", router.batcher.num_streams, timeout_s)
+    router.sockets.drain()
     draining = asyncio.create_task(router.batcher.drain(timeout_s))
     await first_of(signals.second.wait(), draining, stepping)
     draining.cancel()
@@ -149,13 +153,19 @@ async def _stop(router: _Router, signals: Signals, stepping: asyncio.Task[None])
     if signals.second.is_set():
         stepping.cancel()
     await asyncio.wait({stepping}, timeout=_LAST_STEP_S)
-    closing = asyncio.create_task(router.http.stop())
+    closing = asyncio.create_task(_close(router))
     if not signals.second.is_set():
         await first_of(signals.second.wait(), closing)
     if signals.second.is_set():
         router.http.stop_at_once()
     await closing
     _logger.info("stopped")
+
+
+async def _close(router: _Router) -> None:
+    """Sockets are told why; the server would only hang up on them."""
+    await router.sockets.close()
+    await router.http.stop()
 
 
 def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
@@ -281,9 +291,12 @@ def _wire(
         protects_metrics=config.protect_metrics,
         allowed_origins=config.cors_allow_origin,
         aliases=_aliases(config),
+        socket_limits=SocketLimits(
+            max_message_len=config.socket_message_limit, max_streams=config.max_socket_streams
+        ),
     )
     http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))
-    return _Router(tokenizer, shards, batcher, http, tracer, checks)
+    return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
 
 
 def _constraint_check(
@@ -313,6 +326,8 @@ def _connection_rules(config: RouterConfig, metrics: Metrics) -> ConnectionRules
         head_timeout_s=config.header_timeout,
         body_timeout_s=config.body_timeout,
         write_timeout_s=config.write_timeout,
+        max_message_len=config.socket_message_limit,
+        ping_interval_s=config.socket_ping_interval,
         cuts=metrics.connections_cut,
     )
 

@@ -183,6 +183,12 @@ class Batcher:
             self._departures.began(stream.request_id, now_s, self._clock())
             self._wake.set()
 
+    def place(self, stream: Stream) -> int | None:
+        """Where a request that was never in a step waits, 1 for the next one; else None."""
+        if stream.first_scheduled_s is not None:
+            return None
+        return self._scheduler.place(stream.request_id)
+
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing new, waits for what runs, fails what is left; then `run` returns."""
         self._admission.close()

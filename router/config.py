@@ -125,6 +125,9 @@ class RouterConfig:
     payload_limit: int = knob(
         2_000_000, "bytes of a request's body, at most", whole(1), group=_HTTP
     )
+    socket_message_limit: int = knob(
+        8_388_608, "bytes of a WebSocket message, at most", whole(1024), group=_HTTP
+    )
     compute_type: str | None = knob(
         None,
         "value of the x-compute-type response header; absent: cpu or gpu+optimized, as the shard "
@@ -176,6 +179,13 @@ class RouterConfig:
         group=_ACCESS,
     )
 
+    socket_ping_interval: float = knob(
+        20.0,
+        "seconds between two pings on a WebSocket, and to answer one, before it is closed",
+        seconds,
+        group=_ACCESS,
+    )
+
     max_input_tokens: int | None = knob(
         None,
         "longest prompt; absent: --max-total-tokens less one",
@@ -194,6 +204,10 @@ class RouterConfig:
     max_top_n_tokens: int = knob(5, "largest top_n_tokens", whole(0), group=_LIMITS)
     max_client_batch_size: int = knob(
         4, "most prompts of one /v1/completions call", whole(1), group=_LIMITS
+    )
+
+    max_socket_streams: int = knob(
+        256, "most streams that a WebSocket may have open", whole(1), group=_LIMITS
     )
 
     disable_grammar_support: bool = knob(

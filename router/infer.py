@@ -38,6 +38,36 @@ class Completion:
         return sum(event.token.logprob or 0.0 for event in self.tokens) / len(self.tokens)
 
 
+class Accepted:
+    """A request that was taken. Who reads `events` owns it: closing them cancels the request."""
+
+    def __init__(self, batcher: Batcher, stream: Stream, verify: Verify) -> None:
+        self._batcher = batcher
+        self._stream = stream
+        self._verify = verify
+
+    @property
+    def place(self) -> int | None:
+        """Where it waits for its first step, 1 for the next one; None once that has begun."""
+        return self._batcher.place(self._stream)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were found in the prefix cache, once it has begun."""
+        return self._stream.cached_len
+
+    async def events(self) -> AsyncGenerator[Sequence[Event], None]:
+        """The events, in bursts: all that is there whenever the reader comes for more.
+
+        The last burst ends with the one Finished or Failed.
+        """
+        try:
+            while burst := await _next_burst(self._stream, self._verify):
+                yield burst
+        finally:
+            self._batcher.cancel(self._stream)
+
+
 class Infer:
     """The facade over the batcher."""
 
@@ -65,11 +95,14 @@ class Infer:
         """Why nothing gets on although it should; None: it does, or there is nothing to do."""
         return self._batcher.trouble
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[Event], None]:
-        """The events, in bursts: all that is there whenever the reader comes for more.
+    def accept(self, request: GenerateRequest) -> Accepted:
+        """Takes a request; its events are to be read at once. Raises Refused, InvalidRequest."""
+        return Accepted(self._batcher, self._batcher.submit(request), self._verify)
 
-        The last burst ends with the one Finished or Failed. Closing the generator cancels the
-        request. Raises Refused or InvalidRequest before the first burst.
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[Event], None]:
+        """The events, as of `Accepted`, of a request that is taken when they are asked for.
+
+        Raises Refused or InvalidRequest before the first burst.
         """
         stream = self._batcher.submit(request)
         try:

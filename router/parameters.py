@@ -56,9 +56,9 @@ class RawParams:
     all other limits of its time.
 
     `names` spells our words as the client's API does ("max_new_tokens" -> "max_tokens",
-    "inputs" -> "prompt"), for messages. `max_top_n_tokens` is what its API promises, whatever
-    the server's own limit. `grammar_parts` are what `grammar` was made of, by the fields that hold
-    them: each must be a grammar that can be kept by itself.
+    "inputs" -> "prompt"), for messages. `max_top_n_tokens` and `max_stop_sequences` are what its
+    API promises, whatever the server's own limit. `grammar_parts` are what `grammar` was made of,
+    by the fields that hold them: each must be a grammar that can be kept by itself.
 
     `output_ids` are tokens of this output that were made before; `pause_after` so many further
     ones it pauses. `prompt_from` is the position in the prompt from which on
@@ -82,6 +82,7 @@ class RawParams:
     seed: int | None = None
     top_n_tokens: int | None = None
     max_top_n_tokens: int = 0
+    max_stop_sequences: int = 0
     logit_bias: Mapping[int, float] | None = None
     stop_token_ids: tuple[int, ...] | None = None
     ignore_eos: bool = False
@@ -264,10 +265,10 @@ def _check_best_of(raw: RawParams, limits: Limits) -> None:
 
 def _check_stops(raw: RawParams, limits: Limits) -> None:
     name, stops = raw.name("stop"), raw.stop or ()
-    if len(stops) > limits.max_stop_sequences:
+    most = max(limits.max_stop_sequences, raw.max_stop_sequences)
+    if len(stops) > most:
         raise InvalidRequest(
-            f"`{name}` must have at most {limits.max_stop_sequences} strings. Given: {len(stops)}",
-            name,
+            f"`{name}` must have at most {most} strings. Given: {len(stops)}", name
         )
     for index, stop in enumerate(stops):
         if not 1 <= len(stop) <= limits.max_stop_string_len:
@@ -279,7 +280,14 @@ def _check_stops(raw: RawParams, limits: Limits) -> None:
 
 
 def _check_logit_bias(raw: RawParams, limits: Limits) -> None:
-    for token_id, value in (raw.logit_bias or {}).items():
+    bias = raw.logit_bias
+    if not bias:
+        return
+    # A mask has as many entries as the vocabulary; looking at each is for naming a wrong one.
+    ids_fit = min(bias) >= 0 and max(bias) < limits.vocab_size
+    if ids_fit and min(bias.values()) >= -_MAX_BIAS and max(bias.values()) <= _MAX_BIAS:
+        return
+    for token_id, value in bias.items():
         _check_token_id(raw, limits, "logit_bias", token_id)
         if not -_MAX_BIAS <= value <= _MAX_BIAS:
             rule = f"between {-_MAX_BIAS:g} and {_MAX_BIAS:g} for each token"

@@ -135,6 +135,13 @@ class Scheduler:
         if entry is not None:
             self._waiting.release(entry)
 
+    def place(self, request_id: int) -> int | None:
+        """Where a request waits, 1 for the next one; None if it does not wait."""
+        entry = self._live.get(request_id)
+        if entry is None or entry.state is not EntryState.WAITING:
+            return None
+        return self._waiting.place(entry)
+
     def finish(self, request_id: int) -> None:
         """The router ends a request: none of its tokens counts from now on.
 

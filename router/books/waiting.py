@@ -18,7 +18,7 @@ block is available, and the oldest waiting entry, which was measured against the
 came, is admitted. That repeats for each one older than E, and then for E.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from router.books.entry import Entry
@@ -73,6 +73,10 @@ class WaitingQueue:
         """Raises ValueError if it does not wait."""
         if self._held.pop(entry.request_id, None) is None:
             self._entries.remove(entry)
+
+    def place(self, entry: Entry) -> int:
+        """1 for who is offered first; of one that is held, what its place would be."""
+        return bisect_left(self._entries, entry.order, key=_order) + 1
 
     def offers(self) -> Iterator[Entry]:
         """Entries that may be admitted in this step, one by one.

@@ -29,6 +29,11 @@ class _Buffer:
     expires_s: float
 
 
+def buffer_told(name: str, num_tokens: int, ttl_s: float) -> dict[str, object]:
+    """A buffer as clients are told of it."""
+    return {"name": name, "num_tokens": num_tokens, "ttl_s": ttl_s}
+
+
 class Buffers:
     """Those of one socket. Each stays `ttl_s` seconds from when it was last used."""
 

@@ -6,9 +6,9 @@ from typing import Any
 from router.errors import InvalidRequest
 from router.http.body import Schema, parse_part
 from router.http.errors import HttpError
-from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.buffers import Buffers, buffer_told
 from router.http.lmtp.frames import Frame
-from router.http.lmtp.requests import MAX_TOP_LOGPROBS
+from router.http.lmtp.requests import MAX_STOPS, MAX_TOP_LOGPROBS
 from router.http.lmtp.schema import BufferBody, DropBody
 from router.http.lmtp.services import LmtpServices
 from router.http.model_name import served_name
@@ -74,6 +74,7 @@ class Commands:
             "max_message_len": limits.max_message_len,
             "max_streams": limits.max_streams,
             "max_top_logprobs": MAX_TOP_LOGPROBS,
+            "max_stops": MAX_STOPS,
             "features": list(FEATURES),
         }
         return {"hello": hello}
@@ -101,7 +102,7 @@ class Commands:
         token_ids = await self._services.prompts.ids(body, self._buffers)
         self._check_ids(token_ids)
         ttl_s = self._buffers.put(body.name, token_ids, "name", body.ttl_s)
-        return {"buffer": {"name": body.name, "num_tokens": len(token_ids), "ttl_s": ttl_s}}
+        return {"buffer": buffer_told(body.name, len(token_ids), ttl_s)}
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> None:
         limits = self._services.info.limits

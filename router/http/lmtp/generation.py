@@ -4,25 +4,25 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from router.errors import RouterError
-from router.events import Event, Finished, FinishReason, TokenGenerated
+from router.events import Event, Failed, Finished, TokenGenerated
 from router.http.body import parse_part
 from router.http.errors import HttpError
 from router.http.exchange import Exchange
-from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.buffers import Buffers, buffer_told
+from router.http.lmtp.failures import error_type_of
 from router.http.lmtp.frames import Frame
+from router.http.lmtp.notices import Queued
 from router.http.lmtp.requests import raw_of
 from router.http.lmtp.schema import GenerateBody
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.words import FirstVersion, Said, SecondVersion, Words, failure_of
-from router.http.lmtp.work import Say
+from router.http.lmtp.words import BY_TOKEN, FirstVersion, Said, SecondVersion, Words
+from router.http.lmtp.work import Notify, Say
 from router.http.model_name import served_name
 from router.request import GenerateRequest
 
-_BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
-
 
 class Generation:
-    """One stream of tokens."""
+    """One stream of tokens. `notify` takes what is to be said of it as a system message."""
 
     def __init__(
         self,
@@ -31,16 +31,18 @@ class Generation:
         exchange: Exchange,
         stream_id: int,
         version: int,
+        notify: Notify,
     ) -> None:
         self._services = services
         self._buffers = buffers
         self._exchange = exchange
         self._stream_id = stream_id
         self._version = version
+        self._notify = notify
         self._words: Words = (
             SecondVersion(stream_id) if version > 1 else FirstVersion(stream_id, services.eos_id)
         )
-        self._made: list[int] = []
+        self._num_cached_tokens = 0
 
     async def run(self, frame: Frame, say: Say) -> None:
         """Answers the frame. Raises RouterError, HttpError for `fail`."""
@@ -51,19 +53,35 @@ class Generation:
             has_tops=bool(request.logprobs.num_top_tokens) or self._version == 1,
             has_deadline=request.deadline_s is not None,
         )
-        events = self._services.infer.generate(request)
-        async with aclosing(events):
-            async for burst in events:
-                self._made += [
-                    event.token.token_id for event in burst if isinstance(event, TokenGenerated)
-                ]
-                error = failure_of(burst)
-                if error is not None:
-                    await say(self._words.tell(burst[:-1]))
-                    raise error
-                if isinstance(burst[-1], Finished):
-                    self._finish(body, request, burst)
-                await say(self._words.tell(burst))
+        accepted = self._services.infer.accept(request)
+        queued = Queued(self._stream_id, lambda: accepted.place, self._notify)
+        made: list[int] = []
+        try:
+            async with aclosing(accepted.events()) as events:
+                async for burst in events:
+                    queued.begun()
+                    self._num_cached_tokens = accepted.num_cached_tokens
+                    if body.store is not None:
+                        made += _token_ids(burst)
+                    await say(self._told(body, request, made, burst))
+        finally:
+            queued.close()
+
+    def _told(
+        self, body: GenerateBody, request: GenerateRequest, made: list[int], burst: Sequence[Event]
+    ) -> list[Said]:
+        end = burst[-1]
+        if isinstance(end, Failed):
+            self._exchange.error_type = error_type_of(end.error)
+            return self._words.tell(burst[:-1]) + self._words.fail(end.error)
+        if isinstance(end, Finished):
+            self._exchange.finished(end)
+            if body.store is not None:
+                kept = made[:-1] if end.reason in BY_TOKEN else made
+                token_ids = request.prompt_ids + request.output_ids + tuple(kept)
+                ttl_s = self._buffers.put(body.store, token_ids, "store")
+                self._words.stored = buffer_told(body.store, len(token_ids), ttl_s)
+        return self._words.tell(burst)
 
     def fail(self, error: RouterError | HttpError) -> list[Said]:
         """The bad end."""
@@ -71,7 +89,7 @@ class Generation:
 
     def cancelled(self) -> list[Said]:
         """The end that the client asked for."""
-        return self._words.cancelled(self._exchange.num_prompt_tokens)
+        return self._words.cancelled(self._exchange.num_prompt_tokens, self._num_cached_tokens)
 
     async def _request(self, body: GenerateBody) -> GenerateRequest:
         services = self._services
@@ -85,15 +103,6 @@ class Generation:
             self._buffers.check(body.store, most, "store")
         return request
 
-    def _finish(self, body: GenerateBody, request: GenerateRequest, burst: Sequence[Event]) -> None:
-        end = burst[-1]
-        assert isinstance(end, Finished)
-        self._exchange.finished(end)
-        if body.store is None:
-            return
-        made = self._made
-        if end.reason in _BY_TOKEN:
-            made = made[:-1]
-        token_ids = request.prompt_ids + request.output_ids + tuple(made)
-        ttl_s = self._buffers.put(body.store, token_ids, "store")
-        self._words.stored = {"name": body.store, "num_tokens": len(token_ids), "ttl_s": ttl_s}
+
+def _token_ids(burst: Sequence[Event]) -> list[int]:
+    return [event.token.token_id for event in burst if isinstance(event, TokenGenerated)]

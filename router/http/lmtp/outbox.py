@@ -35,11 +35,15 @@ class Outbox:
         """Puts objects behind the others; waits while too much waits. After `close`: nothing."""
         while not self._has_room.is_set():
             await self._has_room.wait()
-        if self._is_closed or not objects:
-            return
         for each in objects:
-            self._waiting.append((command, each))
-            self._waiting_len += len(each)
+            self.push(command, each)
+
+    def push(self, command: str, told: str) -> None:
+        """Puts one object behind the others, whatever waits: for what comes now and then."""
+        if self._is_closed:
+            return
+        self._waiting.append((command, told))
+        self._waiting_len += len(told)
         if self._waiting_len > self._max_waiting_len:
             self._has_room.clear()
         self._is_empty.clear()

@@ -10,6 +10,7 @@ from router.validation import Limits, RawParams
 # What LMQL's own server makes of a request that does not say how many.
 _DEFAULT_TOKENS = 32
 MAX_TOP_LOGPROBS = 256
+MAX_STOPS = 64
 
 _NAMES = {
     "max_new_tokens": "max_tokens",
@@ -38,6 +39,7 @@ def raw_of(body: GenerateBody, prompt: Prompt, limits: Limits, *, version: int) 
         max_new_tokens=_max_new_tokens(body, prompt, limits, version),
         min_new_tokens=body.min_tokens,
         stop=tuple(body.stop or ()),
+        max_stop_sequences=MAX_STOPS,
         seed=body.seed,
         top_n_tokens=(1 if version == 1 else 0) if tops is None else tops,
         max_top_n_tokens=MAX_TOP_LOGPROBS,

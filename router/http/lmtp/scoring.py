@@ -3,7 +3,7 @@
     version 1    `scored` is a list of ids: a TOKEN for each
     version 2    `scored` is a list of lists of ids, or of texts: one SCORES
 
-Where there are several, the first is computed before the others: these find the prompt computed.
+The scheduler lets the first of several compute the prompt, and the others find it computed.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,6 @@ from router.validation import RawParams
 _MAX_VALUES = 4096
 # Values that are computed together: requests of others are to come between.
 _WAVE = 32
-# A shorter prompt is computed as fast with every value as once before.
-_LONG_PROMPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +97,10 @@ class Scoring:
 
     async def _score(self, requests: Sequence[GenerateRequest], prompt_len: int) -> list[_Scored]:
         scored: list[_Scored] = []
-        rest = list(requests)
-        while rest:
-            is_first = not scored and prompt_len >= _LONG_PROMPT
-            wave, rest = rest[: 1 if is_first else _WAVE], rest[1 if is_first else _WAVE :]
-            for completion in await self._services.infer.complete_all(wave):
-                scored.append(self._scored(completion, prompt_len))
+        for begin in range(0, len(requests), _WAVE):
+            wave = requests[begin : begin + _WAVE]
+            completions = await self._services.infer.complete_all(wave)
+            scored += [self._scored(completion, prompt_len) for completion in completions]
         return scored
 
     def _scored(self, completion: Completion, prompt_len: int) -> _Scored:

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from router.errors import RouterError
+from router.errors import Overloaded, RouterError
 from router.http.access import tell
 from router.http.errors import HttpError
 from router.http.exchange import Exchange
@@ -25,6 +25,7 @@ from router.http.lmtp.commands import Commands
 from router.http.lmtp.failures import error_fields, error_type_of
 from router.http.lmtp.frames import Frame, NoFrame, read_frame
 from router.http.lmtp.generation import Generation
+from router.http.lmtp.notices import draining
 from router.http.lmtp.objects import as_json
 from router.http.lmtp.outbox import Outbox
 from router.http.lmtp.scoring import Scoring
@@ -38,6 +39,8 @@ _logger = logging.getLogger(__name__)
 ROUTE = "/lmtp"
 _STREAMS = ("GENERATE", "SCORE")
 _MAX_REASON_LEN = 123
+# When another stream may have ended.
+_STREAM_ENDS_S = 1.0
 # What is still to be written when the server stops gets so long.
 _LAST_BYTES_S = 2.0
 
@@ -104,6 +107,11 @@ class Session:
         """Hands objects to the client, in order; waits for one who reads slowly."""
         for command, told in said:
             await self._outbox.put(command, told)
+
+    def notify(self, told: Mapping[str, object]) -> None:
+        """A system message, to those who know what that is."""
+        if self.version > 1:
+            self._outbox.push("SYS", as_json(told))
 
     async def end(self, close: Close) -> None:
         """Closes the socket once its streams have come to their ends and all that is written."""
@@ -173,6 +181,8 @@ class Session:
             await self._refuse(stream_id, error)
         else:
             await self.say([("MSG", as_json({"stream_id": stream_id, **told}))])
+            if frame.command == "HELLO" and self._services.infer.is_draining:
+                self.notify(draining())
 
     async def _refuse(self, stream_id: int | None, error: RouterError | HttpError) -> None:
         told: Mapping[str, Any] = MappingProxyType({"stream_id": stream_id, **error_fields(error)})
@@ -195,7 +205,9 @@ class Session:
 
     def _work(self, stream_id: int, command: str, exchange: Exchange) -> Work:
         if command == "GENERATE":
-            return Generation(self._services, self._buffers, exchange, stream_id, self.version)
+            return Generation(
+                *(self._services, self._buffers, exchange, stream_id, self.version, self.notify)
+            )
         return Scoring(self._services, self._buffers, exchange, stream_id)
 
     async def _serve(self, stream_id: int, work: Work, frame: Frame, exchange: Exchange) -> None:
@@ -204,7 +216,7 @@ class Session:
             most = self._services.limits.max_streams
             if len(self._streams) > most:
                 message = f"a socket has at most {most} streams at a time"
-                raise HttpError(429, "too_many_streams", message)
+                raise Overloaded(message, _STREAM_ENDS_S)
             await work.run(frame, self.say)
         except (RouterError, HttpError) as error:
             exchange.error_type = error_type_of(error)

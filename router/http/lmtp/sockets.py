@@ -6,6 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
+from router.http.lmtp.notices import draining
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.session import Close, Session
 
@@ -34,6 +35,11 @@ class Sockets:
                 await _refuse(scope, receive, send)
 
         return serve
+
+    def drain(self) -> None:
+        """Tells all that nothing new is taken any more."""
+        for session in self._sessions:
+            session.notify(draining())
 
     async def close(self) -> None:
         """Closes all, once what they have to say is said."""

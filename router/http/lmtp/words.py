@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from router.errors import RouterError
-from router.events import Event, Failed, Finished, FinishReason, TokenGenerated
+from router.events import Event, Finished, FinishReason, TokenGenerated
 from router.http.errors import HttpError
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.objects import TokenObject, as_json
@@ -30,7 +30,8 @@ _REASONS: Mapping[FinishReason, str] = MappingProxyType(
         FinishReason.PAUSED: "length",
     }
 )
-_BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
+# Ends that are a token of their own.
+BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 
 
 class Words(Protocol):
@@ -50,7 +51,7 @@ class Words(Protocol):
     def fail(self, error: RouterError | HttpError) -> list[Said]:
         """The bad end."""
 
-    def cancelled(self, num_prompt_tokens: int) -> list[Said]:
+    def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Said]:
         """The end that the client asked for."""
 
 
@@ -92,7 +93,7 @@ class FirstVersion:
         self._let_go("length")
         return self._take()
 
-    def cancelled(self, num_prompt_tokens: int) -> list[Said]:
+    def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Said]:
         """The last token with a reason of its own."""
         if self._kept is None:
             return self.fail(HttpError(499, "cancelled", "the stream was cancelled"))
@@ -141,7 +142,7 @@ class SecondVersion:
         said: list[Said] = []
         for event in tokens:
             is_last = end is not None and event is tokens[-1]
-            is_end = is_last and end is not None and end.reason in _BY_TOKEN and event.token.hidden
+            is_end = is_last and end is not None and end.reason in BY_TOKEN and event.token.hidden
             told = TokenObject.of(
                 self._stream_id, event, version=2, has_tops=self._has_tops, is_end=is_end
             )
@@ -156,7 +157,7 @@ class SecondVersion:
         """An error object."""
         return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
 
-    def cancelled(self, num_prompt_tokens: int) -> list[Said]:
+    def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Said]:
         """Its DONE."""
         told = {
             "stream_id": self._stream_id,
@@ -165,7 +166,7 @@ class SecondVersion:
             "tail": "",
             "usage": {
                 "prompt_tokens": num_prompt_tokens,
-                "cached_tokens": 0,
+                "cached_tokens": num_cached_tokens,
                 "output_tokens": len(self._texts),
             },
         }
@@ -191,9 +192,3 @@ class SecondVersion:
             "stored": self.stored,
         }
         return told | {key: value for key, value in optional.items() if value is not None}
-
-
-def failure_of(burst: Sequence[Event]) -> RouterError | None:
-    """The error that a burst ends with, if it does."""
-    end = burst[-1] if burst else None
-    return end.error if isinstance(end, Failed) else None

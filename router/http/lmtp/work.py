@@ -1,6 +1,6 @@
 """What a stream's task does, whatever it is about."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from router.errors import RouterError
@@ -9,6 +9,8 @@ from router.http.lmtp.frames import Frame
 from router.http.lmtp.words import Said
 
 Say = Callable[[Iterable[Said]], Awaitable[None]]
+
+Notify = Callable[[Mapping[str, object]], None]
 
 
 class Work(Protocol):
