@@ -72,8 +72,9 @@ class DecoderClause:
 class Program:
     """A program. `body(context, *arguments)` runs it and returns what it returns.
 
-    `decoder` and `model` are evaluated when the program is run; None: the clause is absent.
-    `hole_names` are all names of holes in its text. `returns`: it has a return statement.
+    `decoder` and `model` are evaluated when the program is run, with the same arguments (a clause
+    may name a parameter); None: the clause is absent.
+    `hole_names` are all names of holes in its text. `returns`: it returns a value somewhere.
     """
 
     name: str
@@ -82,8 +83,8 @@ class Program:
     body: Callable[..., Awaitable[object]]
     hole_names: frozenset[str]
     returns: bool
-    decoder: Callable[[], DecoderClause] | None = None
-    model: Callable[[], object] | None = None
+    decoder: Callable[..., DecoderClause] | None = None
+    model: Callable[..., object] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""What a rewritten program calls besides its Context. One Calls for each program.
+
+Places are numbers here: a program's code holds no other objects than Python's own.
+"""
+
+from collections.abc import Callable, Iterable
+from types import MappingProxyType
+
+from client.query.conditions import build
+from client.query.conditions.terms import Term
+from client.query.errors import BadProgram
+from client.query.place import Place, Source
+from client.query.program import (
+    Condition,
+    DecoderClause,
+    Decorator,
+    Hole,
+    Program,
+    Subquery,
+)
+
+
+class Calls:
+    """Makes holes, clauses and terms, each at its place."""
+
+    def __init__(self, source: Source, places: list[Place]) -> None:
+        self._source = source
+        self._places = places
+
+    def place(self, number: int) -> Place:
+        return self._places[number]
+
+    # Holes
+
+    def hole(
+        self,
+        name: str,
+        number: int,
+        kind: object,
+        decorators: tuple[Decorator, ...],
+        conditions: tuple[Condition, ...],
+        support: tuple[str, ...] | None,
+    ) -> Hole:
+        return Hole(
+            name=name,
+            place=self._places[number],
+            kind=kind,
+            decorators=decorators,
+            conditions=conditions,
+            support=support,
+        )
+
+    def decorator(self, number: int, function: object) -> Decorator:
+        if not callable(function):
+            what = f"behind '@' comes a function. Given: {function!r}"
+            raise BadProgram(what, self._places[number], self._source)
+        return Decorator(function, self._places[number])
+
+    def kind(self, value: object) -> object:
+        """What stands behind a colon; a query becomes a Subquery."""
+        program = _program_of(value)
+        return value if program is None else Subquery(program)
+
+    def called_kind(
+        self, function: Callable[..., object], /, *arguments: object, **keywords: object
+    ) -> object:
+        """A call behind a colon, which is made later if it is a query's."""
+        program = _program_of(function)
+        if program is None:
+            return self.kind(function(*arguments, **keywords))
+        return Subquery(program, arguments, MappingProxyType(keywords))
+
+    def support(self, number: int, name: str, values: object) -> tuple[str, ...]:
+        """The values of a distribution. Raises BadProgram."""
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            what = f"a distribution over {name} needs a list of strings. Given: {values!r}"
+            raise BadProgram(what, self._places[number], self._source)
+        given = list(values)
+        texts = [value for value in given if isinstance(value, str) and value]
+        if not given or len(texts) < len(given):
+            what = f"a distribution over {name} needs strings that are not empty. Given: {given!r}"
+            raise BadProgram(what, self._places[number], self._source)
+        return tuple(dict.fromkeys(texts))
+
+    # Clauses
+
+    def decoder(
+        self, number: int, name: str, /, *arguments: object, **options: object
+    ) -> DecoderClause:
+        return DecoderClause(name, arguments, MappingProxyType(options), self._places[number])
+
+    # Conditions
+
+    def ref(self, number: int, name: str) -> Term:
+        return build.ref(self._places[number], name)
+
+    def all_(self, number: int, *parts: Callable[[], object]) -> Term:
+        return build.all_(self._places[number], *parts)
+
+    def any_(self, number: int, *parts: Callable[[], object]) -> Term:
+        return build.any_(self._places[number], *parts)
+
+    def not_(self, number: int, part: object) -> Term:
+        return build.not_(self._places[number], part)
+
+    def compare(self, number: int, left: object, relation: str, right: object) -> Term:
+        return build.compare(self._places[number], left, relation, right)
+
+    def called(self, number: int, operator: str, *arguments: object) -> Term:
+        return build.called(self._places[number], operator, *arguments)
+
+    def opaque(
+        self, number: int, names: tuple[str, ...], function: Callable[..., object], text: str
+    ) -> Term:
+        return build.opaque(self._places[number], names, function, text)
+
+    def term(self, value: object) -> Term:
+        return build.term(value)
+
+
+def _program_of(value: object) -> Program | None:
+    program = getattr(value, "program", None)
+    return program if isinstance(program, Program) else None

@@ -1,0 +1,55 @@
+"""Where the clauses and prompts of a program stand; frozen words between `clauses` and `rewriting`.
+
+import helpers                    preamble
+argmax(max_len=100)               decoder
+   "Q: [X]" where len(X) < 3      body, with a prompt and its own clauses
+from "model"                      model
+where X in ["a"]                  where
+distribute X over ["a", "b"]      distribution
+"""
+
+from dataclasses import dataclass
+
+from client.query.reading.text import Span
+from client.query.reading.tokens import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """`distribute NAME over values`."""
+
+    name: str
+    name_span: Span
+    values: Span
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """A statement of strings, with what stands behind them. `span` is all of it."""
+
+    strings: tuple[Token, ...]
+    span: Span
+    where: Span | None = None
+    distribution: Distribution | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderText:
+    """A decoder's name and what stands in its brackets, None without brackets."""
+
+    name: str
+    span: Span
+    arguments: Span | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A program's parts. `blocks` are its body: what stands on the decoder's line, and the rest."""
+
+    preamble: Span | None = None
+    decoder: DecoderText | None = None
+    blocks: tuple[Span, ...] = ()
+    prompts: tuple[PromptText, ...] = ()
+    model: Span | None = None
+    where: Span | None = None
+    distribution: Distribution | None = None

@@ -1,0 +1,118 @@
+"""Python functions of a rewritten program: compiled, with their globals and closures."""
+
+import ast
+import linecache
+import types
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from client.query.place import Source
+from client.query.program import Program
+from client.query.reading.calls import Calls
+from client.query.reading.expressions import PLACED
+from client.query.reading.layout import Layout
+from client.query.reading.nodes import Nodes
+from client.query.reading.rewriting import MAKE, Surroundings, captured, written
+from client.query.reading.text import Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The names that a program sees: globals, cells of functions around it, and further values.
+
+    Cells win over values, both over globals, as in Python.
+    """
+
+    globals: dict[str, Any]
+    cells: Mapping[str, types.CellType] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    def is_callable(self, name: str) -> bool:
+        """Whether the name is bound here, and to something that can be called."""
+        if name in self.cells:
+            return _holds_callable(self.cells[name])
+        if name in self.values:
+            return callable(self.values[name])
+        return callable(self.globals.get(name))
+
+
+def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filename: str) -> Program:
+    """The program of a layout. Raises BadProgram."""
+    nodes = Nodes(text)
+    program = written(nodes, layout, around)
+    names = [name for name in sorted(program.used) if name in scope.cells or name in scope.values]
+    captured(program.module, names)
+    code = _compiled(text, program.module, filename)
+    calls = Calls(text.source, nodes.places)
+    defined: dict[str, Any] = {}
+    exec(code, scope.globals, defined)
+    values = [scope.values.get(name) for name in names]
+    functions = iter(defined[MAKE](calls, *values))
+    body = _bound(next(functions), around, scope)
+    decoder = _bound(next(functions), around, scope) if program.has_decoder else None
+    model = _bound(next(functions), around, scope) if program.has_model else None
+    return Program(
+        name=around.name,
+        source=text.source,
+        parameters=tuple(around.parameters.parameters),
+        body=body,
+        hole_names=program.hole_names,
+        returns=program.returns,
+        decoder=decoder,
+        model=model,
+    )
+
+
+def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> Callable[..., Any]:
+    """The function, with the cells of the functions around it and the defaults it is declared with.
+
+    What Python compiled has cells of its own, which nobody else would ever change.
+    """
+    own = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells = tuple(scope.cells.get(name, cell) for name, cell in own.items())
+    made = types.FunctionType(function.__code__, function.__globals__, around.name, None, cells)
+    parameters = around.parameters.parameters.values()
+    declared = [each for each in parameters if each.default is not each.empty]
+    named = [each for each in declared if each.kind == each.KEYWORD_ONLY]
+    made.__defaults__ = tuple(each.default for each in declared if each not in named)
+    made.__kwdefaults__ = {each.name: each.default for each in named}
+    return made
+
+
+def _holds_callable(cell: types.CellType) -> bool:
+    try:
+        return callable(cell.cell_contents)
+    except ValueError:  # nothing is bound yet
+        return False
+
+
+# Compiling
+
+
+def _compiled(text: Text, module: ast.Module, filename: str) -> types.CodeType:
+    # A node may stand at several holes: each is moved once.
+    moved = {id(node): node for node in ast.walk(module) if isinstance(node, PLACED)}
+    for node in moved.values():
+        node.lineno += text.source.first_line - 1
+        node.end_lineno = (node.end_lineno or node.lineno) + text.source.first_line - 1
+    try:
+        return compile(module, filename, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = (error.lineno or 1) - text.source.first_line + 1
+        start = text.offset_of_bytes(line, max((error.offset or 1) - 1, 0))
+        raise text.bad(error.msg, start) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise text.bad(str(error) or "the code is nested too deeply", 0) from None
+
+
+def filename_of(source: Source) -> str:
+    """The name under which tracebacks know the source. Text without a file is shown to them."""
+    if not source.name.startswith("<") and Path(source.name).is_file():
+        return source.name
+    name = f"<{source.name.strip('<>')} {zlib.crc32(source.text.encode('utf-8', 'replace')):08x}>"
+    lines = ["\n"] * (source.first_line - 1) + source.text.splitlines(keepends=True)
+    linecache.cache[name] = (len(source.text), None, lines, name)
+    return name

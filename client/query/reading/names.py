@@ -1,0 +1,56 @@
+"""Names that code binds and uses."""
+
+import ast
+from collections.abc import Iterable, Iterator
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def used(node: ast.AST) -> dict[str, ast.Name]:
+    """Names that are read anywhere in a tree, in the order in which they first stand there."""
+    found: dict[str, ast.Name] = {}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+            found.setdefault(each.id, each)
+    return dict(sorted(found.items(), key=lambda item: _position(item[1])))
+
+
+def _position(name: ast.Name) -> tuple[int, int]:
+    return name.lineno, name.col_offset
+
+
+def bound(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that statements bind in their own scope."""
+    return {name for statement in statements for name in _bindings(statement)}
+
+
+def _bindings(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name
+        case ast.Name(ctx=ast.Store()):
+            yield node.id
+        case ast.alias():
+            yield (node.asname or node.name).split(".")[0]
+        case ast.ExceptHandler(name=str() as name):
+            yield name
+        case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
+            yield name
+        case ast.MatchMapping(rest=str() as name):
+            yield name
+    if not isinstance(node, _SCOPES):
+        for child in ast.iter_child_nodes(node):
+            yield from _bindings(child)
+
+
+def own_scope(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    """All nodes of statements, without what is in functions and classes that they define."""
+    for statement in statements:
+        yield from _nodes(statement)
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if not isinstance(node, _SCOPES):
+        for child in ast.iter_child_nodes(node):
+            yield from _nodes(child)

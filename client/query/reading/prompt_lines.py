@@ -1,0 +1,158 @@
+"""Prompts among the statements of a line, with the clauses of their own behind them.
+
+    if x: "a [X]" where len(X) < 3; "b"
+          `-------- a prompt -----'  `-- another
+
+It knows no clauses of programs, except that `from` ends a line of prompts.
+"""
+
+from collections.abc import Sequence
+
+from client.query.errors import BadProgram
+from client.query.reading.layout import Distribution, PromptText
+from client.query.reading.strings import is_prompt_literal
+from client.query.reading.text import Span, Text
+from client.query.reading.tokens import NAME, OP, STRING, Token
+from client.query.reading.words import begins_distribution, begins_where
+
+_BLOCKS = frozenset(
+    "if elif else for while try except finally with async def class match case".split()
+)
+# What a condition cannot end with, and what one cannot begin with: it goes on over the line's end.
+_OPEN_ENDS = frozenset("and or not in is if else lambda where distribution distribute over".split())
+_OPEN_SIGNS = frozenset("< > <= >= == != + - * / // % @ & | ^ ~ << >> ** , .".split())
+_GOES_ON = frozenset({"and", "or"})
+
+
+class PromptLines:
+    """The tokens of a program, read line by line."""
+
+    def __init__(self, text: Text, tokens: Sequence[Token]) -> None:
+        self._text = text
+        self._tokens = tokens
+
+    def read(self, index: int) -> tuple[int, list[PromptText]]:
+        """The prompts of a line, and the token behind it or at which a clause begins."""
+        prompts: list[PromptText] = []
+        begin = index
+        starts_statement = True
+        lambdas, in_block = 0, self._tokens[index].text in _BLOCKS
+        while index < len(self._tokens):
+            token = self._tokens[index]
+            if token.begins and index > begin:
+                break
+            if starts_statement and (token.kind == STRING or token.is_op("(")):
+                prompt, index = self._prompt(index)
+                if prompt is not None:
+                    prompts.append(prompt)
+                    if self._is_from(index):
+                        break
+                starts_statement = False
+                continue
+            starts_statement = False
+            if token.depth == 0 and token.kind in (OP, NAME):
+                lambdas += token.text == "lambda"
+                if token.text == ";":
+                    starts_statement = True
+                elif token.text == ":" and lambdas:
+                    lambdas -= 1
+                elif token.text == ":" and in_block:
+                    starts_statement, in_block = True, False
+            index += 1
+        return index, prompts
+
+    def _is_from(self, index: int) -> bool:
+        return index < len(self._tokens) and self._tokens[index].is_name("from")
+
+    def _prompt(self, index: int) -> tuple[PromptText | None, int]:
+        """The prompt of a statement, None if it is no string; and the token to go on with."""
+        strings, stop = self._strings(index)
+        if not strings or not all(map(is_prompt_literal, strings)):
+            return None, index + 1
+        where, distribution = None, None
+        while stop < len(self._tokens) and self._is_own(stop, index):
+            behind = self._condition_end(stop + 1)
+            word = self._tokens[stop]
+            if begins_where(self._tokens, stop) and where is None:
+                where = self._filled(stop, behind, "a condition")
+            elif begins_distribution(self._tokens, stop) and distribution is None:
+                distribution = self.distribution(stop, behind)
+            else:
+                raise self._bad(f"a second `{word.text}` of a prompt, which has one", word)
+            stop = behind
+        if not self._is_end(stop):
+            return None, index + 1
+        span = Span(self._tokens[index].start, self._tokens[stop - 1].end)
+        return PromptText(strings, span, where, distribution), stop
+
+    def _strings(self, index: int) -> tuple[tuple[Token, ...], int]:
+        """Adjacent strings, perhaps in brackets, and the token behind them."""
+        if self._tokens[index].is_op("("):
+            stop = index + 1
+            while self._tokens[stop].kind == STRING:
+                stop += 1
+            strings = tuple(self._tokens[index + 1 : stop])
+            return (strings, stop + 1) if self._tokens[stop].is_op(")") else ((), stop)
+        stop = index + 1
+        while stop < len(self._tokens) and self._is_next_string(stop):
+            stop += 1
+        return tuple(self._tokens[index:stop]), stop
+
+    def _is_next_string(self, index: int) -> bool:
+        token = self._tokens[index]
+        return token.kind == STRING and not token.begins
+
+    def _is_end(self, index: int) -> bool:
+        if index == len(self._tokens) or self._tokens[index].begins:
+            return True
+        return self._tokens[index].is_op(";") or self._is_from(index)
+
+    def _is_own(self, index: int, prompt: int) -> bool:
+        """Whether a clause belongs to the prompt: on its line, or on the next one and further right
+        than the prompt, if that begins its line."""
+        if not begins_where(self._tokens, index) and not begins_distribution(self._tokens, index):
+            return False
+        token, first = self._tokens[index], self._tokens[prompt]
+        return not token.begins or (first.begins and token.indent > first.indent)
+
+    def _condition_end(self, index: int) -> int:
+        """Behind an expression that begins here: at the end of its line, unless it must go on."""
+        begin = index
+        while index < len(self._tokens):
+            token = self._tokens[index]
+            if token.depth == 0 and index > begin and self._ends_condition(index):
+                break
+            index += 1
+        return index
+
+    def _ends_condition(self, index: int) -> bool:
+        token, before = self._tokens[index], self._tokens[index - 1]
+        if token.is_op(";") or token.is_name("from", "where"):
+            return True
+        if begins_distribution(self._tokens, index):
+            return True
+        if not token.begins:
+            return False
+        is_open = before.text in (_OPEN_ENDS if before.kind == NAME else _OPEN_SIGNS)
+        return not is_open and token.text not in _GOES_ON
+
+    def distribution(self, index: int, behind: int) -> Distribution:
+        """`distribute NAME over values`, up to a token. Raises BadProgram."""
+        word = self._tokens[index]
+        if behind < index + 2 or self._tokens[index + 1].kind != NAME:
+            raise self._bad(f"behind `{word.text}` comes the name of a hole", word)
+        name = self._tokens[index + 1]
+        if behind < index + 3 or not self._tokens[index + 2].is_name("over", "in"):
+            raise self._bad(f"behind `{word.text} {name.text}` comes `over` and its values", name)
+        values = self._filled(index + 2, behind, f"the values of `{name.text}`")
+        return Distribution(name.text, Span(name.start, name.end), values)
+
+    def _filled(self, index: int, behind: int, what: str) -> Span:
+        """What stands behind a word."""
+        word = self._tokens[index]
+        if behind <= index + 1:
+            raise self._bad(f"{what} is missing", word)
+        return Span(self._tokens[index + 1].start, self._tokens[behind - 1].end)
+
+    def _bad(self, message: str, token: Token) -> BadProgram:
+        return self._text.bad(message, token.start, token.end)

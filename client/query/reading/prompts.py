@@ -1,0 +1,217 @@
+"""Prompts rewritten: fixed text to `say`, tags to `role`, holes to awaited `hole`s.
+
+"Q: {x} [@f Y: int]" where c    ->    context.say(f"Q: {x} ", 0)
+                                      Y = await context.hole(Hole("Y", int, f, lambda: c))
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from client.query.errors import BadProgram
+from client.query.reading.expressions import expression
+from client.query.reading.layout import Distribution, PromptText
+from client.query.reading.nodes import CALLS, CONTEXT, Nodes, load, plain_call, tuple_of
+from client.query.reading.template import HoleTag, Piece, Recall, RoleTag, Words
+from client.query.reading.text import Fragment, Span, Text
+from client.query.reading.where_clauses import Conjunct, WhereClauses
+
+_CONVERSIONS = {"s": ord("s"), "r": ord("r"), "a": ord("a")}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt and its pieces. `span` is that of the whole statement."""
+
+    pieces: tuple[Piece, ...]
+    span: Span
+    where: Span | None = None
+    distribution: Distribution | None = None
+
+    @property
+    def holes(self) -> tuple[HoleTag, ...]:
+        return tuple(piece for piece in self.pieces if isinstance(piece, HoleTag))
+
+
+def prompt_of(prompt: PromptText, pieces: tuple[Piece, ...]) -> Prompt:
+    return Prompt(pieces, prompt.span, prompt.where, prompt.distribution)
+
+
+class PromptRewriter:
+    """Makes the statements of a program's prompts.
+
+    `program_where` are the names under which the body knows the program's own conditions;
+    `supports` the distributions of the program by hole.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        clauses: WhereClauses,
+        program_where: Sequence[tuple[str, Conjunct]],
+        supports: Mapping[str, Distribution],
+    ) -> None:
+        self._nodes = nodes
+        self._text: Text = nodes.text
+        self._clauses = clauses
+        self._program_where = program_where
+        self._supports = supports
+
+    def statements(self, prompt: Prompt) -> list[ast.stmt]:
+        """What a prompt does, piece by piece. Raises BadProgram."""
+        self._check_clauses(prompt)
+        conjuncts = []
+        if prompt.where is not None:
+            what = "in the prompt's condition"
+            parsed = expression(self._text, self._text.slice(prompt.where), what)
+            conjuncts = self._clauses.conjuncts(parsed)
+        made: list[ast.stmt] = []
+        said: list[Words | Recall] = []
+        for piece in prompt.pieces:
+            if isinstance(piece, Words | Recall):
+                said.append(piece)
+                continue
+            made.extend(self._say(said))
+            said.clear()
+            if isinstance(piece, RoleTag):
+                made.append(self._role(piece))
+            else:
+                made.append(self._hole(piece, prompt, conjuncts))
+        made.extend(self._say(said))
+        return made or [self._nodes.at(ast.Pass(), prompt.span)]
+
+    def _check_clauses(self, prompt: Prompt) -> None:
+        if prompt.where is not None and not prompt.holes:
+            raise self._bad("a `where` behind a prompt without holes", prompt.where)
+        if prompt.distribution is not None:
+            check_distribution(
+                self._text, prompt.distribution, [hole.name for hole in prompt.holes], "its prompt"
+            )
+
+    # Fixed text
+
+    def _say(self, said: Sequence[Words | Recall]) -> list[ast.stmt]:
+        if not said:
+            return []
+        span = Span(said[0].span.start, said[-1].span.end)
+        call = plain_call(CONTEXT, "say", [self._joined(said), self._place(span)])
+        return [self._nodes.at(ast.Expr(call), span)]
+
+    def _joined(self, pieces: Sequence[Words | Recall]) -> ast.expr:
+        if all(isinstance(piece, Words) for piece in pieces):
+            text = "".join(piece.text for piece in pieces if isinstance(piece, Words))
+            return ast.Constant(text)
+        values: list[ast.expr] = []
+        for piece in pieces:
+            if isinstance(piece, Words):
+                values.append(self._nodes.at(ast.Constant(piece.text), piece.span))
+            else:
+                values.extend(self._recalled(piece))
+        return ast.JoinedStr(values)
+
+    def _recalled(self, recall: Recall) -> list[ast.expr]:
+        conversion = _CONVERSIONS.get(recall.conversion or "", -1)
+        if recall.shows_code and recall.spec is None and recall.conversion is None:
+            conversion = _CONVERSIONS["r"]
+        spec = None
+        if recall.spec is not None:
+            joined = self._joined(recall.spec)
+            spec = joined if isinstance(joined, ast.JoinedStr) else ast.JoinedStr([joined])
+        code = self._code(recall.code, "in braces")
+        value = self._nodes.at(ast.FormattedValue(code, conversion, spec), recall.span)
+        if not recall.shows_code:
+            return [value]
+        return [self._nodes.at(ast.Constant(recall.shows_code), recall.span), value]
+
+    def _code(self, fragment: Fragment, what: str) -> ast.expr:
+        """Code in a prompt: with the string's escapes read, or else as it stands in the program.
+
+        So `{"\\n".join(x)}` means the same in a raw string and in others.
+        """
+        try:
+            return expression(self._text, fragment, what)
+        except BadProgram:
+            start, end = fragment.offsets[0], fragment.offsets[-1]
+            as_it_stands = self._text.slice(Span(start, end))
+            if as_it_stands.code == fragment.code:
+                raise
+            try:
+                return expression(self._text, as_it_stands, what)
+            except BadProgram:
+                pass
+            raise
+
+    def _role(self, tag: RoleTag) -> ast.stmt:
+        call = plain_call(CONTEXT, "role", [ast.Constant(tag.name), self._place(tag.span)])
+        return self._nodes.at(ast.Expr(call), tag.span)
+
+    # Holes
+
+    def _hole(self, tag: HoleTag, prompt: Prompt, conjuncts: Sequence[Conjunct]) -> ast.stmt:
+        conditions = [
+            *(conjunct.function for conjunct in conjuncts if conjunct.concerns(tag.name)),
+            *(load(name) for name, part in self._program_where if part.concerns(tag.name)),
+        ]
+        hole = plain_call(
+            CALLS,
+            "hole",
+            [
+                ast.Constant(tag.name),
+                self._nodes.number(tag.span),
+                self._kind(tag),
+                tuple_of([self._decorator(code) for code in tag.decorators]),
+                tuple_of(conditions),
+                self._support(tag, prompt),
+            ],
+        )
+        asked = ast.Await(plain_call(CONTEXT, "hole", [hole]))
+        return self._nodes.at(ast.Assign([ast.Name(tag.name, ast.Store())], asked), tag.span)
+
+    def _kind(self, tag: HoleTag) -> ast.expr:
+        if tag.kind is None:
+            return ast.Constant(None)
+        kind = self._code(tag.kind, f"the type of {tag.name}")
+        span = self._nodes.span(kind)
+        if not isinstance(kind, ast.Call):
+            return self._nodes.at(plain_call(CALLS, "kind", [kind]), span)
+        call = plain_call(CALLS, "called_kind", [kind.func, *kind.args], kind.keywords)
+        return self._nodes.at(call, span)
+
+    def _decorator(self, code: Fragment) -> ast.expr:
+        function = self._code(code, "behind '@'")
+        return self._nodes.call("decorator", self._nodes.span(function), function)
+
+    def _support(self, tag: HoleTag, prompt: Prompt) -> ast.expr:
+        own = prompt.distribution
+        if own is not None and own.name == tag.name:
+            return self.support(own)
+        if tag.name in self._supports:
+            return self.support(self._supports[tag.name])
+        return ast.Constant(None)
+
+    def support(self, distribution: Distribution) -> ast.expr:
+        """The values of a distribution."""
+        what = f"the values of {distribution.name}"
+        values = expression(self._text, self._text.slice(distribution.values), what)
+        name = ast.Constant(distribution.name)
+        return self._nodes.call("support", distribution.values, name, values)
+
+    def _place(self, span: Span) -> ast.expr:
+        return plain_call(CALLS, "place", [self._nodes.number(span)])
+
+    def _bad(self, message: str, span: Span) -> BadProgram:
+        return self._text.bad(message, span.start, span.end)
+
+
+def check_distribution(
+    text: Text, distribution: Distribution, holes: Sequence[str], where: str
+) -> None:
+    """Raises BadProgram if a distribution is over no hole."""
+    if distribution.name in holes:
+        return
+    close = get_close_matches(distribution.name, holes, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    span = distribution.name_span
+    what = f"a distribution over {distribution.name}, which is no hole of {where}{hint}"
+    raise text.bad(what, span.start, span.end)

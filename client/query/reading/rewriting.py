@@ -1,0 +1,376 @@
+"""A program's layout to Python functions.
+
+def make(calls, *captured):
+    async def program(context, *parameters):    preamble, conditions, body
+    def decoder(*parameters):                   preamble, the decoder's arguments
+    def model(*parameters):                     preamble, the model's expression
+    return program, decoder, model
+"""
+
+import ast
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from client.query.reading import names
+from client.query.reading.expressions import expression, statements
+from client.query.reading.layout import Layout, PromptText
+from client.query.reading.nodes import (
+    CALLS,
+    CONTEXT,
+    Nodes,
+    arguments_of,
+    load,
+    plain_call,
+    tuple_of,
+)
+from client.query.reading.prompts import Prompt, PromptRewriter, check_distribution, prompt_of
+from client.query.reading.strings import literal_of
+from client.query.reading.template import pieces_of
+from client.query.reading.text import Fragment, Span, Text
+from client.query.reading.where_clauses import Conjunct, WhereClauses
+
+MAKE = "__tandem_make"
+_WHERE = "__tandem_where"
+# Python 3.12 and later want to be told of type parameters.
+_EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
+_Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
+# What a program may call the one who runs it, if it means nothing else by that.
+_CONTEXT_FOR_PEOPLE = "context"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A program in Python. `module` defines `make`; `used` are all names that it reads."""
+
+    module: ast.Module
+    hole_names: frozenset[str]
+    returns: bool
+    used: frozenset[str]
+    has_decoder: bool
+    has_model: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a program stands in: the name and parameters of its function, names around it.
+
+    `is_callable(name)`: the surroundings bind the name to something that can be called.
+    """
+
+    name: str
+    parameters: inspect.Signature
+    is_callable: Callable[[str], bool]
+
+
+def written(nodes: Nodes, layout: Layout, around: Surroundings) -> Written:
+    """The program in Python, but for the names that `make` captures. Raises BadProgram."""
+    return _Writer(nodes, layout, around).written()
+
+
+class _Writer:
+    """Rewrites one program."""
+
+    def __init__(self, nodes: Nodes, layout: Layout, around: Surroundings) -> None:
+        self._nodes = nodes
+        self._text: Text = nodes.text
+        self._layout = layout
+        self._around = around
+        self._prompts = {_mark(prompt.span, self._text): prompt for prompt in layout.prompts}
+        code = _without_prompts(self._text.text, layout.prompts)
+        preamble = () if layout.preamble is None else (layout.preamble,)
+        self._preamble = self._parsed(code, preamble)
+        self._body = self._parsed(code, layout.blocks)
+        self._read: dict[int, Prompt] = {}
+        for node in names.own_scope(self._body):
+            if (found := self._prompt_at(node)) is not None:
+                offset, prompt = found
+                pieces = pieces_of(self._text, literal_of(self._text, prompt.strings))
+                self._read[offset] = prompt_of(prompt, pieces)
+        self._holes = frozenset(
+            hole.name for prompt in self._read.values() for hole in prompt.holes
+        )
+
+    def written(self) -> Written:
+        self._check()
+        clauses = WhereClauses(self._nodes, self._holes, self._own_names())
+        conditions = self._conditions(clauses)
+        supports = {}
+        if self._layout.distribution is not None:
+            supports[self._layout.distribution.name] = self._layout.distribution
+        rewriter = PromptRewriter(self._nodes, clauses, conditions, supports)
+        body = _Body(self._nodes, self._found, rewriter, self._text)
+        rewritten = body.visit_all(_with_return(self._body))
+        assigned = [_assigned(name, part.function) for name, part in conditions]
+        functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
+            self._program([*assigned, *rewritten]),
+            *self._decoder(),
+            *self._model(),
+        ]
+        used = {name for function in functions for name in names.used(function)}
+        module = self._module(functions)
+        return Written(
+            module=module,
+            hole_names=self._holes,
+            returns=any(
+                isinstance(node, ast.Return) and node.value is not None
+                for node in names.own_scope(rewritten)
+            ),
+            used=frozenset(used),
+            has_decoder=self._layout.decoder is not None,
+            has_model=self._layout.model is not None,
+        )
+
+    # Reading
+
+    def _parsed(self, code: str, blocks: Sequence[Span]) -> list[ast.stmt]:
+        """The statements of some parts of the text, each with its lines and columns."""
+        made: list[ast.stmt] = []
+        for block in blocks:
+            begin = block.start - self._text.column_of(block.start)
+            shown = " " * (block.start - begin) + code[block.start : block.end]
+            made.extend(statements(self._text, Fragment(shown, range(begin, block.end + 1))))
+        return made
+
+    def _found(self, node: ast.AST) -> Prompt | PromptText | None:
+        """The prompt that a statement stands for; as it is written, if it is in a function."""
+        found = self._prompt_at(node)
+        return None if found is None else self._read.get(found[0], found[1])
+
+    def _prompt_at(self, node: ast.AST) -> tuple[int, PromptText] | None:
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            return None
+        offset = self._nodes.span(node.value).start
+        prompt = self._prompts.get(offset)
+        return None if prompt is None else (offset, prompt)
+
+    def _own_names(self) -> AbstractSet[str]:
+        """Names that are no operators: what the program binds, and functions around it."""
+        bound = names.bound(self._preamble) | names.bound(self._body)
+        parameters = set(self._around.parameters.parameters)
+        around = {name for name in _words(self._text.text) if self._around.is_callable(name)}
+        return bound | parameters | self._holes | around
+
+    def _check(self) -> None:
+        for prompt in self._read.values():
+            for hole in prompt.holes:
+                if hole.name in self._around.parameters.parameters:
+                    what = f"the hole {hole.name} has the name of a parameter"
+                    raise self._text.bad(what, hole.span.start, hole.span.end)
+        for node in names.own_scope([*self._preamble, *self._body]):
+            if isinstance(node, ast.Yield | ast.YieldFrom):
+                span = self._nodes.span(node)
+                raise self._text.bad("`yield` cannot stand in a program", span.start, span.end)
+        for node in ast.walk(ast.Module([*self._preamble, *self._body], [])):
+            self._check_name(node)
+        if self._layout.distribution is not None:
+            holes = sorted(self._holes)
+            check_distribution(self._text, self._layout.distribution, holes, "the program")
+
+    def _check_name(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name) and node.id.startswith(CALLS):
+            span = self._nodes.span(node)
+            raise self._text.bad(f"the name {node.id} is taken", span.start, span.end)
+
+    # Writing
+
+    def _conditions(self, clauses: WhereClauses) -> list[tuple[str, Conjunct]]:
+        """The program's own conditions, each with the name under which the body knows it."""
+        if self._layout.where is None:
+            return []
+        fragment = self._text.slice(self._layout.where)
+        condition = expression(self._text, fragment, "in the `where` clause")
+        parts = clauses.conjuncts(condition)
+        return [(f"{_WHERE}_{number}", part) for number, part in enumerate(parts)]
+
+    def _program(self, body: list[ast.stmt]) -> ast.AsyncFunctionDef:
+        span = self._whole()
+        opening = copy.deepcopy(self._preamble)
+        if self._asks_for_context(body):
+            target = ast.Name(_CONTEXT_FOR_PEOPLE, ast.Store())
+            opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
+        parameters = _parameters(self._around.parameters, CONTEXT)
+        block = [*opening, *body] or [ast.Pass()]
+        made = ast.AsyncFunctionDef(self._around.name, parameters, block, [], **_EMPTY)
+        return self._nodes.at(made, span)
+
+    def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
+        name = _CONTEXT_FOR_PEOPLE
+        is_used = name in names.used(ast.Module(list(body), []))
+        is_bound = name in names.bound([*self._preamble, *body])
+        is_parameter = name in self._around.parameters.parameters
+        return is_used and not is_bound and not is_parameter
+
+    def _decoder(self) -> list[ast.FunctionDef]:
+        decoder = self._layout.decoder
+        if decoder is None:
+            return []
+        span = decoder.span
+        number = self._nodes.number(span)
+        call = plain_call(CALLS, "decoder", [number, ast.Constant(decoder.name)])
+        if decoder.arguments is not None and decoder.arguments.start < decoder.arguments.end:
+            given = self._decoder_call(decoder.arguments)
+            call.args.extend(given.args)
+            call.keywords.extend(given.keywords)
+        return [self._function("decoder", call, span)]
+
+    def _decoder_call(self, arguments: Span) -> ast.Call:
+        """The decoder's arguments, read together with their brackets."""
+        inner = self._text.slice(arguments)
+        bracket = arguments.start - 1
+        offsets = [bracket, bracket, *inner.offsets, arguments.end + 1]
+        fragment = Fragment(f"_({inner.code})", offsets)
+        call = expression(self._text, fragment, "in the decoder clause")
+        assert isinstance(call, ast.Call)
+        return call
+
+    def _model(self) -> list[ast.FunctionDef]:
+        span = self._layout.model
+        if span is None:
+            return []
+        value = expression(self._text, self._text.slice(span), "in the `from` clause")
+        return [self._function("model", value, span)]
+
+    def _function(self, name: str, value: ast.expr, span: Span) -> ast.FunctionDef:
+        block = [*copy.deepcopy(self._preamble), ast.Return(value)]
+        parameters = _parameters(self._around.parameters, None)
+        return self._nodes.at(ast.FunctionDef(name, parameters, block, [], **_EMPTY), span)
+
+    def _module(self, functions: Sequence[_Function]) -> ast.Module:
+        """`make`, whose further parameters are added by `capturing`."""
+        span = self._whole()
+        given = ast.Return(tuple_of([load(function.name) for function in functions]))
+        make = ast.FunctionDef(MAKE, arguments_of([CALLS]), [*functions, given], [], **_EMPTY)
+        return ast.Module([self._nodes.at(make, span)], [])
+
+    def _whole(self) -> Span:
+        blocks = self._layout.blocks
+        return Span(blocks[0].start, blocks[-1].end) if blocks else Span(0, 0)
+
+
+class _Body(ast.NodeTransformer):
+    """Puts the statements of prompts where they stand; strings in functions stay strings."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        found: Callable[[ast.AST], Prompt | PromptText | None],
+        rewriter: PromptRewriter,
+        text: Text,
+    ) -> None:
+        self._nodes = nodes
+        self._found = found
+        self._rewriter = rewriter
+        self._text = text
+
+    def visit_all(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
+        for statement in body:
+            visited = self.visit(statement)
+            made.extend(visited if isinstance(visited, list) else [visited])
+        return made
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
+        match self._found(node):
+            case Prompt() as prompt:
+                return self._rewriter.statements(prompt)
+            case PromptText() as prompt:
+                return self._string(prompt)
+        return node
+
+    def _string(self, prompt: PromptText) -> ast.stmt:
+        """A string in a function or class of the program, as Python has it."""
+        for clause in (prompt.where, prompt.distribution and prompt.distribution.values):
+            if clause is not None:
+                what = (
+                    "a prompt in a function or class that the program defines; "
+                    "prompts stand in the program itself, or in a query of their own"
+                )
+                raise self._text.bad(what, prompt.span.start, prompt.span.end)
+        value = expression(self._text, self._text.slice(prompt.span), "in a string")
+        return self._nodes.at(ast.Expr(value), prompt.span)
+
+
+# Places of prompts in code
+
+
+def _mark(span: Span, text: Text) -> int:
+    """Where the 0 stands that a prompt becomes."""
+    return span.start + ("\n" in text.text[span.start : span.end])
+
+
+def _without_prompts(text: str, prompts: Sequence[PromptText]) -> str:
+    """The text with a 0 for each prompt, all else where it was: `"a [X]" where c` is no Python."""
+    parts = []
+    begin = 0
+    for prompt in prompts:
+        parts.append(text[begin : prompt.span.start])
+        parts.append(_stand_in(text[prompt.span.start : prompt.span.end]))
+        begin = prompt.span.end
+    return "".join([*parts, text[begin:]])
+
+
+def _stand_in(prompt: str) -> str:
+    if "\n" not in prompt:
+        return "0".ljust(len(prompt))
+    blank = "".join(char if char == "\n" else " " for char in prompt)
+    return f"(0{blank[2:-1]})"
+
+
+# Parts of functions
+
+
+def _words(text: str) -> AbstractSet[str]:
+    return set(text.replace("(", " ").replace(",", " ").split())
+
+
+def _assigned(name: str, value: ast.expr) -> ast.stmt:
+    made = ast.Assign([ast.Name(name, ast.Store())], value)
+    for node in (made, made.targets[0]):
+        ast.copy_location(node, value)
+    return made
+
+
+def _with_return(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """A last expression that does nothing but have a value is what the program returns."""
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Expr):
+        return list(body)
+    if isinstance(last.value, ast.Constant | ast.Call | ast.Await | ast.JoinedStr):
+        return list(body)
+    return [*body[:-1], ast.copy_location(ast.Return(last.value), last)]
+
+
+def _parameters(signature: inspect.Signature, first: str | None) -> ast.arguments:
+    """A signature's parameters; that there are defaults is said, their values are set later."""
+    made = arguments_of(())
+    if first is not None:
+        made.posonlyargs.append(ast.arg(first))
+    for parameter in signature.parameters.values():
+        argument = ast.arg(parameter.name)
+        has_default = parameter.default is not inspect.Parameter.empty
+        match parameter.kind:
+            case inspect.Parameter.POSITIONAL_ONLY:
+                made.posonlyargs.append(argument)
+            case inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                made.args.append(argument)
+            case inspect.Parameter.VAR_POSITIONAL:
+                made.vararg = argument
+            case inspect.Parameter.VAR_KEYWORD:
+                made.kwarg = argument
+            case inspect.Parameter.KEYWORD_ONLY:
+                made.kwonlyargs.append(argument)
+                made.kw_defaults.append(ast.Constant(None) if has_default else None)
+    return made
+
+
+def captured(make: ast.Module, extra: Sequence[str]) -> None:
+    """Let `make` take further names, which the functions in it close over."""
+    function = make.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    span = {key: getattr(function, key) for key in ("lineno", "col_offset")}
+    end = {key: getattr(function, key) for key in ("end_lineno", "end_col_offset")}
+    function.args.args.extend(ast.arg(name, **span, **end) for name in extra)

@@ -1,0 +1,285 @@
+"""What is in a prompt: fixed text, recalled values, roles and holes.
+
+"Q: {question!r:>9} {:assistant} [@trim ANSWER: int]"
+ Words  Recall      RoleTag      HoleTag
+"""
+
+import keyword
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from client.query.errors import BadProgram
+from client.query.reading.text import Fragment, Span, Text
+
+_CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
+_ROLES = ("system", "user", "assistant", "tool")
+_DOTTED = re.compile(r"\w+(?:\s*\.\s*\w+)*\s*")
+_QUOTES = re.compile(r"'''|\"\"\"|'|\"")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Fixed text."""
+
+    text: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """`{code}`, as in an f-string. `shows_code`: what `=` asks for."""
+
+    code: Fragment
+    span: Span
+    conversion: str | None = None
+    spec: tuple["Words | Recall", ...] | None = None
+    shows_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTag:
+    """`{:name}`."""
+
+    name: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class HoleTag:
+    """`[@decorator NAME: kind]`."""
+
+    name: str
+    span: Span
+    decorators: tuple[Fragment, ...] = ()
+    kind: Fragment | None = None
+
+
+Piece: TypeAlias = Words | Recall | RoleTag | HoleTag
+
+
+def pieces_of(text: Text, value: Fragment) -> tuple[Piece, ...]:
+    """The pieces of a prompt's value. Raises BadProgram."""
+    return _Reader(text, value).pieces()
+
+
+class _Reader:
+    """A walk over the characters of one prompt."""
+
+    def __init__(self, text: Text, value: Fragment) -> None:
+        self._text = text
+        self._chars = value.code
+        self._offsets = value.offsets
+        self._pieces: list[Piece] = []
+        self._words: list[str] = []
+        self._words_start = 0
+
+    def pieces(self) -> tuple[Piece, ...]:
+        index = 0
+        while index < len(self._chars):
+            index = self._step(index)
+        self._flush(index)
+        return tuple(self._pieces)
+
+    def _step(self, index: int) -> int:
+        pair = self._chars[index : index + 2]
+        if pair in ("[[", "]]", "{{", "}}"):
+            return self._word(index, pair[0], 2)
+        match pair[0]:
+            case "[":
+                self._flush(index)
+                return self._hole(index)
+            case "{":
+                self._flush(index)
+                return self._brace(index)
+            case "}":
+                raise self._bad("a single '}'; write '}}' for the sign itself", index, index + 1)
+        return self._word(index, pair[0], 1)
+
+    def _word(self, index: int, char: str, length: int) -> int:
+        if not self._words:
+            self._words_start = index
+        self._words.append(char)
+        return index + length
+
+    def _flush(self, end: int) -> None:
+        if self._words:
+            words = "".join(self._words)
+            self._pieces.append(Words(words, self._span(self._words_start, end)))
+            self._words.clear()
+
+    # Braces
+
+    def _brace(self, start: int) -> int:
+        end = self._find(start + 1, "}")
+        if end is None:
+            raise self._bad(
+                "'{' opens a value that is recalled and never closes; write '{{' for the sign",
+                start,
+                start + 1,
+            )
+        content = self._chars[start + 1 : end].strip()
+        if content.startswith(":"):
+            self._pieces.append(self._role(content[1:].strip(), start, end + 1))
+            return end + 1
+        recall, stop = self._recall(start)
+        self._pieces.append(recall)
+        return stop
+
+    def _role(self, name: str, start: int, stop: int) -> RoleTag:
+        if name not in _ROLES:
+            known = ", ".join(f"{{:{role}}}" for role in _ROLES)
+            raise self._bad(f"'{{:{name}}}' is no role; known are {known}", start, stop)
+        return RoleTag(name, self._span(start, stop))
+
+    def _recall(self, start: int) -> tuple[Recall, int]:
+        """`{code=!r:spec}` and the index behind it."""
+        end = self._find(start + 1, "}!:")
+        if end is None:
+            raise self._bad("'{' is never closed", start, start + 1)
+        code_end, shown = end, ""
+        code = self._chars[start + 1 : end]
+        if re.search(r"[^=!<>:]=\s*$", code):
+            code_end, shown = start + 1 + code.rstrip().rindex("="), code
+        conversion = None
+        if self._chars[end] == "!":
+            conversion = self._chars[end + 1 : end + 2]
+            if conversion not in {"r", "s", "a"} or self._chars[end + 2 : end + 3] not in {
+                ":",
+                "}",
+            }:
+                raise self._bad("behind '!' comes r, s or a", end, end + 2)
+            end += 2
+        spec = None
+        if self._chars[end] == ":":
+            spec, end = self._spec(end + 1, start)
+        if not self._chars[start + 1 : code_end].strip():
+            raise self._bad(
+                "an expression is missing between '{' and '}'; write '{{}}' for the signs",
+                start,
+                end + 1,
+            )
+        span = self._span(start, end + 1)
+        fragment = self._fragment(start + 1, code_end)
+        return Recall(fragment, span, conversion, spec, shown), end + 1
+
+    def _spec(self, index: int, start: int) -> tuple[tuple[Words | Recall, ...], int]:
+        """A format specification up to its '}', which may recall values too."""
+        made: list[Words | Recall] = []
+        begin = index
+        while index < len(self._chars):
+            char = self._chars[index]
+            if char not in "{}":
+                index += 1
+                continue
+            if begin < index:
+                made.append(Words(self._chars[begin:index], self._span(begin, index)))
+            if char == "}":
+                return tuple(made), index
+            recall, index = self._recall(index)
+            made.append(recall)
+            begin = index
+        raise self._bad("'{' is never closed", start, start + 1)
+
+    # Holes
+
+    def _hole(self, start: int) -> int:
+        end = self._find(start + 1, "]")
+        if end is None:
+            raise self._bad(
+                "'[' opens a hole that is never closed; write '[[' for the sign", start, start + 1
+            )
+        decorators, index = self._decorators(start + 1, end)
+        colon = self._find(index, ":", end)
+        name = self._chars[index : end if colon is None else colon].strip()
+        self._check_name(name, start, end + 1)
+        kind = None
+        if colon is not None:
+            if not self._chars[colon + 1 : end].strip():
+                raise self._bad(f"behind '{name}:' comes a type, or a query", colon, colon + 1)
+            kind = self._fragment(colon + 1, end)
+        name = unicodedata.normalize("NFKC", name)
+        self._pieces.append(HoleTag(name, self._span(start, end + 1), decorators, kind))
+        return end + 1
+
+    def _decorators(self, index: int, end: int) -> tuple[tuple[Fragment, ...], int]:
+        made: list[Fragment] = []
+        while True:
+            while index < end and self._chars[index].isspace():
+                index += 1
+            if index == end or self._chars[index] != "@":
+                return tuple(made), index
+            match = _DOTTED.match(self._chars, index + 1, end)
+            if match is None:
+                raise self._bad("behind '@' comes the name of a function", index, index + 1)
+            stop = match.end()
+            if self._chars[stop : stop + 1] == "(":
+                closing = self._find(stop + 1, ")", end)
+                if closing is None:
+                    raise self._bad("'(' is never closed", stop, stop + 1)
+                stop = closing + 1
+            made.append(self._fragment(index + 1, stop))
+            index = stop
+
+    def _check_name(self, name: str, start: int, stop: int) -> None:
+        if not name:
+            raise self._bad("a hole without a name; write '[[]]' for the signs", start, stop)
+        if not name.isidentifier():
+            raise self._bad(
+                f"'{name}' is no name for a hole; write '[[' and ']]' for the signs themselves",
+                start,
+                stop,
+            )
+        if keyword.iskeyword(name):
+            raise self._bad(f"'{name}' is a word of Python's and cannot name a hole", start, stop)
+        if name.startswith("__tandem"):
+            raise self._bad(f"the name '{name}' is taken", start, stop)
+
+    # Code
+
+    def _find(self, index: int, signs: str, end: int | None = None) -> int | None:
+        """The first of some signs that stands in no bracket and no string of Python code."""
+        stop = len(self._chars) if end is None else end
+        closing: list[str] = []
+        while index < stop:
+            char = self._chars[index]
+            if quotes := _QUOTES.match(self._chars, index, stop):
+                behind = self._behind_string(quotes[0], index, stop)
+                if behind is None:
+                    return None
+                index = behind
+                continue
+            if not closing and char in signs and not self._is_inequality(index):
+                return index
+            if char in _CLOSED_BY:
+                closing.append(_CLOSED_BY[char])
+            elif closing and char == closing[-1]:
+                closing.pop()
+            index += 1
+        return None
+
+    def _is_inequality(self, index: int) -> bool:
+        return self._chars[index : index + 2] == "!="
+
+    def _behind_string(self, quotes: str, index: int, stop: int) -> int | None:
+        index += len(quotes)
+        while index < stop:
+            if self._chars[index] == "\\":
+                index += 2
+            elif self._chars.startswith(quotes, index):
+                return index + len(quotes)
+            else:
+                index += 1
+        return None
+
+    def _fragment(self, start: int, end: int) -> Fragment:
+        return Fragment(self._chars[start:end], self._offsets[start : end + 1])
+
+    def _span(self, start: int, end: int) -> Span:
+        first = self._offsets[start]
+        return Span(first, max(self._offsets[end - 1] + 1, first) if end > start else first)
+
+    def _bad(self, message: str, start: int, end: int) -> BadProgram:
+        span = self._span(start, end)
+        return self._text.bad(message, span.start, span.end)

@@ -1,0 +1,225 @@
+"""Conditions rewritten into calls of `conditions/build.py`.
+
+    len(words(X)) < n and X != Y and check(X)
+    ->  lambda: compare(called("len", called("words", ref("X"))), "<", n)
+        lambda: compare(ref("X"), "!=", ref("Y"))
+        lambda: opaque(("X",), lambda X: check(X), "check(X)")
+
+Each part of the outermost `and` is a condition of its own, asked for at the holes that it names:
+Python's variables in the others may have no value yet. What names no hole stays Python.
+"""
+
+import ast
+import re
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from client.query.conditions.operators import OPERATORS
+from client.query.errors import BadProgram
+from client.query.reading import names
+from client.query.reading.nodes import CALLS, Nodes, lambda_of, load, plain_call, tuple_of
+from client.query.reading.text import Span
+
+_RELATIONS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.GtE: ">=",
+    ast.Gt: ">",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+}
+_METHODS = {"startswith": "starts_with", "endswith": "ends_with"}
+_OPERATORS_OF_PYTHON = frozenset({"len", "int", "float", "type"})
+_HOLE = re.compile(r"\[\s*([^\W\d]\w*)\s*\]")
+_RECALL = re.compile(r"\{\s*([^\W\d]\w*)\s*\}")
+_REFUSED = {
+    ast.Await: "`await`",
+    ast.Yield: "`yield`",
+    ast.YieldFrom: "`yield`",
+    ast.NamedExpr: "`:=`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conjunct:
+    """A part of a condition: the holes that it names, and a function that makes its term."""
+
+    holes: frozenset[str]
+    function: ast.expr
+
+    def concerns(self, hole: str) -> bool:
+        """Whether it is asked for at a hole; what names no hole is asked for at each."""
+        return not self.holes or hole in self.holes
+
+
+class WhereClauses:
+    """Rewrites the conditions of one program.
+
+    `own` are names that are the program's own functions, whatever operators there are.
+    """
+
+    def __init__(self, nodes: Nodes, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
+        self._nodes = nodes
+        self._holes = holes
+        self._own = own
+
+    def conjuncts(self, condition: ast.expr) -> list[Conjunct]:
+        """The parts of the outermost `and`. Raises BadProgram."""
+        self._check(condition)
+        condition = _Recalls(self._nodes, self._holes).visit(condition)
+        is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
+        parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
+        return [self._conjunct(part) for part in parts]
+
+    def _conjunct(self, part: ast.expr) -> Conjunct:
+        made = plain_call(CALLS, "term", [self._rewritten(part)])
+        function = self._nodes.at(lambda_of((), made), self._nodes.span(part))
+        return Conjunct(frozenset(self._named(part)), function)
+
+    def _check(self, condition: ast.expr) -> None:
+        for node in ast.walk(condition):
+            for kind, shown in _REFUSED.items():
+                if isinstance(node, kind):
+                    raise self._bad(f"{shown} cannot stand in a condition", node)
+            if isinstance(node, ast.Call) and not self._named(node):
+                self._check_operator(node)
+
+    def _check_operator(self, call: ast.Call) -> None:
+        """An operator that Python does not have needs a hole."""
+        name = self._operator(call)
+        if name is None or name in _OPERATORS_OF_PYTHON:
+            return
+        holes = ", ".join(sorted(self._holes)) or "none"
+        shown = ast.unparse(call.func)
+        raise self._bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
+
+    def _named(self, node: ast.AST) -> tuple[str, ...]:
+        return tuple(name for name in names.used(node) if name in self._holes)
+
+    def _operator(self, call: ast.Call) -> str | None:
+        """The operator that a call asks for by its name, None if there is none."""
+        if not isinstance(call.func, ast.Name) or call.func.id in self._own:
+            return None
+        name = call.func.id
+        is_word = name.islower() or name.isupper()
+        return name.lower() if is_word and name.lower() in OPERATORS else None
+
+    # Terms
+
+    def _rewritten(self, node: ast.expr) -> ast.expr:
+        if not self._named(node):
+            return node
+        span = self._nodes.span(node)
+        match node:
+            case ast.BoolOp():
+                method = "all_" if isinstance(node.op, ast.And) else "any_"
+                return self._nodes.call(method, span, *map(self._later, node.values))
+            case ast.UnaryOp(op=ast.Not()):
+                return self._nodes.call("not_", span, self._rewritten(node.operand))
+            case ast.Compare():
+                return self._compared(node)
+            case ast.Name():
+                return self._nodes.call("ref", span, ast.Constant(node.id))
+            case ast.Call():
+                return self._called(node)
+        return self._opaque(node)
+
+    def _later(self, node: ast.expr) -> ast.expr:
+        return self._nodes.at(lambda_of((), self._rewritten(node)), self._nodes.span(node))
+
+    def _compared(self, node: ast.Compare) -> ast.expr:
+        """A comparison; of a chain, each pair is one."""
+        sides = [node.left, *node.comparators]
+        pairs = []
+        for left, relation, right in zip(sides, node.ops, sides[1:], strict=False):
+            span = Span(self._nodes.span(left).start, self._nodes.span(right).end)
+            word = ast.Constant(_RELATIONS[type(relation)])
+            made = self._nodes.call(
+                "compare", span, self._rewritten(left), word, self._rewritten(right)
+            )
+            pairs.append(self._nodes.at(made, span))
+        if len(pairs) == 1:
+            return pairs[0]
+        span = self._nodes.span(node)
+        later = [self._nodes.at(lambda_of((), pair), span) for pair in pairs]
+        return self._nodes.call("all_", span, *later)
+
+    def _called(self, node: ast.Call) -> ast.expr:
+        span = self._nodes.span(node)
+        operator = self._operator(node)
+        if operator is not None:
+            if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
+                raise self._bad(f"`{operator}` takes plain arguments alone", node)
+            arguments = map(self._rewritten, node.args)
+            return self._nodes.call("called", span, ast.Constant(operator), *arguments)
+        function = node.func
+        if (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.value.id in self._holes
+            and function.attr in _METHODS
+            and len(node.args) == 1
+            and not node.keywords
+        ):
+            word = ast.Constant(_METHODS[function.attr])
+            parts = map(self._rewritten, (function.value, node.args[0]))
+            return self._nodes.call("called", span, word, *parts)
+        return self._opaque(node)
+
+    def _opaque(self, node: ast.expr) -> ast.expr:
+        span = self._nodes.span(node)
+        holes = self._named(node)
+        shown = " ".join(self._nodes.text.text[span.start : span.end].split())
+        return self._nodes.call(
+            "opaque",
+            span,
+            tuple_of([ast.Constant(name) for name in holes]),
+            lambda_of(holes, node),
+            ast.Constant(shown),
+        )
+
+    def _bad(self, message: str, node: ast.AST) -> BadProgram:
+        assert isinstance(node, ast.expr)
+        span = self._nodes.span(node)
+        return self._nodes.text.bad(message, span.start, span.end)
+
+
+class _Recalls(ast.NodeTransformer):
+    """`"{X}"` in a condition's string recalls a hole, as in a prompt; `"[X]"` cannot ask for one.
+
+    Other brackets are signs: patterns and stop phrases are full of them.
+    """
+
+    def __init__(self, nodes: Nodes, holes: AbstractSet[str]) -> None:
+        self._nodes = nodes
+        self._holes = holes
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if not isinstance(node.value, str):
+            return node
+        span = self._nodes.span(node)
+        for match in _HOLE.finditer(node.value):
+            if match[1] in self._holes:
+                raise self._nodes.text.bad(
+                    f"a condition asks for no holes, only prompts do: '[{match[1]}]'",
+                    span.start,
+                    span.end,
+                )
+        values: list[ast.expr] = []
+        begin = 0
+        for match in _RECALL.finditer(node.value):
+            if match[1] in self._holes:
+                values.append(ast.Constant(node.value[begin : match.start()]))
+                values.append(ast.FormattedValue(load(match[1]), -1, None))
+                begin = match.end()
+        if not values:
+            return node
+        values.append(ast.Constant(node.value[begin:]))
+        return self._nodes.at(ast.JoinedStr(values), span)
