@@ -9,20 +9,25 @@ One that is defined by `def` is called without await, where no event loop runs; 
 ways. In a program `[X: f]` and `[X: f(x)]` take either.
 """
 
+import inspect
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Generic, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from client.query.execution import Choices, RunOptions, execute
 from client.query.program import Program
+from client.query.reading.reader import read_function, read_template
 from client.query.running.results import Result
 from client.query.waiting import wait_for
 
 P = ParamSpec("P")
+# What a call returns, and what the program does: the same, or the Result and None.
 R = TypeVar("R")
+ValueT = TypeVar("ValueT")
 
 
-class Query(Generic[P, R]):
-    """A query that can be called. Frozen; a call owns all that it makes."""
+class Query(Generic[P, R, ValueT]):
+    """A query that can be called. Never changed; a call owns all that it makes."""
 
     def __init__(self, program: Program, choices: Choices) -> None:
         self._program = program
@@ -38,39 +43,109 @@ class Query(Generic[P, R]):
         """The same query with another model, decoder or trace file."""
         return type(self)(self._program, replace(self._choices, **options))
 
-    async def run(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
+    async def run(self, *args: P.args, **kwargs: P.kwargs) -> Result[ValueT]:
         """The result; the first of a decoder that makes several."""
         return (await self.run_all(*args, **kwargs))[0]
 
-    async def run_all(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Result[R], ...]:
+    async def run_all(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Result[ValueT], ...]:
         """All results of the decoder."""
         results = await execute(self._program, self._choices, args, kwargs)
-        return cast("tuple[Result[R], ...]", results)
+        return cast("tuple[Result[ValueT], ...]", results)
 
-    def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]:
+    def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Result[ValueT]:
         """`run`, where no event loop runs."""
         return wait_for(self.run(*args, **kwargs), "await run(...)")
 
-    def run_all_sync(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Result[R], ...]:
+    def run_all_sync(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Result[ValueT], ...]:
         """`run_all`, where no event loop runs."""
         return wait_for(self.run_all(*args, **kwargs), "await run_all(...)")
 
-    def _value(self, result: Result[R]) -> R:
-        # Without a return statement R is the Result itself: see the overloads of `query`.
-        return result.value if self._program.returns else cast("R", result)
+    def _told(self, result: Result[ValueT]) -> R:
+        # R is the value's type, or that of the whole Result: see the overloads of `query`.
+        return cast("R", result.value if self._program.returns else result)
 
 
-class AsyncQuery(Query[P, R]):
+class AsyncQuery(Query[P, R, ValueT]):
     """A query defined by `async def`."""
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the query returns; its Result if it has no return statement."""
-        return self._value(await self.run(*args, **kwargs))
+        return self._told(await self.run(*args, **kwargs))
 
 
-class SyncQuery(Query[P, R]):
+class SyncQuery(Query[P, R, ValueT]):
     """A query defined by `def`, or by F."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the query returns; its Result if it has no return statement."""
-        return self._value(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
+        return self._told(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
+
+
+class Decorating:
+    """`query(...)` with options, waiting for its function."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, None]], /
+    ) -> AsyncQuery[P, Result[None], None]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncQuery[P, R, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, None], /) -> SyncQuery[P, Result[None], None]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
+
+    def __call__(self, function: Callable[..., Any], /) -> Query[..., Any, Any]:
+        is_async = inspect.iscoroutinefunction(function)
+        kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
+        return kind(read_function(function), self._choices)
+
+
+@overload
+def query(
+    function: Callable[P, Coroutine[Any, Any, None]], /
+) -> AsyncQuery[P, Result[None], None]: ...
+
+
+@overload
+def query(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncQuery[P, R, R]: ...
+
+
+@overload
+def query(function: Callable[P, None], /) -> SyncQuery[P, Result[None], None]: ...
+
+
+@overload
+def query(function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
+
+
+@overload
+def query(**options: Unpack[RunOptions]) -> Decorating: ...
+
+
+def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
+    """A function whose body, or whose docstring, is a program; `@query` or `@query(model=...)`.
+
+    Its parameters are the program's variables. Raises BadProgram.
+    """
+    decorating = Decorating(Choices(**options))
+    return decorating if function is None else decorating(function)
+
+
+def F(  # noqa: N802
+    prompt: str, where: str | None = None, **options: Unpack[RunOptions]
+) -> SyncQuery[..., Any, Any]:
+    """A query of one prompt: its names in braces are the call's keywords, its hole the value.
+
+    `F("Say {a} politely: [X]", "len(X) < 40")(a="no")`. With several holes a call gives a dict.
+    `where` is a condition, as behind a prompt. Raises BadProgram.
+    """
+    return SyncQuery(read_template(prompt, where), Choices(**options))

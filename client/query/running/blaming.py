@@ -3,9 +3,10 @@
 from typing import TypeVar
 
 from client.errors import TandemError
-from client.query.errors import ProgramFailed, QueryError
+from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Program
+from client.query.reading.blame import blame
 
 ErrorT = TypeVar("ErrorT", bound=QueryError)
 
@@ -22,4 +23,4 @@ def blamed(program: Program, error: Exception) -> TandemError:
     """What a body raised, as an error that points into the program; our own errors as they are."""
     if isinstance(error, TandemError):
         return error
-    return ProgramFailed(f"{type(error).__name__}: {error}")
+    return blame(error, program)

@@ -72,6 +72,7 @@ class BodyRun:
         self._arrived: asyncio.Future[Arrival] = loop.create_future()
         self._given: asyncio.Future[Entry] = loop.create_future()
         self._task: asyncio.Task[object] | None = None
+        self._raised: tuple[Exception, Program] | None = None
 
     def begin(self, body: Coroutine[Any, Any, object]) -> None:
         """The body, which calls `next_entry` at each hole."""
@@ -97,6 +98,10 @@ class BodyRun:
         """What the body returned; only at its end."""
         assert self._task is not None
         return self._task.result()
+
+    def culprit(self, error: Exception) -> Program | None:
+        """The nested program that an error of the body comes from."""
+        return self._raised[1] if self._raised and self._raised[0] is error else None
 
     def give(self, entry: Entry) -> None:
         """What fills the hole that was arrived at."""
@@ -125,6 +130,11 @@ class BodyRun:
             raise BadProgram(what, hole.place, source)
         self._arrived.set_result(arrival())
         return await self._given
+
+    def note(self, error: Exception, program: Program) -> None:
+        """A nested program raises this; the innermost one is where it comes from."""
+        if self._raised is None or self._raised[0] is not error:
+            self._raised = (error, program)
 
     async def stuck(self, error: Exception) -> NoReturn:
         """Tell who runs the program that it cannot go on; the program itself does not see it."""

@@ -81,7 +81,11 @@ class Frame:
         mark = transcript.mark()
         terms = await self._terms(hole)
         inner = Frame(self._run, sub.program)
-        value = await sub.program.body(inner, *sub.arguments, **sub.keywords)
+        try:
+            value = await sub.program.body(inner, *sub.arguments, **sub.keywords)
+        except Exception as error:
+            self._run.note(error, sub.program)
+            raise
         if sub.program.returns:
             transcript.cut(mark)
             text = "" if value is None else str(value)

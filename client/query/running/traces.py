@@ -112,7 +112,7 @@ class Traces:
             return await run.arrive()
         except Exception as error:
             self.end(run)
-            raise blamed(self._job.program, error) from error
+            raise blamed(run.culprit(error) or self._job.program, error) from error
 
 
 class WaitingTrace:

@@ -1,0 +1,86 @@
+"""Queries as text and in files: run, watched, called.
+
+Each function has a twin `..._sync` for where no event loop runs.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Unpack
+
+from client.query.execution import Choices, RunOptions, execute
+from client.query.program import Program
+from client.query.reading.reader import read
+from client.query.running.results import Result, State
+from client.query.waiting import wait_for
+from client.query.watching import watched
+
+Variables = Mapping[str, object]
+
+
+async def run(
+    program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
+) -> Result[object]:
+    """A program's result; the first of a decoder that makes several.
+
+    `program` is its text, or what `read_file` made. `variables` are names that a text sees. Raises
+    QueryErrors, and the TandemErrors of who answers.
+    """
+    return (await run_all(program, variables, **options))[0]
+
+
+async def run_all(
+    program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
+) -> tuple[Result[object], ...]:
+    """All results of the program's decoder, in its order."""
+    return await execute(_read(program, variables), Choices(**options))
+
+
+async def run_file(
+    path: str | Path, variables: Variables | None = None, **options: Unpack[RunOptions]
+) -> Result[object]:
+    """`run` of a program in a file."""
+    return await run(read_file(path, variables), **options)
+
+
+def run_sync(
+    program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
+) -> Result[object]:
+    """`run`, where no event loop runs."""
+    return wait_for(run(program, variables, **options), "await run(...)")
+
+
+def run_all_sync(
+    program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
+) -> tuple[Result[object], ...]:
+    """`run_all`, where no event loop runs."""
+    return wait_for(run_all(program, variables, **options), "await run_all(...)")
+
+
+def run_file_sync(
+    path: str | Path, variables: Variables | None = None, **options: Unpack[RunOptions]
+) -> Result[object]:
+    """`run_file`, where no event loop runs."""
+    return wait_for(run_file(path, variables, **options), "await run_file(...)")
+
+
+async def watch(
+    program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
+) -> AsyncGenerator[State | Result[object], None]:
+    """The partial states of a program as they come, then its results."""
+    known = _read(program, variables)
+    choices = Choices(**options)
+    states = watched(lambda on_state: execute(known, choices, on_state=on_state))
+    async with aclosing(states):
+        async for state in states:
+            yield state
+
+
+def read_file(path: str | Path, variables: Variables | None = None) -> Program:
+    """The program in a file. Raises BadProgram, OSError."""
+    text = Path(path).read_text(encoding="utf-8")
+    return read(text, name=str(path), namespace=variables)
+
+
+def _read(program: str | Program, variables: Variables | None) -> Program:
+    return read(program, namespace=variables) if isinstance(program, str) else program
