@@ -2,13 +2,11 @@
 
     pattern -> parts of an automaton without order -> sets of its states, as bits of an integer
 
-References back, look-around, atomic groups, word boundaries and flags are out of reach.
+References back, look-around, atomic groups, word boundaries and anchors of lines are out of reach.
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
-from itertools import pairwise
 from re import _constants as ops
 from re import _parser as reader
 from typing import Any
@@ -16,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from constraints.where.automata import Automaton
-from constraints.where.code_points import NUM_CODE_POINTS, Partition, Ranges, join
+from constraints.where.code_points import Partition, Ranges, join
 from constraints.where.limits import MAX_STEPS, OutOfReach
+from constraints.where.pattern_sets import matched
 
 # Parts of a pattern once its repeats are written out, and states of its automaton.
 _MAX_PARTS = 4000
 _MAX_STATES = 4000
-_NEWLINE: Ranges = ((10, 10),)
+# Flags that say which characters an item matches, or how a pattern is written.
+_SERVED_FLAGS = (
+    re.UNICODE | re.IGNORECASE | re.ASCII | re.DOTALL | re.VERBOSE | re.MULTILINE
+).value
 # What holds where a part is passed without a character.
 _ANYWHERE, _AT_START, _AT_END = range(3)
 # Every kind of thing that is passed at a state.
@@ -35,10 +37,11 @@ def matches(pattern: str) -> Automaton:
         parsed = reader.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise OutOfReach(f"pattern {pattern!r}: {error}") from error
-    if parsed.state.flags & ~re.UNICODE.value:
+    flags = int(parsed.state.flags)
+    if flags & ~_SERVED_FLAGS:
         raise OutOfReach(f"flags in the pattern {pattern!r}")
     parts = _Parts()
-    parts.final = parts.sequence(parsed, 0)
+    parts.final = parts.sequence(parsed, 0, flags)
     parts.check_line_ends()
     return _Subsets(parts).automaton()
 
@@ -69,45 +72,46 @@ class _Parts:
         self.reads[begin] = (known, end)
         return end
 
-    def sequence(self, items: Iterable[Any], start: int) -> int:
+    def sequence(self, items: Iterable[Any], start: int, flags: int) -> int:
         """What follows `start`, one item after the other; answers the last state."""
         for op, argument in items:
-            start = self._item(op, argument, start)
+            start = self._item(op, argument, start, flags)
         return start
 
-    def _item(self, op: Any, argument: Any, start: int) -> int:
+    def _item(self, op: Any, argument: Any, start: int, flags: int) -> int:
         if op is ops.SUBPATTERN:
             _, on, off, items = argument
-            if on or off:
-                raise OutOfReach("flags in a pattern")
-            return self.sequence(items, start)
+            # `(?a:...)` takes the place of Unicode's rules, and the other way round.
+            if on & (re.ASCII | re.UNICODE):
+                off |= re.ASCII | re.UNICODE
+            return self.sequence(items, start, flags & ~off | on)
         if op is ops.BRANCH:
-            return self._branch(argument[1], start)
+            return self._branch(argument[1], start, flags)
         if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
-            least, most, repeated = argument
-            return self._repeat(least, most, repeated, start)
+            return self._repeat(argument, start, flags)
         if op is ops.AT:
-            return self._at(argument, start)
-        return self._read(_ranges(op, argument), start)
+            return self._at(argument, start, flags)
+        return self._read(matched(op, argument, flags), start)
 
-    def _branch(self, options: Sequence[Iterable[Any]], start: int) -> int:
+    def _branch(self, options: Sequence[Iterable[Any]], start: int, flags: int) -> int:
         ends = []
         for option in options:
             begin = self._state()
             self.passes[start].append((_ANYWHERE, begin))
-            ends.append(self.sequence(option, begin))
+            ends.append(self.sequence(option, begin, flags))
         joined = self._state()
         for end in ends:
             self.passes[end].append((_ANYWHERE, joined))
         return joined
 
-    def _repeat(self, least: int, most: Any, items: Sequence[Any], start: int) -> int:
+    def _repeat(self, argument: Any, start: int, flags: int) -> int:
+        least, most, items = argument
         for _ in range(least):
-            start = self.sequence(items, start)
+            start = self.sequence(items, start, flags)
         if most is ops.MAXREPEAT:
             loop = self._state()
             self.passes[start].append((_ANYWHERE, loop))
-            self.passes[self.sequence(items, loop)].append((_ANYWHERE, loop))
+            self.passes[self.sequence(items, loop, flags)].append((_ANYWHERE, loop))
             after = self._state()
             self.passes[loop].append((_ANYWHERE, after))
             return after
@@ -117,12 +121,14 @@ class _Parts:
             # Each time in a state of its own, or the loops of one would be entered by the next.
             begin = self._state()
             self.passes[start].append((_ANYWHERE, begin))
-            start = self.sequence(items, begin)
+            start = self.sequence(items, begin, flags)
         self.passes[start].append((_ANYWHERE, end))
         return end
 
-    def _at(self, where: Any, start: int) -> int:
+    def _at(self, where: Any, start: int, flags: int) -> int:
         end = self._state()
+        if flags & re.MULTILINE and where in (ops.AT_BEGINNING, ops.AT_END):
+            raise OutOfReach("`^` or `$` of a line in a pattern")
         if where in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING):
             self.passes[start].append((_AT_START, end))
         elif where in (ops.AT_END, ops.AT_END_STRING):
@@ -215,57 +221,3 @@ def _bits(states: int) -> list[int]:
         found.append(lowest.bit_length() - 1)
         states ^= lowest
     return found
-
-
-def _ranges(op: Any, argument: Any) -> Ranges:
-    """The characters that one item of a pattern matches."""
-    if op is ops.LITERAL:
-        return ((argument, argument),)
-    if op is ops.NOT_LITERAL:
-        return _without(((argument, argument),))
-    if op is ops.ANY:
-        return _without(_NEWLINE)
-    if op is not ops.IN:
-        raise OutOfReach(f"{op} in a pattern")
-    is_negated = argument[0][0] is ops.NEGATE
-    ranges = _united(_members(*item) for item in argument[is_negated:])
-    return _without(ranges) if is_negated else ranges
-
-
-def _members(op: Any, argument: Any) -> Ranges:
-    if op is ops.RANGE:
-        return (argument,)
-    if op is not ops.CATEGORY:
-        return _ranges(op, argument)
-    name = str(argument).removeprefix("CATEGORY_")
-    known = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}
-    if name.removeprefix("NOT_") not in known:
-        raise OutOfReach(f"{name} in a pattern")
-    ranges = _category(known[name.removeprefix("NOT_")])
-    return _without(ranges) if name.startswith("NOT_") else ranges
-
-
-@cache
-def _category(name: str) -> Ranges:
-    r"""The code points of \d, \s or \w, as this Python has them."""
-    everything = "".join(map(chr, range(NUM_CODE_POINTS)))
-    found = re.finditer(f"{name}+", everything)
-    return tuple((run.start(), run.end() - 1) for run in found)
-
-
-def _united(several: Iterable[Ranges]) -> Ranges:
-    """All of them in order, those that touch as one."""
-    united: list[tuple[int, int]] = []
-    for first, last in sorted(piece for ranges in several for piece in ranges):
-        if united and first <= united[-1][1] + 1:
-            united[-1] = united[-1][0], max(last, united[-1][1])
-        else:
-            united.append((first, last))
-    return tuple(united)
-
-
-def _without(ranges: Ranges) -> Ranges:
-    """All other code points."""
-    bounds = ((0, -1), *ranges, (NUM_CODE_POINTS, NUM_CODE_POINTS))
-    pieces = ((before[1] + 1, after[0] - 1) for before, after in pairwise(bounds))
-    return tuple((first, last) for first, last in pieces if first <= last)

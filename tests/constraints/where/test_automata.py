@@ -1,6 +1,7 @@
 """Each atom's automaton against the evaluator, on every short text over an alphabet."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from constraints.where.evaluate import holds
 from constraints.where.limits import OutOfReach
 from constraints.where.machine import automaton_of
 from constraints.where.parser import parse
+from constraints.where.patterns import matches
 from constraints.where.terms import Compare, Contains, Expression, Measure, Relation
 from constraints.where.utf8 import Utf8, utf8_of
 
@@ -76,8 +78,8 @@ def test_integers_compare_by_their_value(relation: Relation, bound: int) -> None
         r"(a)\1",
         r"\bfox",
         r"a$b",
-        r"(?i)a",
-        r"(?:(?i:a))b",
+        r"(?m)^a",
+        r"(?m:a$)",
         r"(?>a*)a",
         r"a++",
     ],
@@ -85,6 +87,29 @@ def test_integers_compare_by_their_value(relation: Relation, bound: int) -> None
 def test_what_no_automaton_can_say_is_out_of_reach(pattern: str) -> None:
     with pytest.raises(OutOfReach):
         automaton_of(parse(f'regex(X, r"{pattern}")'))
+
+
+_ITEMS = ("k", "s", "[a-z]", "[^k]", "[\u0130-\u0131ß]", "[A-Zµ]", r"\w", r"[^\Wk]", ".", r"[\S]")
+_ODD = "\n \tkKsSiIıİſßẞµμΜKÅåΣσς٣_日ŉǰ\u0345\u03b9\u1fbe\u1e9e\U00010400\U00010428\u1c80в"
+
+
+@pytest.mark.parametrize("flags", ["", "(?i)", "(?a)", "(?ai)", "(?s)", "(?is)", "(?x)"])
+@pytest.mark.parametrize("item", _ITEMS)
+def test_flags_say_which_characters_an_item_matches(flags: str, item: str) -> None:
+    pattern = flags + item
+    automaton = matches(pattern)
+    for char in (*map(chr, range(0x250)), *_ODD):
+        assert accepts(automaton, char) == bool(re.fullmatch(pattern, char)), repr(char)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?i:a)b", "(?i)a(?-i:b)c", r"(?i)(?a:k\w)k", "(?s:.).", "(?i)fox$"]
+)
+def test_flags_hold_where_they_are_said(pattern: str) -> None:
+    automaton = matches(pattern)
+    for text in map("".join, itertools.product("aAbBcCkK\nKé", repeat=3)):
+        for part in (text, text[:2], "FoX", "fox\n"):
+            assert accepts(automaton, part) == bool(re.fullmatch(pattern, part)), repr(part)
 
 
 def test_whitespace_is_what_splits_words() -> None:
