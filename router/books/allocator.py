@@ -79,6 +79,17 @@ class Allocator:
         """
         return self._num_gains
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """What one sequence computed, others may read."""
+        return self._prefix_caching
+
+    def cached_len(self, token_ids: tuple[int, ...], max_len: int) -> int:
+        """Of the first `max_len` tokens, those that an allocation would find in the cache now."""
+        if not self._prefix_caching:
+            return 0
+        return len(self._cache.match(token_ids, max_len)) * self.block_size
+
     def num_blocks_of(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
         return -(-num_tokens // self.block_size)

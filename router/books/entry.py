@@ -155,6 +155,16 @@ class Entry:
         """Tokens whose KV it may ever need: all but the very last."""
         return self.prompt_len + self.last_len - 1
 
+    @property
+    def max_cached_len(self) -> int:
+        """Tokens whose KV it may find computed by others; at least one is left to draw from.
+
+        A position that scores a token of the prompt, the one before it, is computed in any case.
+        """
+        logprobs = self.request.logprobs
+        most = self.known_len - 1
+        return min(most, logprobs.first_scored - 1) if logprobs.prompt else most
+
     def token_ids(self, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
         """The known ids of positions [start, stop); all of them by default."""
         prompt_ids = self.request.prompt_ids

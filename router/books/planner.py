@@ -8,6 +8,9 @@ within each, the oldest first. Blocks are taken as sequences grow. When there ar
 youngest running entry is preempted: it gives its blocks back, waits again, and is computed anew,
 output included, helped by what the prefix cache still holds. When blocks are on their way back
 anyhow, nobody is preempted: the one in need sits the step out, as a paused one does.
+
+Of several that begin alike, like the values of a distribution behind one prompt, the first computes
+the shared beginning and the others wait until they find it in the cache.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ from router.batch import Growth, NewRequest
 from router.books.allocator import Allocator, BlockAllocation, Shortage
 from router.books.entry import Entry, EntryState, Row
 from router.books.running import RunningBatch
+from router.books.shared_work import awaits_prefix
 from router.books.waiting import WaitingQueue
 
 
@@ -147,7 +151,9 @@ class Planner:
             # Nobody younger takes the blocks that it gave for an older one.
             if not self._running.has_left(entry.request_id):
                 return
-            allocation = self._allocate(entry, num_spare)
+            allocation = None
+            if not awaits_prefix(entry, self._running, self._allocator):
+                allocation = self._allocate(entry, num_spare)
             if allocation is None:
                 self._waiting.refuse(entry)
                 continue
@@ -158,11 +164,8 @@ class Planner:
     def _allocate(self, entry: Entry, num_spare: int) -> BlockAllocation | None:
         if self._running and self._allocator.num_gains < entry.retry_at_gains:
             return None
-        logprobs = entry.request.logprobs
-        # The shard computes every position that scores a token of the prompt: the one before it.
-        max_cached_len = logprobs.first_scored - 1 if logprobs.prompt else None
         allocation = self._allocator.allocate(
-            entry.token_ids(), max_cached_len=max_cached_len, num_spare=num_spare
+            entry.token_ids(), max_cached_len=entry.max_cached_len, num_spare=num_spare
         )
         if isinstance(allocation, Shortage):
             num_missing = allocation.num_blocks - num_spare
