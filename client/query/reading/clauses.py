@@ -6,6 +6,7 @@ follows it are the program's.
 """
 
 import keyword
+import re
 from difflib import get_close_matches
 
 from client.query.errors import BadProgram
@@ -21,10 +22,15 @@ from client.query.reading.words import (
     is_import,
 )
 
+# What editors highlight a string by, on the first line of a docstring or a text.
+_LANGUAGE_TAG = re.compile(r"\s*lmql[ \t]*(?=\n)")
+
 
 def layout_of(text: Text, region: Span) -> Layout:
     """The parts of the program in a region of the text. Raises BadProgram."""
-    return _Splitter(text, tokens_of(text, region)).layout()
+    tag = _LANGUAGE_TAG.match(text.text, region.start, region.end)
+    begin = region.start if tag is None else tag.end()
+    return _Splitter(text, tokens_of(text, Span(begin, region.end))).layout()
 
 
 class _Splitter:
@@ -93,7 +99,7 @@ class _Splitter:
             start = token.start if self._beside is None else self._beside.start
             self._beside = Span(start, end)
         elif self._block is None:
-            self._block = Span(token.start - token.indent, end)
+            self._block = Span(token.start, end)
             self._indent = token.indent
         else:
             self._block = Span(self._block.start, end)

@@ -10,8 +10,7 @@ distribute X over ["a", "b"]      distribution
 
 from dataclasses import dataclass
 
-from client.query.reading.text import Span
-from client.query.reading.tokens import Token
+from client.query.reading.text import Fragment, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Distribution:
 class PromptText:
     """A statement of strings, with what stands behind them. `span` is all of it."""
 
-    strings: tuple[Token, ...]
+    value: Fragment
     span: Span
     where: Span | None = None
     distribution: Distribution | None = None

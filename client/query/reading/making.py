@@ -1,6 +1,7 @@
 """Python functions of a rewritten program: compiled, with their globals and closures."""
 
 import ast
+import builtins
 import linecache
 import types
 import zlib
@@ -30,6 +31,10 @@ class Scope:
     cells: Mapping[str, types.CellType] = field(default_factory=dict)
     values: Mapping[str, object] = field(default_factory=dict)
 
+    def has(self, name: str) -> bool:
+        """Whether the name is known here."""
+        return name in self.cells or name in self.values or name in self.globals
+
     def is_callable(self, name: str) -> bool:
         """Whether the name is bound here, and to something that can be called."""
         if name in self.cells:
@@ -43,7 +48,7 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
     """The program of a layout. Raises BadProgram."""
     nodes = Nodes(text)
     program = written(nodes, layout, around)
-    names = [name for name in sorted(program.used) if name in scope.cells or name in scope.values]
+    names = [name for name in program.used if name in scope.cells or name in scope.values]
     captured(program.module, names)
     code = _compiled(text, program.module, filename)
     calls = Calls(text.source, nodes.places)
@@ -64,6 +69,13 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
         decoder=decoder,
         model=model,
     )
+
+
+def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> list[str]:
+    """Names that a program uses and that nobody binds, in the order of their first use."""
+    program = written(Nodes(text), layout, around)
+    known = program.hole_names | program.bound | set(dir(builtins))
+    return [name for name in program.used if name not in known and not scope.has(name)]
 
 
 def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> Callable[..., Any]:

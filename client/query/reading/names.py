@@ -7,16 +7,34 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def used(node: ast.AST) -> dict[str, ast.Name]:
-    """Names that are read anywhere in a tree, in the order in which they first stand there."""
+    """Names that a tree reads from around it, in the order in which they first stand there.
+
+    What its own lambdas and comprehensions bind is none of these.
+    """
     found: dict[str, ast.Name] = {}
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
-            found.setdefault(each.id, each)
-    return dict(sorted(found.items(), key=lambda item: _position(item[1])))
+    for name in sorted(_read(node, frozenset()), key=_position):
+        found.setdefault(name.id, name)
+    return found
 
 
 def _position(name: ast.Name) -> tuple[int, int]:
     return name.lineno, name.col_offset
+
+
+def _read(node: ast.AST, inner: frozenset[str]) -> Iterator[ast.Name]:
+    match node:
+        case ast.Name(ctx=ast.Load()):
+            if node.id not in inner:
+                yield node
+        case ast.Lambda():
+            inner |= {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            # The first iterable is not within: x in [x for x in x].
+            first, *_ = node.generators
+            yield from _read(first.iter, inner)
+            inner |= {name for each in node.generators for name in _bindings(each.target)}
+    for child in ast.iter_child_nodes(node):
+        yield from _read(child, inner)
 
 
 def bound(statements: Iterable[ast.stmt]) -> set[str]:

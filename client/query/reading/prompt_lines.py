@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from client.query.errors import BadProgram
 from client.query.reading.layout import Distribution, PromptText
-from client.query.reading.strings import is_prompt_literal
+from client.query.reading.strings import is_prompt_literal, literal_of
 from client.query.reading.text import Span, Text
 from client.query.reading.tokens import NAME, OP, STRING, Token
 from client.query.reading.words import begins_distribution, begins_where
@@ -83,7 +83,7 @@ class PromptLines:
         if not self._is_end(stop):
             return None, index + 1
         span = Span(self._tokens[index].start, self._tokens[stop - 1].end)
-        return PromptText(strings, span, where, distribution), stop
+        return PromptText(literal_of(self._text, strings), span, where, distribution), stop
 
     def _strings(self, index: int) -> tuple[tuple[Token, ...], int]:
         """Adjacent strings, perhaps in brackets, and the token behind them."""

@@ -7,15 +7,21 @@ read_template   one prompt and its condition
 
 import builtins
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import FunctionType, MappingProxyType
 from typing import Any
 
+from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import Program
 from client.query.reading.clauses import layout_of
-from client.query.reading.making import Scope, filename_of, made
+from client.query.reading.functions import program_in, scope_of
+from client.query.reading.layout import Layout, PromptText
+from client.query.reading.making import Scope, filename_of, free_names, made
 from client.query.reading.rewriting import Surroundings
-from client.query.reading.text import Span, Text, normalized
+from client.query.reading.text import Fragment, Span, Text, normalized
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def read(
@@ -33,15 +39,72 @@ def read(
     Raises BadProgram.
     """
     source = Source(normalized(text), name, first_line)
-    whole = Text(source)
-    scope = Scope(globals=_globals(namespace or {}))
+    scope = Scope(globals=_globals(namespace or _NOTHING))
+    region = Span(0, len(source.text))
+    return _program(source, region, name, parameters or inspect.Signature(), scope)
+
+
+def read_function(
+    function: Callable[..., object], *, around: Mapping[str, object] = _NOTHING
+) -> Program:
+    """The program that a function holds: in its docstring, or as its body.
+
+    It sees the function's globals and closure. `around`: values of further names, such as the
+    locals of the function around it, which Python does not close over for a docstring's sake.
+    The Program's parameters and their defaults are the function's. Raises BadProgram.
+    """
+    if not isinstance(function, FunctionType):
+        raise BadProgram(f"a query is a function of Python's. Given: {function!r}")
+    source, region = program_in(function)
+    signature = inspect.signature(function)
+    scope = scope_of(function, around)
+    return _program(source, region, function.__name__, signature, scope)
+
+
+def read_template(
+    template: str,
+    condition: str | None = None,
+    *,
+    name: str = "<template>",
+    namespace: Mapping[str, object] | None = None,
+) -> Program:
+    """The program of one prompt, given as its value: escapes are read already.
+
+    `condition`: what would stand behind `where`. Names that the template uses, and that neither
+    `namespace` nor Python has, are the program's parameters, in the order of their first use.
+    Raises BadProgram.
+    """
+    prompt = f'"""{template}"""'
+    clause = "" if condition is None else f" where {normalized(condition)}"
+    text = Text(Source(prompt + clause, name))
+    where = Span(len(prompt) + len(" where "), len(prompt + clause)) if clause else None
+    value = Fragment(template, range(3, len(template) + 4))
+    whole = PromptText(value, Span(0, len(prompt + clause)), where)
+    layout = Layout(blocks=(whole.span,), prompts=(whole,))
+    scope = Scope(globals=_globals(namespace or _NOTHING))
+    plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [inspect.Parameter(each, kind) for each in free_names(text, layout, plain, scope)]
     around = Surroundings(
-        name="program",
-        parameters=parameters or inspect.Signature(),
-        is_callable=scope.is_callable,
+        name=name, parameters=inspect.Signature(names), is_callable=scope.is_callable
     )
-    layout = layout_of(whole, Span(0, len(source.text)))
-    return made(whole, layout, around, scope, filename_of(source))
+    return made(text, layout, around, scope, filename_of(text.source))
+
+
+def _program(
+    source: Source, region: Span, name: str, parameters: inspect.Signature, scope: Scope
+) -> Program:
+    text = Text(source)
+    _check_characters(text)
+    around = Surroundings(name=name, parameters=parameters, is_callable=scope.is_callable)
+    return made(text, layout_of(text, region), around, scope, filename_of(source))
+
+
+def _check_characters(text: Text) -> None:
+    """Python reads no null characters, and no halves of characters."""
+    for offset, char in enumerate(text.text):
+        if char == "\0" or "\ud800" <= char <= "\udfff":
+            raise text.bad(f"the character {char!r} cannot stand in a program", offset)
 
 
 def _globals(namespace: Mapping[str, object]) -> dict[str, Any]:

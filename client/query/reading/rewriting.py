@@ -28,7 +28,6 @@ from client.query.reading.nodes import (
     tuple_of,
 )
 from client.query.reading.prompts import Prompt, PromptRewriter, check_distribution, prompt_of
-from client.query.reading.strings import literal_of
 from client.query.reading.template import pieces_of
 from client.query.reading.text import Fragment, Span, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
@@ -44,12 +43,17 @@ _CONTEXT_FOR_PEOPLE = "context"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A program in Python. `module` defines `make`; `used` are all names that it reads."""
+    """A program in Python.
+
+    `module` defines `make`. `used` are names that it reads, by their first place; `bound` those
+    that it binds itself.
+    """
 
     module: ast.Module
     hole_names: frozenset[str]
     returns: bool
-    used: frozenset[str]
+    used: tuple[str, ...]
+    bound: frozenset[str]
     has_decoder: bool
     has_model: bool
 
@@ -88,7 +92,7 @@ class _Writer:
         for node in names.own_scope(self._body):
             if (found := self._prompt_at(node)) is not None:
                 offset, prompt = found
-                pieces = pieces_of(self._text, literal_of(self._text, prompt.strings))
+                pieces = pieces_of(self._text, prompt.value)
                 self._read[offset] = prompt_of(prompt, pieces)
         self._holes = frozenset(
             hole.name for prompt in self._read.values() for hole in prompt.holes
@@ -110,7 +114,7 @@ class _Writer:
             *self._decoder(),
             *self._model(),
         ]
-        used = {name for function in functions for name in names.used(function)}
+        used = names.used(ast.Module(list(functions), []))
         module = self._module(functions)
         return Written(
             module=module,
@@ -119,7 +123,8 @@ class _Writer:
                 isinstance(node, ast.Return) and node.value is not None
                 for node in names.own_scope(rewritten)
             ),
-            used=frozenset(used),
+            used=tuple(name for name in used if not name.startswith(CALLS)),
+            bound=frozenset(names.bound([*self._preamble, *rewritten]) | {_CONTEXT_FOR_PEOPLE}),
             has_decoder=self._layout.decoder is not None,
             has_model=self._layout.model is not None,
         )
@@ -131,7 +136,9 @@ class _Writer:
         made: list[ast.stmt] = []
         for block in blocks:
             begin = block.start - self._text.column_of(block.start)
-            shown = " " * (block.start - begin) + code[block.start : block.end]
+            # Something else may stand in front, on its line: the quotes of a docstring, a decoder.
+            margin = "".join(char if char == "\t" else " " for char in code[begin : block.start])
+            shown = margin + code[block.start : block.end]
             made.extend(statements(self._text, Fragment(shown, range(begin, block.end + 1))))
         return made
 
@@ -194,7 +201,7 @@ class _Writer:
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
         parameters = _parameters(self._around.parameters, CONTEXT)
         block = [*opening, *body] or [ast.Pass()]
-        made = ast.AsyncFunctionDef(self._around.name, parameters, block, [], **_EMPTY)
+        made = ast.AsyncFunctionDef("program", parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:

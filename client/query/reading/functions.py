@@ -1,0 +1,104 @@
+"""Functions that hold programs, in their docstring or as their body.
+
+    async def f(x):                         async def f(x):
+        '''argmax "Hi {x} [Y]"'''               "Hi {x} [Y]"
+                                                return Y.strip()
+
+It finds where the program stands in the file, and which names it sees there.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Mapping
+from types import FunctionType
+
+from client.query.errors import BadProgram
+from client.query.place import Source
+from client.query.reading.expressions import statements
+from client.query.reading.making import Scope
+from client.query.reading.strings import content_of
+from client.query.reading.text import Span, Text, normalized
+from client.query.reading.tokens import tokens_of
+from client.query.reading.words import DECODERS
+
+_PROMPT_OR_DECODER = re.compile(
+    rf"^[ \t]*(?:[rRfFuU]{{0,2}}['\"]|(?:{'|'.join(DECODERS)})(?:$|[\s(\"']))",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def program_in(function: FunctionType) -> tuple[Source, Span]:
+    """The source of a function, and where in it the program stands. Raises BadProgram."""
+    try:
+        lines, first_line = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        return _from_docstring(function)
+    name = function.__code__.co_filename
+    source = Source(normalized("".join(lines)), name, max(first_line, 1))
+    text = Text(source)
+    whole = text.slice(Span(0, len(source.text)))
+    for statement in statements(text, whole):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            return source, _region(text, statement)
+    raise BadProgram(f"a query is a function with a body; {function.__name__} is none")
+
+
+def _from_docstring(function: FunctionType) -> tuple[Source, Span]:
+    """Without a file, what Python keeps of a function: its docstring, escapes read."""
+    held = inspect.getdoc(function)
+    if held is None:
+        what = f"the source of {function.__name__} cannot be read; put the program in its docstring"
+        raise BadProgram(what)
+    source = Source(normalized(held), f"<{function.__name__}>")
+    return source, Span(0, len(source.text))
+
+
+def _region(text: Text, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Span:
+    first, last = function.body[0], function.body[-1]
+    span = Span(_start(text, first), text.offset_of_bytes(*_end(last)))
+    if _is_docstring(first) and all(map(_is_nothing, function.body[1:])):
+        string = Span(_start(text, first), text.offset_of_bytes(*_end(first)))
+        strings = tokens_of(text, string)
+        content = content_of(strings[0])
+        is_long = text.text[content.start - 3 : content.start] in ("'''", '"""')
+        held = text.text[content.start : content.stop]
+        if len(strings) == 1 and is_long and _PROMPT_OR_DECODER.search(held):
+            return Span(content.start, content.stop)
+        return string
+    return span
+
+
+def _start(text: Text, statement: ast.stmt) -> int:
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement, *decorators], key=lambda node: node.lineno)
+    start = text.offset_of_bytes(first.lineno, first.col_offset)
+    # A decorator's place is behind its sign.
+    return start if first is statement else text.text.rindex("@", 0, start)
+
+
+def _end(statement: ast.stmt) -> tuple[int, int]:
+    return statement.end_lineno or statement.lineno, statement.end_col_offset or 0
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _is_nothing(statement: ast.stmt) -> bool:
+    """`pass` or `...`."""
+    is_dots = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return isinstance(statement, ast.Pass) or (is_dots and not _is_docstring(statement))
+
+
+def scope_of(function: FunctionType, around: Mapping[str, object]) -> Scope:
+    """What the function's code sees: its globals and cells, and values of names around it.
+
+    Python closes over names that the code uses, and knows nothing of those in a docstring.
+    """
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return Scope(globals=function.__globals__, cells=dict(cells), values=around)
