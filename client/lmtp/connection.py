@@ -101,6 +101,12 @@ class Connection:
     def num_streams(self) -> int:
         return len(self._streams)
 
+    @property
+    def has_room(self) -> bool:
+        """It takes another stream."""
+        most = self.greeting.max_streams
+        return self.is_open and not self.is_draining and (most is None or self.num_streams < most)
+
     async def close(self) -> None:
         """Closes the socket; streams that have not ended fail with ConnectionLost."""
         self._task.cancel()

@@ -14,7 +14,7 @@ from client.errors import (
 )
 
 # The server's words for what it did not begin, and for requests that were wrong.
-_BUSY = frozenset({"overloaded", "unhealthy", "draining", "rate_limit"})
+_BUSY = frozenset({"overloaded", "unhealthy", "draining", "too_many_streams"})
 _REFUSALS: Mapping[str, type[InvalidRequest | ConstraintRefused | ModelNotFound | Unauthorized]] = {
     "constraint_error": ConstraintRefused,
     "model_not_found": ModelNotFound,
@@ -37,7 +37,11 @@ def read_fault(fields: Mapping[str, object]) -> TandemError:
         return ServerFailed(message, error_type or "unknown", is_retryable=is_retryable)
     details = fields.get("details")
     field = fields.get("field")
-    return _REFUSALS.get(error_type, InvalidRequest)(
+    kind = _REFUSALS.get(error_type, InvalidRequest)
+    if isinstance(details, dict) and "reason" in details:
+        # A malformed constraint is a field that breaks its rule, in the server's words.
+        kind = ConstraintRefused
+    return kind(
         message,
         error_type,
         None if field is None else str(field),

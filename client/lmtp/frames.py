@@ -4,6 +4,8 @@ A frame is `TYPE JSON`. It knows no socket and no stream's state.
 """
 
 import json
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,19 +27,22 @@ from client.words import (
 )
 
 VERSION = 2
+# How the server writes the logarithm of nothing, for readers that know no infinity.
+_LEAST = -sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What the server says of itself when it is greeted. Lengths in tokens and, of messages, bytes.
+    """What the server says of itself when it is greeted; `facts` is all of it.
 
-    `facts` is all of it.
+    `max_message_len` is in bytes, `max_streams` those of one socket.
     """
 
     server: str
     models: tuple[str, ...]
     features: frozenset[str]
     max_message_len: int | None
+    max_streams: int | None
     facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -164,9 +169,9 @@ def _token(fields: Mapping[str, Any]) -> TokenMade:
     return TokenMade(
         token_id=fields["token"],
         text=fields["text"],
-        logprob=float(fields["logprob"]),
+        logprob=_logprob(fields["logprob"]),
         is_end=fields.get("is_end", False),
-        top_logprobs=MappingProxyType({int(token): float(value) for token, value in top.items()}),
+        top_logprobs=MappingProxyType({int(key): _logprob(value) for key, value in top.items()}),
     )
 
 
@@ -185,11 +190,15 @@ def _ended(fields: Mapping[str, Any]) -> Ended:
 def _scores(fields: Mapping[str, Any]) -> Scores:
     return Scores(
         tuple(
-            Scored(tuple(score["tokens"]), tuple(map(float, score["logprobs"])))
+            Scored(tuple(score["tokens"]), tuple(map(_logprob, score["logprobs"])))
             for score in fields["scores"]
         ),
         _usage(fields["usage"]),
     )
+
+
+def _logprob(value: float) -> float:
+    return -math.inf if value <= _LEAST else float(value)
 
 
 def _usage(fields: Mapping[str, Any]) -> Usage:
@@ -209,6 +218,7 @@ def _message(fields: Mapping[str, Any]) -> Greeting | None:
         models=tuple(facts.get("models", ())),
         features=frozenset(facts.get("features", ())),
         max_message_len=facts.get("max_message_len"),
+        max_streams=facts.get("max_streams"),
         facts=MappingProxyType(facts),
     )
 

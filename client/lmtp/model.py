@@ -20,7 +20,7 @@ from client.words import Answer, GenerateCall, ScoreCall, Scores, ServerNotice, 
 PartT = TypeVar("PartT", TokenMade, Scores)
 
 
-def _nobody(_: ServerNotice) -> None:
+def ignore_notice(_: ServerNotice) -> None:
     """Notices are not wanted."""
 
 
@@ -46,7 +46,7 @@ class LmtpModel:
         *,
         key: str | None = None,
         retry: RetryPolicy | None = None,
-        on_notice: OnNotice = _nobody,
+        on_notice: OnNotice = ignore_notice,
         max_unread: int = 1024,
         timeout_s: float = 10.0,
         draw_seed: Callable[[], int] = draw_seed,
@@ -61,7 +61,7 @@ class LmtpModel:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting = asyncio.Lock()
-        # The last one takes what is new; servers that leave finish what the others hold.
+        # One, but for those that are full, and those of servers that leave and finish their work.
         self._connections: list[Connection] = []
         self._was_reached = False
         self._is_closed = False
@@ -140,9 +140,11 @@ class LmtpModel:
             await self._let_go()
             if self._is_closed:
                 raise ConnectionLost("this LmtpModel was closed")
-            if not self._connections or self._connections[-1].is_draining:
-                self._connections.append(await self._open())
-            return self._connections[-1]
+            roomy = next((each for each in self._connections if each.has_room), None)
+            if roomy is None:
+                roomy = await self._open()
+                self._connections.append(roomy)
+            return roomy
 
     async def _open(self) -> Connection:
         websocket, greeting = await open_websocket(self._address, self._timeout_s)

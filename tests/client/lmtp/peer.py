@@ -102,10 +102,10 @@ async def performing(*scripts: Script, port: int = 0) -> AsyncIterator[Scene]:
         peers.append(peer)
         try:
             await scripts[min(len(peers), len(scripts)) - 1](peer)
-        except ConnectionClosed:
+        except* ConnectionClosed:
             pass
-        except (AssertionError, KeyError) as error:
-            troubles.append(error)
+        except* (AssertionError, KeyError) as group:
+            troubles.extend(group.exceptions)
 
     async with serve(serve_one, "127.0.0.1", port) as server:
         number = next(iter(server.sockets)).getsockname()[1]

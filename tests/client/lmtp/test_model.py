@@ -1,6 +1,7 @@
 """Calls over a wire whose other end is scripted."""
 
 import asyncio
+import math
 from contextlib import aclosing
 
 import pytest
@@ -12,6 +13,7 @@ from client.errors import (
     ModelNotFound,
     Overloaded,
     ServerFailed,
+    Unauthorized,
     Unreachable,
 )
 from client.lmtp.model import LmtpModel
@@ -165,7 +167,7 @@ async def test_a_cancelled_task_cancels_its_request() -> None:
     ("error_type", "kind"),
     [
         ("validation", InvalidRequest),
-        ("constraint_error", ConstraintRefused),
+        ("unauthorized", Unauthorized),
         ("model_not_found", ModelNotFound),
         ("generation", ServerFailed),
     ],
@@ -174,15 +176,82 @@ async def test_an_error_of_the_server_has_its_class(error_type: str, kind: type[
     async def script(peer: Peer) -> None:
         await peer.greet()
         body = await peer.expect("GENERATE")
-        await peer.fail(body["stream_id"], error_type, field="stop", details={"position": 3})
+        await peer.fail(body["stream_id"], error_type, field="stop")
         await peer.until_closed()
 
     async with performing(script) as scene, LmtpModel(scene.url) as model:
         with pytest.raises(kind, match="it went wrong") as caught:
             await model.generate(GenerateCall(prompt="Once"))
-    if isinstance(caught.value, InvalidRequest | ConstraintRefused):
+    if isinstance(caught.value, InvalidRequest):
         assert caught.value.field == "stop"
-        assert caught.value.details == {"position": 3}
+
+
+@pytest.mark.parametrize("error_type", ["validation", "constraint_error"])
+async def test_a_refused_constraint_says_why(error_type: str) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        details = {"reason": "malformed", "position": 3}
+        await peer.fail(body["stream_id"], error_type, field="constraint", details=details)
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        with pytest.raises(ConstraintRefused) as caught:
+            await model.generate(GenerateCall(prompt="Once"))
+    assert caught.value.field == "constraint"
+    assert caught.value.details == {"reason": "malformed", "position": 3}
+
+
+async def test_what_cannot_come_at_all_has_no_probability() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        tops = {"1": -0.5, "2": -1.7976931348623157e308}
+        await peer.token(body["stream_id"], 1, top_logprobs=tops)
+        await peer.done(body["stream_id"], "b")
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        answer = await model.generate(GenerateCall(prompt="Once", top_logprobs=2))
+    assert answer.tokens[0].top_logprobs == {1: -0.5, 2: -math.inf}
+
+
+async def test_a_full_socket_gets_a_neighbour() -> None:
+    all_are_in = asyncio.Barrier(5)
+
+    async def answer(peer: Peer, stream_id: int) -> None:
+        await all_are_in.wait()
+        await peer.done(stream_id, "ok")
+
+    async def script(peer: Peer) -> None:
+        await peer.greet(max_streams=2)
+        async with asyncio.TaskGroup() as answers:
+            while True:
+                _, body = await peer.read()
+                answers.create_task(answer(peer, body["stream_id"]))
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        calls = [model.generate(GenerateCall(prompt=str(index))) for index in range(5)]
+        answers = await asyncio.gather(*calls)
+        assert [len(peer.received) - 1 for peer in scene.peers] == [2, 2, 1]
+    assert [answer.text for answer in answers] == ["ok"] * 5
+
+
+async def test_a_server_that_leaves_finishes_what_it_has_and_gets_nothing_new() -> None:
+    async def leaving(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        await peer.token(body["stream_id"], 0)
+        await peer.say("SYS", {"stream_id": None, "state": "draining", "message": ""})
+        await peer.token(body["stream_id"], 1)
+        await peer.until_closed()
+
+    async with performing(leaving, three_letters) as scene, LmtpModel(scene.url) as model:
+        async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
+            pieces = [(await anext(stream)).text for _ in range(2)]
+            assert (await model.generate(GenerateCall(prompt="Twice"))).text == "abc!"
+        assert pieces == ["a", "b"]
+        assert len(scene.peers) == 2
 
 
 async def test_an_overloaded_server_is_not_waited_for_beyond_the_bound() -> None:
