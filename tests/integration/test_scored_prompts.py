@@ -93,7 +93,7 @@ async def test_alternatives_are_what_may_be_drawn_after_mask_bias_and_penalties(
     request = asking(engine, sampling, "( cat| dog| king){1,4}")
     told = await engine.told(request)
     for index, event in enumerate(told.tokens):
-        tops = {top.token_id: top.logprob for top in event.top_tokens}
+        tops = {top.token_id: top.logprob or 0.0 for top in event.top_tokens}
         texts = {top.text for top in event.top_tokens}
         assert tops[event.token.token_id] == event.token.logprob
         assert max(tops.values()) == event.token.logprob, "greedy takes the best"
