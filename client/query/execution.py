@@ -51,10 +51,10 @@ async def execute(
 ) -> tuple[Result[object], ...]:
     """All results. Raises QueryErrors, and the TandemErrors of who answers."""
     job = Job(program=program, arguments=arguments, keywords=keywords or {})
-    chosen = choices.decoder or _decoding(program)
+    chosen = choices.decoder or _decoding(job)
     around = surroundings()
     with CallFile(choices.trace) if choices.trace is not None else nullcontext() as calls:
-        async with opened(choices.model, _clause(program), choices.url) as answering:
+        async with opened(choices.model, _model(job), choices.url) as answering:
             within = Surroundings(
                 model=answering.model,
                 model_name=answering.name,
@@ -65,20 +65,22 @@ async def execute(
             return await run_job(job, chosen, within)
 
 
-def _decoding(program: Program) -> Decoding:
+def _decoding(job: Job) -> Decoding:
+    program = job.program
     if program.decoder is None:
         return decoding("argmax", (), {})
     try:
-        clause = program.decoder()
+        clause = program.decoder(*job.arguments, **job.keywords)
     except Exception as error:
         raise blamed(program, error) from error
     return clause_decoding(clause, program.source)
 
 
-def _clause(program: Program) -> object:
+def _model(job: Job) -> object:
+    program = job.program
     if program.model is None:
         return None
     try:
-        return program.model()
+        return program.model(*job.arguments, **job.keywords)
     except Exception as error:
         raise blamed(program, error) from error

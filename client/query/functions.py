@@ -10,8 +10,9 @@ ways. In a program `[X: f]` and `[X: f(x)]` take either.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from client.query.execution import Choices, RunOptions, execute
@@ -81,6 +82,14 @@ class SyncQuery(Query[P, R, ValueT]):
         return self._told(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
 
 
+class Template(SyncQuery[..., Any, Any]):
+    """A query made by F."""
+
+    def _told(self, result: Result[Any]) -> Any:
+        values = dict(result.variables)
+        return next(iter(values.values())) if len(values) == 1 else values
+
+
 class Decorating:
     """`query(...)` with options, waiting for its function."""
 
@@ -88,14 +97,12 @@ class Decorating:
         self._choices = choices
 
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, None]], /
     ) -> AsyncQuery[P, Result[None], None]: ...
 
     @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncQuery[P, R, R]: ...
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncQuery[P, R, R]: ...  # type: ignore[overload-overlap]
 
     @overload
     def __call__(self, function: Callable[P, None], /) -> SyncQuery[P, Result[None], None]: ...
@@ -104,19 +111,17 @@ class Decorating:
     def __call__(self, function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
 
     def __call__(self, function: Callable[..., Any], /) -> Query[..., Any, Any]:
-        is_async = inspect.iscoroutinefunction(function)
-        kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
-        return kind(read_function(function), self._choices)
+        return _decorated(function, self._choices, _locals_of(inspect.currentframe()))
 
 
 @overload
-def query(
+def query(  # type: ignore[overload-overlap]
     function: Callable[P, Coroutine[Any, Any, None]], /
 ) -> AsyncQuery[P, Result[None], None]: ...
 
 
 @overload
-def query(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncQuery[P, R, R]: ...
+def query(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncQuery[P, R, R]: ...  # type: ignore[overload-overlap]
 
 
 @overload
@@ -136,16 +141,32 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
 
     Its parameters are the program's variables. Raises BadProgram.
     """
-    decorating = Decorating(Choices(**options))
-    return decorating if function is None else decorating(function)
+    choices = Choices(**options)
+    if function is None:
+        return Decorating(choices)
+    return _decorated(function, choices, _locals_of(inspect.currentframe()))
 
 
-def F(  # noqa: N802
-    prompt: str, where: str | None = None, **options: Unpack[RunOptions]
-) -> SyncQuery[..., Any, Any]:
+def _decorated(
+    function: Callable[..., Any], choices: Choices, around: Mapping[str, object]
+) -> Query[..., Any, Any]:
+    is_async = inspect.iscoroutinefunction(function)
+    kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
+    return kind(read_function(function, around=around), choices)
+
+
+def _locals_of(decorator: FrameType | None) -> Mapping[str, object]:
+    """What the function around a decorated one knows: a program in a docstring sees that, too."""
+    caller = None if decorator is None else decorator.f_back
+    if caller is None or caller.f_locals is caller.f_globals:
+        return {}
+    return dict(caller.f_locals)
+
+
+def F(prompt: str, where: str | None = None, **options: Unpack[RunOptions]) -> Template:
     """A query of one prompt: its names in braces are the call's keywords, its hole the value.
 
     `F("Say {a} politely: [X]", "len(X) < 40")(a="no")`. With several holes a call gives a dict.
     `where` is a condition, as behind a prompt. Raises BadProgram.
     """
-    return SyncQuery(read_template(prompt, where), Choices(**options))
+    return Template(read_template(prompt, where), Choices(**options))
