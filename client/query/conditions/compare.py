@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 from client.query.conditions import decimals
-from client.query.conditions.evaluate import check_comparable, compared, described
+from client.query.conditions.expressions import any_of, opposite
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
+from client.query.conditions.relating import compared, described
 from client.query.conditions.values import Finished, bare, is_number, is_scalar, written
 from client.query.errors import BadCondition
 from client.query.place import Place
@@ -29,10 +30,8 @@ from constraints.where.terms import (
     IsInt,
     Matches,
     Measure,
-    Not,
     OneOf,
     Relation,
-    any_of,
 )
 
 FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
@@ -56,7 +55,7 @@ def measured(measure: Measure, relation: str, constant: object, place: Place) ->
     if relation == "in":
         return is_one
     # What is no integer compares with nothing.
-    return And((IsInt(), Not(is_one))) if measure is Measure.INT else Not(is_one)
+    return And((IsInt(), opposite(is_one))) if measure is Measure.INT else opposite(is_one)
 
 
 def decimal(relation: str, constant: object, place: Place) -> Expression:
@@ -72,7 +71,7 @@ def decimal(relation: str, constant: object, place: Place) -> Expression:
         what = "float(X) is a number, compared with numbers"
         raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
     found = Matches(decimals.among(map(written, numbers), decimals=True))
-    return found if relation == "in" else And((IsFloat(), Not(found)))
+    return found if relation == "in" else And((IsFloat(), opposite(found)))
 
 
 def _require_number(constant: object, what: str, place: Place) -> None:
@@ -149,11 +148,11 @@ def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Ex
             return _member(kind, constant, place)
         case "not in":
             found = _member(kind, constant, place)
-            return None if found is None else Not(found)
+            return None if found is None else opposite(found)
         case "==" | "is":
-            return _equal(kind, constant, place)
+            return _equal(kind, "==", constant, place)
         case "!=" | "is not":
-            return Not(_equal(kind, constant, place))
+            return _equal(kind, "!=", constant, place)
     return _ordered(kind, relation, constant, place)
 
 
@@ -176,17 +175,17 @@ def _text(constant: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _equal(kind: HoleKind, constant: object, place: Place) -> Expression:
-    value = bare(constant)
+def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression:
+    value, text = bare(constant), _text(constant)
     if is_number(value) and kind.name == INT.name:
-        return _bounded(Measure.INT, "==", written(constant))
+        return measured(Measure.INT, relation, value, place)
     if is_number(value) and kind.name == FLOAT.name:
-        return decimal("==", constant, place)
-    text = _text(constant)
-    if text is not None:
-        return OneOf((text,))
-    check_comparable("", value, place)
-    return Constant(False)
+        return decimal(relation, constant, place)
+    if text is None and is_number(value):
+        what = f"the hole is {kind.name} and never {described(value)}"
+        raise BadCondition(f"{what}: compare int(X), or write [X: int]", place)
+    found: Expression = Constant(False) if text is None else OneOf((text,))
+    return found if relation == "==" else opposite(found)
 
 
 def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:

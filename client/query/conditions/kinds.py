@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Literal, get_args, get_origin, is_typeddict
 
-from client.query.conditions import schemas
+from client.query.conditions import instances, schemas
 from client.query.conditions.operators import strings
 from client.query.errors import BadCondition
 from constraints.where import terms as where
@@ -100,7 +100,7 @@ def _shown(value: object) -> str:
 def _json(annotation: object) -> HoleKind:
     """A hole whose text is JSON."""
     if isinstance(annotation, Mapping):
-        return HoleKind("JSON", None, schemas.loaded, None, schema=dict(annotation))
+        return HoleKind("JSON", None, instances.loaded, None, schema=dict(annotation))
     name = getattr(annotation, "__name__", str(annotation))
     is_known = is_dataclass(annotation) or is_typeddict(annotation) or schemas.is_model(annotation)
     if not is_known and not schemas.is_container(annotation):
@@ -112,7 +112,7 @@ def _json(annotation: object) -> HoleKind:
     return HoleKind(
         f"a {name}",
         None,
-        lambda text: schemas.value(annotation, text),
+        lambda text: instances.value(annotation, text),
         python if isinstance(python, type) else None,
         schema=schemas.schema(annotation),
     )

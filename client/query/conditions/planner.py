@@ -10,10 +10,11 @@ only the server sees (phrases and patterns that exclude each other) it refuses.
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from client.query.conditions.expressions import FALSE, TRUE, all_of
 from client.query.conditions.kinds import FLOAT, INT, HoleKind, kind_of
 from client.query.conditions.operators import operator_of
 from client.query.conditions.plan import Check, HolePlan, StopMode
-from client.query.conditions.reduce import FALSE, TRUE, Bounds, Current, all_of, bounds, names_of
+from client.query.conditions.reduce import Bounds, Current, bounds, names_of
 from client.query.conditions.request import asked
 from client.query.conditions.terms import All, Called, Compared, Ref, Term, Value
 from client.query.conditions.values import Values
@@ -21,7 +22,7 @@ from client.query.conditions.writing import written
 from client.query.errors import BadCondition, Unsatisfiable
 from client.query.place import Place
 from constraints.where.conflict import top_parts
-from constraints.where.terms import Expression
+from constraints.where.terms import Compare, Expression, IsInt, Measure
 
 
 class PlannedHole(Protocol):
@@ -138,4 +139,7 @@ def _parts(kind: HoleKind, says: Sequence[Bounds]) -> tuple[Expression, ...]:
     """The mask as parts of a conjunction, each once."""
     texts = () if kind.texts is None else (kind.texts,)
     whole = all_of((*texts, *(said.upper for said in says)))
-    return tuple(dict.fromkeys(part for part in top_parts(whole) if part != TRUE))
+    parts = dict.fromkeys(part for part in top_parts(whole) if part != TRUE)
+    if any(isinstance(part, Compare) and part.measure is Measure.INT for part in parts):
+        parts.pop(IsInt(), None)
+    return tuple(parts)

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from client.query.conditions import compare
-from client.query.conditions.evaluate import (
-    Missing,
-    as_condition,
-    described,
-    evaluate,
-    operand,
-)
+from client.query.conditions.evaluate import as_condition, evaluate, operand
+from client.query.conditions.expressions import FALSE, TRUE, all_of, any_of, opposite
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.operators import PIECES, STOPS, operator_of, text_term
+from client.query.conditions.relating import Missing, described
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -52,7 +48,6 @@ class Bounds:
         return self.lower == self.upper
 
 
-FALSE, TRUE = where.Constant(False), where.Constant(True)
 OPEN = Bounds(FALSE, TRUE)
 
 
@@ -124,30 +119,8 @@ def _joined(
     )
 
 
-def all_of(parts: Iterable[where.Expression]) -> where.Expression:
-    """All parts, without truth values unless one decides; each once."""
-    kept = dict.fromkeys(part for part in parts if part != TRUE)
-    return FALSE if FALSE in kept else where.all_of(kept)
-
-
-def any_of(parts: Iterable[where.Expression]) -> where.Expression:
-    """At least one part, without truth values unless one decides; each once."""
-    kept = dict.fromkeys(part for part in parts if part != FALSE)
-    return TRUE if TRUE in kept else where.any_of(kept)
-
-
 def _opposite(inner: Bounds) -> Bounds:
     return Bounds(opposite(inner.upper), opposite(inner.lower))
-
-
-def opposite(expression: where.Expression) -> where.Expression:
-    """The expression does not hold."""
-    match expression:
-        case where.Constant(value):
-            return where.Constant(not value)
-        case where.Not(part):
-            return part
-    return where.Not(expression)
 
 
 def _refuse_stops(parts: Iterable[Term], joined_by: str, stops: tuple[str, ...]) -> None:
@@ -230,12 +203,13 @@ _Side = _Constant | _Pieces | _Sort
 def _side(term: Term, current: Current) -> _Side:
     if current.name not in names_of(term):
         value = operand(term, current.values)
-        return _DARK if isinstance(value, Missing) else _Constant(value)
+        return _DARK if value is Missing.UNKNOWN else _Constant(value)
     match term:
         case Ref():
             return _HOLE
-        case Called(arguments=(argument,)):
-            return _applied(operator_of(term), _side(argument, current), term.place, current)
+        case Called():
+            name, about = operator_of(term), _side(term.arguments[0], current)
+            return _applied(name, about, term.place, current)
     return _DARK
 
 
@@ -246,7 +220,10 @@ def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
         return _DARK
     if name == "type":
         return _TYPE
-    _require_text(name, current.kind, place)
+    if name not in ("len", "int", "float", *PIECES):
+        return _DARK
+    if name != "tokens":
+        _require_text(name, current.kind, place)
     match name:
         case "len":
             return _Sort(where.Measure.CHARS)
@@ -264,6 +241,8 @@ def _compared(term: Compared, current: Current) -> Bounds:
             name = side.operator
             raise BadCondition(f"{name}(X) can only be counted: write len({name}(X))", term.place)
     relation = term.relation
+    if _Constant(Missing.NO_NUMBER) in (left, right):
+        return exactly(FALSE)
     if isinstance(right, _Constant) and not isinstance(left, _Constant):
         return _against(left, relation, right.value, term.place, current)
     if not isinstance(left, _Constant):
@@ -310,4 +289,7 @@ def _typed(
         raise BadCondition(f"{what}. Given: {relation} {described(wanted)}", place)
     if kind.python is None:
         return None
+    if kind.python is str and wanted in (int, float, bool):
+        what = f"type(X) is {wanted.__name__} says what a hole is, and this one is text"
+        raise BadCondition(f"{what}: let it stand alone or joined by `and`", place)
     return where.Constant((kind.python is wanted) is (relation in ("is", "==")))

@@ -10,9 +10,9 @@ anything else                                          ->  where
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from client.query.conditions.expressions import all_of
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.plan import Check, StopMode
-from client.query.conditions.reduce import all_of
 from client.query.conditions.stops import Stops
 from client.query.conditions.terms import Opaque
 from client.query.errors import BadCondition, Unsatisfiable

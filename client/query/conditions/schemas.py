@@ -10,8 +10,7 @@ A type that contains itself becomes a `$ref`. A field with a default may be left
 """
 
 import enum
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import (
@@ -28,7 +27,7 @@ from typing import (
 
 from client.query.errors import BadCondition
 
-_SIMPLE: Mapping[object, str] = {
+SIMPLE: Mapping[object, str] = {
     str: "string",
     int: "integer",
     float: "number",
@@ -51,11 +50,6 @@ def is_container(annotation: object) -> bool:
     return is_several or annotation in (list, dict, NoneType)
 
 
-def loaded(text: str) -> object:
-    """The value of a JSON text."""
-    return json.loads(text)
-
-
 def schema(annotation: Any) -> dict[str, object]:
     """The JSON schema of a type. Raises BadCondition for types that JSON does not have."""
     if is_model(annotation):
@@ -63,27 +57,15 @@ def schema(annotation: Any) -> dict[str, object]:
     writer = _Writer()
     written = writer.written(annotation)
     used = {name: body for name, body in writer.definitions.items() if name in writer.referred}
-    if used.get(_name(annotation)) is not None and written == _reference(annotation):
-        return {**written, "$defs": used}
     return {**written, "$defs": used} if used else written
 
 
-def value(annotation: Any, text: str) -> object:
-    """The value that a text of this type's schema writes. Raises ValueError for other texts."""
-    if is_model(annotation):
-        return annotation.model_validate_json(text)
-    try:
-        return _converted(annotation, json.loads(text))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"this is no {_name(annotation)}: {text!r}") from error
-
-
-def _name(annotation: Any) -> str:
+def name_of(annotation: Any) -> str:
     return str(getattr(annotation, "__qualname__", annotation))
 
 
 def _reference(annotation: object) -> dict[str, object]:
-    return {"$ref": f"#/$defs/{_name(annotation).replace('~', '~0').replace('/', '~1')}"}
+    return {"$ref": f"#/$defs/{name_of(annotation).replace('~', '~0').replace('/', '~1')}"}
 
 
 @dataclass(slots=True)
@@ -95,8 +77,8 @@ class _Writer:
     open: list[object] = field(default_factory=list)
 
     def written(self, annotation: Any) -> dict[str, object]:
-        if annotation in _SIMPLE:
-            return {"type": _SIMPLE[annotation]}
+        if annotation in SIMPLE:
+            return {"type": SIMPLE[annotation]}
         if annotation is Any or annotation is object:
             return {}
         if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
@@ -131,17 +113,17 @@ class _Writer:
                 "additionalProperties": self.written(arguments[1]) if arguments else {},
             }
         raise BadCondition(
-            f"`{_name(annotation)}` is no type that JSON has: str, int, float, bool, None,"
+            f"`{name_of(annotation)}` is no type that JSON has: str, int, float, bool, None,"
             " list[...], tuple[...], dict[str, ...], Literal, Enum, dataclasses, TypedDicts, unions"
         )
 
     def _object(self, annotation: Any) -> dict[str, object]:
-        name = _name(annotation)
+        name = name_of(annotation)
         if annotation in self.open or name in self.referred:
             self.referred.add(name)
             return _reference(annotation)
         self.open.append(annotation)
-        hints, required = _fields(annotation)
+        hints, required = fields_of(annotation)
         body: dict[str, object] = {
             "type": "object",
             "properties": {key: self.written(hint) for key, hint in hints.items()},
@@ -156,14 +138,21 @@ class _Writer:
 def _without_references(annotation: Any) -> dict[str, object]:
     body = dict(annotation.model_json_schema())
     if "$defs" in body:
-        what = f"`{_name(annotation)}` has definitions of its own: let it be the hole's whole type"
+        what = (
+            f"`{name_of(annotation)}` has definitions of its own: let it be the hole's whole type"
+        )
         raise BadCondition(what)
     return body
 
 
-def _fields(annotation: Any) -> tuple[dict[str, Any], list[str]]:
+def fields_of(annotation: Any) -> tuple[dict[str, Any], list[str]]:
     """The types of an object's fields, and the names of those that must be there."""
-    hints = get_type_hints(annotation, include_extras=True)
+    try:
+        own = {annotation.__name__: annotation}
+        hints = get_type_hints(annotation, localns=own, include_extras=True)
+    except NameError as error:
+        what = f"the types of `{name_of(annotation)}` cannot be found: {error}"
+        raise BadCondition(what) from error
     if is_typeddict(annotation):
         bare = {
             key: get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
@@ -180,97 +169,4 @@ def _fields(annotation: Any) -> tuple[dict[str, Any], list[str]]:
 def _plain(choice: object, annotation: object) -> object:
     if choice is None or isinstance(choice, str | int | float):
         return choice
-    raise BadCondition(f"`{_name(annotation)}` has {choice!r}, which JSON cannot write")
-
-
-# Values
-
-
-def _converted(annotation: Any, data: Any) -> Any:
-    if is_dataclass(annotation) and isinstance(annotation, type):
-        hints, _ = _fields(annotation)
-        return annotation(**{key: _converted(hints[key], data[key]) for key in data})
-    if is_typeddict(annotation):
-        hints, _ = _fields(annotation)
-        return {key: _converted(hints[key], data[key]) for key in data}
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return annotation(data)
-    if is_model(annotation):
-        return annotation.model_validate(data)
-    if annotation is float:
-        return float(data)
-    return _converted_several(annotation, data)
-
-
-def _converted_several(annotation: Any, data: Any) -> Any:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return _first_that_fits(arguments, data)
-    if origin is list and arguments:
-        return [_converted(arguments[0], item) for item in data]
-    if origin is tuple:
-        return tuple(_converted(each, item) for each, item in zip(arguments, data, strict=True))
-    if origin is dict and arguments:
-        return {key: _converted(arguments[1], item) for key, item in data.items()}
-    return data
-
-
-def _first_that_fits(alternatives: tuple[Any, ...], data: Any) -> Any:
-    return next(
-        (_converted(each, data) for each in alternatives if _fits(each, data)),
-        data,
-    )
-
-
-def _fits(annotation: Any, data: Any) -> bool:
-    """Whether JSON data is an instance of a type's schema."""
-    if annotation is Any or annotation is object:
-        return True
-    if annotation in _SIMPLE:
-        return _IS_SIMPLE[_SIMPLE[annotation]](data)
-    if is_dataclass(annotation) or is_typeddict(annotation):
-        hints, required = _fields(annotation)
-        return (
-            isinstance(data, dict)
-            and all(key in data for key in required)
-            and all(key in hints and _fits(hints[key], data[key]) for key in data)
-        )
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return any(_is_same(member.value, data) for member in annotation)
-    return _fits_several(annotation, data)
-
-
-def _fits_several(annotation: Any, data: Any) -> bool:
-    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
-    if origin is Literal:
-        return any(_is_same(choice, data) for choice in arguments)
-    if origin in (Union, UnionType):
-        return any(_fits(each, data) for each in arguments)
-    if origin is list:
-        return isinstance(data, list) and all(
-            not arguments or _fits(arguments[0], item) for item in data
-        )
-    if origin is tuple:
-        return (
-            isinstance(data, list)
-            and len(data) == len(arguments)
-            and all(map(_fits, arguments, data))
-        )
-    if origin is dict:
-        return isinstance(data, dict) and all(
-            not arguments or _fits(arguments[1], item) for item in data.values()
-        )
-    return True
-
-
-def _is_same(choice: object, data: object) -> bool:
-    return choice == data and isinstance(choice, bool) == isinstance(data, bool)
-
-
-_IS_SIMPLE: Mapping[str, Callable[[object], bool]] = {
-    "string": lambda data: isinstance(data, str),
-    "integer": lambda data: isinstance(data, int) and not isinstance(data, bool),
-    "number": lambda data: isinstance(data, int | float) and not isinstance(data, bool),
-    "boolean": lambda data: isinstance(data, bool),
-    "null": lambda data: data is None,
-}
+    raise BadCondition(f"`{name_of(annotation)}` has {choice!r}, which JSON cannot write")

@@ -1,0 +1,179 @@
+"""What stands behind a hole's colon: the texts that it may have, and what they mean."""
+
+import enum
+from typing import Literal
+
+import pytest
+
+from client.query.conditions.plan import HolePlan, StopMode
+from client.query.conditions.planner import plan
+from client.query.conditions.values import Finished
+from client.query.errors import Unsatisfiable
+from client.words import Constraint
+from tests.client.query.conditions.admitting import admits
+from tests.client.query.conditions.clauses import term
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def planned(kind: object, *clauses: str, **earlier: object) -> HolePlan:
+    terms = tuple(term(clause, {"X", *earlier}, Colour=Colour) for clause in clauses)
+    return plan(terms, "X", kind, earlier, StopMode.CUT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (None, " a ", " a "),
+        (str, "a", "a"),
+        (int, "-07", -7),
+        (float, "2.50", 2.5),
+        (float, "3", 3.0),
+        (bool, "True", True),
+        (bool, "False", False),
+        (["a", "b"], "b", "b"),
+        (Literal["a", 2], "2", 2),
+        (range(3), "2", 2),
+        (Colour, "blue", Colour.BLUE),
+        (r"[a-z]+", "ab", "ab"),
+        ({"type": "array"}, "[1, null]", [1, None]),
+    ],
+)
+def test_reads_a_text(kind: object, text: str, value: object) -> None:
+    read = planned(kind).value(text)
+
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_reads_whole_numbers_of_any_length() -> None:
+    read = planned(int).value("-" + "7" * 10_000)
+
+    assert isinstance(read, int)
+    assert read % 10**9 == 10**9 - 777_777_777
+
+
+@pytest.mark.parametrize("kind", [int, float, bool, ["a"], Colour, {"type": "null"}])
+def test_another_text_is_no_value(kind: object) -> None:
+    with pytest.raises(ValueError, match="x"):
+        planned(kind).value("x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint"),
+    [
+        (int, Constraint("where", "int(X)")),
+        (float, Constraint("where", "float(X)")),
+        (bool, Constraint("choice", ["True", "False"])),
+        (["a", "b", "a"], Constraint("choice", ["a", "b"])),
+        (["a", ""], Constraint("where", 'X in ["a", ""]')),
+        ({"a", "b"}, Constraint("choice", ["a", "b"])),
+        (Literal[1, "x"], Constraint("choice", ["1", "x"])),
+        (Colour, Constraint("choice", ["red", "blue"])),
+        (r"\d+", Constraint("regex", r"\d+")),
+        ({"type": "integer"}, Constraint("json", {"type": "integer"})),
+    ],
+)
+def test_is_asked_as_one_constraint(kind: object, constraint: Constraint) -> None:
+    made = planned(kind)
+
+    assert made.constraint == constraint
+    assert (made.stop, made.checks) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "clause", "asked"),
+    [
+        (int, "X < 5", "int(X) < 5"),
+        (int, "1 <= X <= 5 and X != 3", "int(X) >= 1 and int(X) <= 5 and int(X) != 3"),
+        (int, "X == 3", "int(X) == 3"),
+        (int, "X in range(1, 6)", "int(X) >= 1 and int(X) <= 5"),
+        (int, "len(X) < 3", "int(X) and len(X) < 3"),
+        (int, "X < Y", "int(X) < 7"),
+        (int, "X < len(Y)", "int(X) < 1"),
+        (int, "type(X) is int", "int(X)"),
+        (int, "X < float('inf')", "int(X)"),
+        (str, "len(X) < 3", "len(X) < 3"),
+        (r"a*", "len(X) < 3", 'regex(X, "a*") and len(X) < 3'),
+        (r"a*", "stops_at(X, 'aa')", 'regex(X, "a*") and stops_at(X, "aa")'),
+        (int, "stops_before(X, '\\n')", 'int(X) and stops_before(X, "\\n")'),
+    ],
+)
+def test_a_type_and_conditions_are_one_constraint(kind: object, clause: str, asked: str) -> None:
+    made = planned(kind, clause, Y=7)
+
+    assert made.constraint == Constraint("where", asked)
+    assert made.checks == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "clause", "choices"),
+    [
+        (bool, "X", ["True"]),
+        (bool, "not X", ["False"]),
+        (bool, "X is True", ["True"]),
+        (bool, "X != True", ["False"]),
+        (["a", "bb"], "len(X) > 1", ["bb"]),
+        (["a", "bb"], "X != 'a'", ["bb"]),
+        (Literal[1, 2, 3], "X >= 2", ["2", "3"]),
+        (Literal[1, 2, 3], "X in [1, 5]", ["1"]),
+        (range(10), "X > 7", ["8", "9"]),
+        (Colour, "X is Colour.RED", ["red"]),
+        (Colour, "X != Colour.RED", ["blue"]),
+    ],
+)
+def test_of_finitely_many_values_those_that_satisfy(
+    kind: object, clause: str, choices: list[str]
+) -> None:
+    assert planned(kind, clause).constraint == Constraint("choice", choices)
+
+
+@pytest.mark.parametrize(
+    ("kind", "clause", "holding", "others"),
+    [
+        (int, "X in [1, 5, -3]", ["1", "05", "-3"], ["2", "-1", "x", "15"]),
+        (int, "X not in [1, 5]", ["2", "-1"], ["1", "05", ""]),
+        (int, "X > 10 ** 20", ["1" + "0" * 19 + "11"], ["9" * 19, "-" + "9" * 30]),
+        (float, "X < 2.5", ["2.49", "-7", "0", "2.4999999999999999999"], ["2.5", "2.50", "3"]),
+        (float, "0 <= X <= 1", ["0.5", "1", "-0", "0", "1.000"], ["1.01", "-0.1", ".5"]),
+        (float, "X == 0.1", ["0.1", "00.100"], ["0.11", "1", "0.10000001"]),
+        (float, "X not in [0.5]", ["0.51", "5"], ["0.5", "00.50", "a"]),
+        (float, "X != 2", ["2.1", "3"], ["2", "2.0"]),
+        (None, "float(X) > 1.25", ["1.26", "2"], ["1.25", "x", "-2"]),
+    ],
+)
+def test_numbers_are_compared_as_they_are_written(
+    kind: object, clause: str, holding: list[str], others: list[str]
+) -> None:
+    made = planned(kind, clause)
+
+    assert made.checks == ()
+    assert [admits(made, text, 1) for text in holding] == [True] * len(holding)
+    assert [admits(made, text, 1) for text in others] == [False] * len(others)
+
+
+def test_a_number_of_an_earlier_hole_is_a_number() -> None:
+    seven = Finished(7, "07", 1)
+
+    assert planned(int, "X > Y", Y=seven).constraint == Constraint("where", "int(X) > 7")
+    assert planned(None, "X != Y", Y=seven).constraint == Constraint("where", 'X != "07"')
+
+
+@pytest.mark.parametrize(
+    ("kind", "clause"),
+    [(bool, "X and not X"), (["a"], "len(X) > 1"), (int, "type(X) is float")],
+)
+def test_a_type_can_be_at_odds_with_its_conditions(kind: object, clause: str) -> None:
+    with pytest.raises(Unsatisfiable):
+        planned(kind, clause)
+
+
+def test_conditions_on_the_value_of_json_are_checks_and_tokens_a_bound() -> None:
+    made = planned(list[int], "sum(X) < 9", "len(tokens(X)) <= 30", "X != [1]")
+
+    assert made.constraint == Constraint("json", {"type": "array", "items": {"type": "integer"}})
+    assert made.max_tokens == 30
+    assert [check.text for check in made.checks] == ["sum(X) < 9", "X != [1]"]
