@@ -76,6 +76,10 @@ class Gauge:
         """Replace the number."""
         self._value = value
 
+    def add(self, amount: float) -> None:
+        """Change the number by `amount`."""
+        self._value += amount
+
     def value(self) -> float:
         """The present number."""
         return self._value

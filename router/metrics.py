@@ -32,7 +32,9 @@ FAILURES = (
     "slow_reader",
     "internal_error",
 )
-CUTS = ("slow_head", "slow_body", "slow_reader")
+CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong")
+CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
+FRAMES = ("GENERATE", "SCORE", "CANCEL", "HELLO", "MODEL_INFO", "BUFFER", "DROP", "other")
 REFUSALS = ("overloaded", "unhealthy", "draining")
 CONSTRAINT_REFUSALS = (
     "malformed",
@@ -79,6 +81,20 @@ class Metrics(Collector):
             "Connections that were cut because their client was too slow, by what it was slow at",
             label="cause",
             label_values=CUTS,
+        )
+        self.sockets = Gauge("tandem_sockets", "WebSockets that are open")
+        self.socket_streams = Gauge("tandem_socket_streams", "Streams open on WebSockets")
+        self.socket_frames = Counter(
+            "tandem_socket_frames",
+            "Frames that came over WebSockets, by type",
+            label="type",
+            label_values=FRAMES,
+        )
+        self.socket_closes = Counter(
+            "tandem_socket_closes",
+            "WebSockets that were closed, by code",
+            label="code",
+            label_values=CLOSE_CODES,
         )
         self.request_duration = Histogram(
             "tgi_request_duration", "Seconds from receipt to the last token", DURATION_BUCKETS

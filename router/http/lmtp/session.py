@@ -33,11 +33,13 @@ from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.streams import Streams
 from router.http.lmtp.words import Said
 from router.http.lmtp.work import Work
+from router.metrics import FRAMES
 
 _logger = logging.getLogger(__name__)
 
 ROUTE = "/lmtp"
 _STREAMS = ("GENERATE", "SCORE")
+_INTERNAL_ERROR = 1011
 _MAX_REASON_LEN = 123
 # When another stream may have ended.
 _STREAM_ENDS_S = 1.0
@@ -138,7 +140,9 @@ class Session:
         try:
             await self._outbox.run(self._send_text)
         except OSError:
-            self._end(None)
+            return  # `_read` is told why
+        except Exception as error:  # noqa: BLE001 (it is logged)
+            self._fail(error)
 
     async def _send_text(self, text: str) -> None:
         await self._send({"type": "websocket.send", "text": text})
@@ -156,13 +160,18 @@ class Session:
         except NoFrame as error:
             self._exchange.error_type = "no_frame"
             self._end(Close(error.code, str(error)))
-        except Exception:
-            _logger.exception("request_id=%s failed by a bug", self._exchange.request_id)
-            self._exchange.error_type = "internal_error"
-            self._end(Close(1011, "a bug; the server's log has more"))
+        except Exception as error:  # noqa: BLE001 (it is logged)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        _logger.error("request_id=%s failed by a bug", self._exchange.request_id, exc_info=error)
+        self._exchange.error_type = "internal_error"
+        self._end(Close(_INTERNAL_ERROR, "a bug; the server's log has more"))
 
     async def _take(self, frame: Frame) -> None:
         self._num_frames += 1
+        known = frame.command if frame.command in FRAMES else "other"
+        self._services.metrics.socket_frames.inc(known)
         stream_id = frame.payload.get("stream_id")
         if type(stream_id) is not int:
             message = f"`stream_id` must be a whole number. Given: {as_shown(stream_id)}"
@@ -199,9 +208,17 @@ class Session:
         exchange = Exchange(
             f"{self._exchange.request_id}/{self._num_streams}", time.monotonic(), is_stream=True
         )
-        self._services.intake.open(exchange, frame.command, ROUTE, self._headers)
         work = self._work(stream_id, frame.command, exchange)
-        self._streams.begin(stream_id, self._serve(stream_id, work, frame, exchange))
+        serving = self._serve(stream_id, work, frame, exchange)
+        if self._is_full:
+            # In place: who is turned away is not to wait beside the others in any number.
+            await serving
+        else:
+            self._streams.begin(stream_id, serving)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._streams) >= self._services.limits.max_streams
 
     def _work(self, stream_id: int, command: str, exchange: Exchange) -> Work:
         if command == "GENERATE":
@@ -212,9 +229,11 @@ class Session:
 
     async def _serve(self, stream_id: int, work: Work, frame: Frame, exchange: Exchange) -> None:
         """One stream, to its last object; it never raises but when its socket is gone."""
+        self._services.intake.open(exchange, frame.command, ROUTE, self._headers)
+        self._services.metrics.socket_streams.add(1)
         try:
-            most = self._services.limits.max_streams
-            if len(self._streams) > most:
+            if stream_id not in self._streams:
+                most = self._services.limits.max_streams
                 message = f"a socket has at most {most} streams at a time"
                 raise Overloaded(message, _STREAM_ENDS_S)
             await work.run(frame, self.say)
@@ -232,6 +251,7 @@ class Session:
             message = f"a bug; the server's log has more under request_id {exchange.request_id}"
             await self.say(work.fail(HttpError(500, "internal_error", message)))
         finally:
+            self._services.metrics.socket_streams.add(-1)
             model = self._services.info.model_id
             tell(exchange, self._services.metrics, frame.command, ROUTE, model)
 

@@ -9,9 +9,11 @@ from router.http.exchange import Exchange
 from router.http.lmtp.notices import draining
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.session import Close, Session
+from router.metrics import CLOSE_CODES
 
 _PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
 _GOING_AWAY = 1001
+_LOST = 1006
 
 
 class Sockets:
@@ -54,10 +56,14 @@ class Sockets:
         assert message["type"] == "websocket.connect"
         session = Session(services, exchange, scope["headers"], receive, send)
         self._sessions.add(session)
+        services.metrics.sockets.set(len(self._sessions))
         try:
             await session.run()
         finally:
             self._sessions.discard(session)
+            services.metrics.sockets.set(len(self._sessions))
+            code = str(exchange.socket.get("close_code", _LOST))
+            services.metrics.socket_closes.inc(code if code in CLOSE_CODES else "other")
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,190 @@
+"""Version 2: text in, text out, and an end that says how it came."""
+
+from typing import Any
+
+import pytest
+
+from tests.byte_tokenizer import BOS_ID, EOS_ID, byte_ids
+from tests.checks import FakeChecks
+from tests.fakes import FakeShard
+from tests.router.http.lmtp.talking import Talk, served, talking
+from tests.router.rig import expected_text, says
+
+GREETING = {
+    "version",
+    "server",
+    "models",
+    "eos_token_ids",
+    "vocab_size",
+    "max_input_len",
+    "max_total_len",
+    "max_message_len",
+    "max_streams",
+    "features",
+}
+
+
+async def test_the_greeting_says_what_the_server_takes() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        hello = await talk.hello()
+
+    assert hello.keys() >= GREETING
+    assert (hello["version"], hello["models"]) == (2, ["fake/model", "model"])
+    assert (hello["eos_token_ids"], hello["vocab_size"]) == ([EOS_ID], 258)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(1, 1), (2, 2), (9, 2)])
+async def test_a_client_gets_the_version_that_both_know(asked: int, given: int) -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        said = await talk.ask("HELLO", 5, version=asked)
+
+    assert said == [("MSG", {"stream_id": 5, "hello": said[0][1]["hello"]})]
+    assert said[0][1]["hello"]["version"] == given
+
+
+async def test_text_goes_in_and_comes_out() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.hello()
+        said = await talk.ask("GENERATE", text="Once upon", max_tokens=5)
+
+    text = expected_text("Once upon", 5)
+    assert "".join(told["text"] for _, told in said[:-1]) == text
+    assert [told["is_end"] for _, told in said[:-1]] == [False] * 5
+    assert all("top_logprobs" not in told for _, told in said)
+    assert said[-1] == (
+        "DONE",
+        {
+            "stream_id": 1,
+            "finish_reason": "length",
+            "text": text,
+            "tail": "",
+            "usage": {"prompt_tokens": 9, "cached_tokens": 0, "output_tokens": 5},
+        },
+    )
+
+
+async def test_the_end_token_is_told_apart_and_adds_no_text() -> None:
+    async with served(says("Hi", "Once")) as (_, port), talking(port) as talk:
+        await talk.hello()
+        said = await talk.ask("GENERATE", text="Once")
+
+    assert [(told["text"], told["is_end"]) for _, told in said[:-1]] == [
+        ("H", False),
+        ("i", False),
+        ("", True),
+    ]
+    assert (said[-1][1]["finish_reason"], said[-1][1]["text"]) == ("eos", "Hi")
+
+
+async def test_without_a_number_all_the_room_is_taken() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.hello()
+        said = await talk.ask("GENERATE", text="x" * 120)
+
+    assert said[-1][1]["usage"]["output_tokens"] == 40
+
+
+async def test_turns_go_through_the_chat_template_and_the_last_of_ours_is_gone_on_with() -> None:
+    shard = FakeShard()
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure"}]
+    async with served(shard) as (_, port), talking(port) as talk:
+        await talk.hello()
+        await talk.ask("GENERATE", messages=turns[:1], max_tokens=1)
+        await talk.ask("GENERATE", messages=turns, max_tokens=1)
+
+    prompts = [
+        list(call.batch.requests[0].token_ids)
+        for method, call in shard.calls
+        if method == "Prefill"
+    ]
+    assert prompts == [byte_ids("user: hi\n"), byte_ids("user: hi\nassistant: Sure")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "stop"),
+    [
+        ({"stop": ["wor"]}, "Hello, wor", "wor"),
+        ({"stop": ["wor"], "include_stop": False}, "Hello, ", "wor"),
+        ({"stop": ["nothing"]}, "Hello, world", None),
+        ({"stop_token_ids": byte_ids(",")}, "Hello,", None),
+        ({"min_tokens": 3, "max_tokens": 4}, "Hell", None),
+    ],
+)
+async def test_stops_end_the_text_where_they_are(
+    fields: dict[str, Any], text: str, stop: str | None
+) -> None:
+    async with served(says("Hello, world", "Once")) as (_, port), talking(port) as talk:
+        await talk.hello()
+        said = await talk.ask("GENERATE", text="Once", **fields)
+
+    done = said[-1][1]
+    assert (done["text"], done.get("stop_string")) == (text, stop)
+    assert "".join(told["text"] for _, told in said[:-1]) + done["tail"] == text
+
+
+async def test_a_constraint_is_held_to_and_its_end_says_so() -> None:
+    shard, checks = says("yes", "Once"), FakeChecks()
+    constraint = {"type": "choice", "value": ["yes", "no"]}
+    async with served(shard, checks=checks) as (_, port), talking(port) as talk:
+        await talk.hello()
+        said = await talk.ask("GENERATE", text="Once", constraint=constraint, max_tokens=9)
+
+    assert checks.asked[0][0].spec.text == '["yes","no"]'
+    assert said[-1][1]["constraint_satisfied"] is True
+    assert said[-1][1]["text"] == "yes"
+
+
+async def test_a_seed_is_told_where_one_was_drawn() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.hello()
+        sampled = await talk.ask("GENERATE", text="Once", max_tokens=1, temperature=1.0)
+        seeded = await talk.ask("GENERATE", text="Once", max_tokens=1, temperature=1.0, seed=5)
+        greedy = await talk.ask("GENERATE", text="Once", max_tokens=1)
+
+    assert [said[-1][1].get("seed") for said in (sampled, seeded, greedy)] == [7, 5, None]
+
+
+async def test_steps_that_are_taken_one_by_one_make_the_same_output() -> None:
+    async def stepwise(talk: Talk) -> tuple[list[int], str, list[str]]:
+        output: list[int] = []
+        text, reasons = "", []
+        while not reasons or reasons[-1] == "paused":
+            said = await talk.ask(
+                "GENERATE", text="Once upon", max_tokens=9, num_steps=2, output=output
+            )
+            output += [told["token"] for command, told in said if command == "TOKEN"]
+            text += said[-1][1]["text"]
+            reasons.append(said[-1][1]["finish_reason"])
+        return output, text, reasons
+
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.hello()
+        whole = await talk.ask("GENERATE", text="Once upon", max_tokens=9)
+        output, text, reasons = await stepwise(talk)
+
+    assert output == [told["token"] for _, told in whole[:-1]]
+    assert text == whole[-1][1]["text"]
+    assert reasons == ["paused"] * 4 + ["length"]
+
+
+async def test_an_empty_text_is_the_beginning_of_a_sequence() -> None:
+    shard = FakeShard()
+    async with served(shard) as (_, port), talking(port) as talk:
+        await talk.hello()
+        await talk.ask("GENERATE", text="", max_tokens=1)
+
+    prefill = next(request for method, request in shard.calls if method == "Prefill")
+    assert list(prefill.batch.requests[0].token_ids) == [BOS_ID]
+
+
+async def test_time_ends_a_stream_with_what_there_is() -> None:
+    shard = FakeShard()
+    shard.faults.delay_s = 0.05
+    async with served(shard) as (_, port), talking(port) as talk:
+        first = await talk.ask("GENERATE", prompt=byte_ids("Once"), timeout_s=0.4, max_tokens=99)
+        await talk.hello()
+        said = await talk.ask("GENERATE", text="Once", timeout_s=0.4, max_tokens=99)
+
+    assert first[-1][1]["finish_reason"] == "length"
+    assert said[-1][1]["finish_reason"] == "deadline"
+    assert 1 < len(said) < 15
