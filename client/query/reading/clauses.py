@@ -161,8 +161,6 @@ class _Splitter:
         token = self._tokens[index]
         if self._decoder is not None:
             raise self._bad(f"a second decoder clause, `{token.text}`: a program has one", token)
-        if self._prompts:
-            raise self._bad("the decoder clause stands in front of the first prompt", token)
         self._preamble, self._block = self._block, None
         self._is_closed = False
         behind = self._behind_brackets(index + 1)

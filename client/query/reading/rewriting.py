@@ -107,6 +107,7 @@ class _Writer:
             supports[self._layout.distribution.name] = self._layout.distribution
         rewriter = PromptRewriter(self._nodes, clauses, conditions, supports)
         body = _Body(self._nodes, self._found, rewriter, self._text)
+        self._preamble = body.visit_all(self._preamble)
         rewritten = body.visit_all(_with_return(self._body))
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
@@ -167,6 +168,11 @@ class _Writer:
                 if hole.name in self._around.parameters.parameters:
                     what = f"the hole {hole.name} has the name of a parameter"
                     raise self._text.bad(what, hole.span.start, hole.span.end)
+        for node in names.own_scope(self._preamble):
+            if self._prompt_at(node) is not None:
+                assert isinstance(node, ast.Expr)
+                span = self._nodes.span(node)
+                raise self._text.bad("a prompt in front of the decoder clause", span.start)
         for node in names.own_scope([*self._preamble, *self._body]):
             if isinstance(node, ast.Yield | ast.YieldFrom):
                 span = self._nodes.span(node)

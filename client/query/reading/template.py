@@ -239,13 +239,25 @@ class _Reader:
     # Code
 
     def _find(self, index: int, signs: str, end: int | None = None) -> int | None:
-        """The first of some signs that stands in no bracket and no string of Python code."""
+        """The first of some signs that stands in no bracket and no string of Python code.
+
+        Quotes that are written with a backslash may be the code's quotes, or stand in its strings.
+        """
         stop = len(self._chars) if end is None else end
+        found = self._find_in_code(index, signs, stop, skips_escaped=False)
+        if found is None:
+            found = self._find_in_code(index, signs, stop, skips_escaped=True)
+        return found
+
+    def _find_in_code(
+        self, index: int, signs: str, stop: int, *, skips_escaped: bool
+    ) -> int | None:
         closing: list[str] = []
         while index < stop:
             char = self._chars[index]
-            if quotes := _QUOTES.match(self._chars, index, stop):
-                behind = self._behind_string(quotes[0], index, stop)
+            quotes = _QUOTES.match(self._chars, index, stop)
+            if quotes and not (skips_escaped and self._is_escaped(index)):
+                behind = self._behind_string(quotes[0], index, stop, skips_escaped)
                 if behind is None:
                     return None
                 index = behind
@@ -259,14 +271,19 @@ class _Reader:
             index += 1
         return None
 
+    def _is_escaped(self, index: int) -> bool:
+        return self._offsets[index + 1] - self._offsets[index] > 1
+
     def _is_inequality(self, index: int) -> bool:
         return self._chars[index : index + 2] == "!="
 
-    def _behind_string(self, quotes: str, index: int, stop: int) -> int | None:
+    def _behind_string(self, quotes: str, index: int, stop: int, skips_escaped: bool) -> int | None:
         index += len(quotes)
         while index < stop:
             if self._chars[index] == "\\":
                 index += 2
+            elif skips_escaped and self._is_escaped(index):
+                index += 1
             elif self._chars.startswith(quotes, index):
                 return index + len(quotes)
             else:
