@@ -43,7 +43,12 @@ class Hole:
 
 
 class Context(Protocol):
-    """What a body asks of who runs it; one for each run of it."""
+    """What a body asks of who runs it; one for each run of it. Programs may say `context`, too."""
+
+    @property
+    def prompt(self) -> str:
+        """The prompt up to here."""
+        ...
 
     def say(self, text: str, place: Place) -> None:
         """Fixed text of a prompt, recalled values in it. Costs no request."""

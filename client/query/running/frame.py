@@ -34,6 +34,10 @@ class Frame:
         self.values: dict[str, known.Finished] = {}
         self._promises: tuple[Check, ...] = ()
 
+    @property
+    def prompt(self) -> str:
+        return text_of(self._run.transcript.pieces)
+
     def say(self, text: str, place: Place) -> None:
         self._run.transcript.say(text)
 
