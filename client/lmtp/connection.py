@@ -22,6 +22,10 @@ OnNotice: TypeAlias = Callable[[ServerNotice], None]
 Framed: TypeAlias = Callable[[int], str]
 
 
+# Close codes by which a server says that a frame is none, or too long.
+_REFUSALS = frozenset({1002, 1003, 1007, 1008, 1009})
+
+
 class FellBehind(TandemError):
     """The stream's reader left too many parts unread; the request was cancelled meanwhile."""
 
@@ -37,6 +41,7 @@ class Stream:
         self._parts: asyncio.Queue[Part] = asyncio.Queue()
         self._max_unread = max_unread
         self.stream_id = stream_id
+        self.has_begun = False
 
     async def next(self) -> Part:
         """The next part, Failed excepted: its error is raised."""
@@ -47,6 +52,7 @@ class Stream:
 
     def put(self, part: Part) -> bool:
         """False: there was no room for a token; the stream has ended."""
+        self.has_begun = True
         if isinstance(part, TokenMade) and self._parts.qsize() >= self._max_unread:
             self.fail(FellBehind(f"{self._max_unread} tokens are left unread"))
             return False
@@ -133,17 +139,21 @@ class Connection:
     async def _run(self) -> None:
         writing = asyncio.create_task(self._write())
         lost = ConnectionLost("the connection was closed")
+        refused: TandemError | None = None
         try:
             await self._read()
         except ConnectionClosed as error:
             lost = ConnectionLost(f"the connection was lost: {error}")
+            if error.rcvd is not None and error.rcvd.code in _REFUSALS:
+                refused = InvalidRequest(f"the server took it for no frame: {error}", "validation")
         except BadFrame as error:
             lost = ConnectionLost(f"the server sent what is no LMTP: {error}")
         finally:
             self.is_open = False
             writing.cancel()
             for stream in self._streams.values():
-                stream.fail(lost)
+                # Which frame it was is not told; sent again, it would close the next socket too.
+                stream.fail(lost if stream.has_begun else refused or lost)
             self._streams.clear()
             await asyncio.gather(writing, return_exceptions=True)
             await self._websocket.close()

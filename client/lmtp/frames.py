@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from client.errors import TandemError
+from client.errors import InvalidRequest, TandemError
 from client.lmtp.faults import read_fault
 from client.words import (
     GenerateCall,
@@ -84,7 +84,10 @@ def cancel_frame(stream_id: int) -> str:
 
 
 def generate_frame(call: GenerateCall, stream_id: int) -> str:
-    """What is None or empty is not sent: the server has its own neutral values."""
+    """What is None or empty is not sent: the server has its own neutral values.
+
+    Raises InvalidRequest for what JSON cannot say, as `score_frame` does.
+    """
     fields: dict[str, object] = {
         "stream_id": stream_id,
         **_prompt_fields(call.prompt),
@@ -112,7 +115,11 @@ def score_frame(call: ScoreCall, stream_id: int) -> str:
 
 def _frame(kind: str, fields: Mapping[str, object]) -> str:
     given = {name: value for name, value in fields.items() if value is not None}
-    return f"{kind} {json.dumps(given, ensure_ascii=False, separators=(',', ':'))}"
+    try:
+        body = json.dumps(given, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"a request must be JSON. {error}", "validation") from None
+    return f"{kind} {body}"
 
 
 def _prompt_fields(prompt: Prompt) -> dict[str, object]:

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
 
@@ -35,9 +36,10 @@ class LmtpModel:
     Connected when first needed, and again after a loss. Belongs to the event loop that uses it.
     Close it, or use it as an async context manager.
 
-    `max_unread`: so many tokens of a stream may wait for its reader; then its request is cancelled,
-    and taken up again once the reader has caught up. No stream holds up another one.
-    `on_notice` is called with what the server says of itself: queued, loading, draining.
+    name:       the model for calls that name none
+    max_unread: so many tokens of a stream may wait for its reader; then its request is cancelled,
+                and taken up again once the reader has caught up. No stream holds up another one
+    on_notice:  is called with what the server says of itself: queued, loading, draining
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class LmtpModel:
         url: str,
         *,
         key: str | None = None,
+        name: str | None = None,
         retry: RetryPolicy | None = None,
         on_notice: OnNotice = ignore_notice,
         max_unread: int = 1024,
@@ -53,6 +56,7 @@ class LmtpModel:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = read_address(url, key)
+        self._name = name
         self._retry = retry or RetryPolicy()
         self._on_notice = on_notice
         self._max_unread = max_unread
@@ -81,6 +85,7 @@ class LmtpModel:
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
         """The tokens as they come, then the Answer; closing it early cancels the request."""
+        call = replace(call, model=call.model or self._name)
         progress = Progress(call, draw_seed=self._draw_seed, clock=self._clock)
         patience = Patience(self._retry)
         while True:
@@ -109,6 +114,7 @@ class LmtpModel:
 
     async def score(self, call: ScoreCall) -> Scores:
         """The log-probabilities of several continuations of one prompt."""
+        call = replace(call, model=call.model or self._name)
         patience = Patience(self._retry)
         while True:
             try:

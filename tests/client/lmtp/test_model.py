@@ -311,6 +311,38 @@ async def test_a_request_that_no_socket_would_take_is_refused_before_it_is_sent(
         assert (await model.generate(GenerateCall(prompt="Once"))).text == "abc!"
 
 
+async def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
+    async with performing(three_letters) as scene, LmtpModel(scene.url) as model:
+        with pytest.raises(InvalidRequest, match="must be JSON"):
+            await model.generate(GenerateCall(prompt="", sampling=Sampling(temperature=math.nan)))
+        with pytest.raises(InvalidRequest, match="must be JSON"):
+            await model.generate(GenerateCall(prompt="", constraint=Constraint("json", {"a": {1}})))
+
+
+async def test_a_frame_that_closes_the_socket_is_not_sent_again() -> None:
+    async def strict(peer: Peer) -> None:
+        await peer.greet()
+        first = await peer.expect("GENERATE")
+        await peer.token(first["stream_id"], 0)
+        await peer.expect("GENERATE")
+        await peer.socket.close(1007, "the frame's JSON is too deep")
+
+    async def patient(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        await peer.letters(body["stream_id"], 0, 2)
+        await peer.done(body["stream_id"], "ab")
+        await peer.until_closed()
+
+    async with performing(strict, patient) as scene, LmtpModel(scene.url) as model:
+        stream = model.stream(GenerateCall(prompt="good"))
+        await anext(stream)
+        with pytest.raises(InvalidRequest, match="too deep"):
+            await model.generate(GenerateCall(prompt="bad"))
+        rest = [part.text async for part in stream]
+    assert rest == ["b", "ab"]
+
+
 async def test_a_closed_model_leaves_no_task() -> None:
     before = asyncio.all_tasks()
     async with performing(endless) as scene:
