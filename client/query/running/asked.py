@@ -112,7 +112,7 @@ def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
 def _left(arrival: Arrival, plan: HolePlan) -> tuple[Check, ...]:
     """What holes to come have to keep, behind this one."""
     others = (check for check in arrival.promises if arrival.hole.name not in check.names)
-    return tuple(dict.fromkeys((*others, *plan.deferred)))
+    return (*others, *plan.deferred)
 
 
 def _read(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
