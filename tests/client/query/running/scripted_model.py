@@ -1,5 +1,6 @@
 """A Model in memory: for each prompt the texts that it would like to write, best first."""
 
+import json
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
@@ -112,6 +113,8 @@ def _allows(constraint: Constraint | None, text: str) -> bool:
             return text in cast("list[str]", value)
         case "regex":
             return re.fullmatch(cast("str", value), text) is not None
+        case "json":
+            return isinstance(json.loads(text), list | dict)
         case "where":
             return holds(parse(cast("str", value)), text)
     raise AssertionError(constraint)

@@ -1,0 +1,211 @@
+"""Queries as Python functions and as text."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from client import query
+from client.query import F, Result, read_file, run, run_file, run_sync, sample, watch
+from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
+from client.query.running.results import State
+from client.words import Sampling
+from tests.client.query.running.scripted_model import ScriptedModel, in_turn
+
+SEEN = ScriptedModel(lambda prompt: [f"<{prompt}>"])
+
+
+@query.query(model=SEEN)
+async def shout(word: str) -> str:  # type: ignore[empty-body]
+    """
+    "{word}:[LOUD]"
+    return LOUD.upper()
+    """
+
+
+@query.query(model=SEEN)
+def whole(word, times=2):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        "{word}:[X]"
+
+
+async def test_a_call_returns_what_the_program_returns() -> None:
+    assert await shout("hi") == "<HI:>"
+
+
+async def test_a_run_of_it_gives_the_whole_result() -> None:
+    result = await shout.run("hi")
+
+    assert result.prompt == "hi:<hi:>"
+    assert result.value == "<HI:>"
+
+
+def test_a_query_without_return_gives_its_result_when_called() -> None:
+    result = whole("hi", times=1)
+
+    assert isinstance(result, Result)
+    assert result.prompt == "hi:<hi:>"
+
+
+async def test_a_synchronous_call_within_an_event_loop_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match="async def"):
+        whole("hi")
+
+
+async def test_another_decoder_or_model_makes_another_query() -> None:
+    model = ScriptedModel(lambda prompt: ["yes"])
+
+    results = await shout.using(model=model, decoder=sample(2, seed=4)).run_all("hi")
+
+    assert [result.value for result in results] == ["YES", "YES"]
+    assert [call.sampling for call in model.generate_calls] == [
+        Sampling(temperature=1.0, seed=4),
+        Sampling(temperature=1.0, seed=5),
+    ]
+    assert await shout("hi") == "<HI:>"
+
+
+async def test_a_query_within_a_query_asks_its_callers_model() -> None:
+    model = ScriptedModel(lambda prompt: ["no"])
+
+    @query.query
+    async def inner(word: str) -> str:  # type: ignore[empty-body]
+        """
+        "{word}?[Y]"
+        return Y
+        """
+
+    @query.query(model=model)
+    async def outer(word: str) -> object:
+        """
+        first, second = await asyncio.gather(inner(word), inner("b"))
+        "{first}{second} [X: inner(word)]"
+        return [first, second, X]
+        """
+
+    result = await outer.run("a")
+
+    assert result.value == ["no", "no", "no"]
+    assert result.prompt == "nono no"
+    assert sorted(model.prompts) == ["a?", "b?", "nono a?"]
+    assert len(result.requests) == 3
+
+
+def test_a_template_takes_its_names_as_keywords_and_gives_its_hole() -> None:
+    ask = F("Say {a}, {b}: [X]", "len(X) < 20", model=ScriptedModel(in_turn("word")))
+
+    assert ask(a="x", b="y") == "word"
+
+
+def test_a_template_with_several_holes_gives_them_by_name() -> None:
+    ask = F("[X] and [Y]", model=ScriptedModel(in_turn("1", "2")))
+
+    assert ask() == {"X": "1", "Y": "2"}
+
+
+async def test_a_text_sees_the_variables_that_it_is_given() -> None:
+    result = await run('"{n + 1}:[X]"\nreturn X * n', {"n": 2}, model=ScriptedModel(in_turn("ab")))
+
+    assert result.prompt == "3:ab"
+    assert result.value == "abab"
+
+
+def test_a_decorator_is_called_on_the_value_and_may_ask_for_the_text() -> None:
+    def both(value: int, text: str) -> tuple[int, str]:
+        return value, text
+
+    result = run_sync(
+        '"[@both X: int] [@len Y]"', {"both": both}, model=ScriptedModel(in_turn("12", "abc"))
+    )
+
+    assert result.variables == {"X": (12, "12"), "Y": 3}
+    assert result.prompt == "12 abc"
+
+
+async def test_what_a_programs_own_code_raises_points_to_it() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run('"[X]"\nint(X)', model=ScriptedModel(in_turn("word")))
+
+    assert str(caught.value).splitlines()[:2] == [
+        "<query>:2:1: ValueError: invalid literal for int() with base 10: 'word'",
+        "    int(X)",
+    ]
+
+
+async def test_what_a_nested_query_raises_points_into_that() -> None:
+    @query.query
+    async def inner() -> str:  # type: ignore[empty-body]
+        """
+        "Hm"
+        return 1 / 0
+        """
+
+    with pytest.raises(ProgramFailed) as caught:
+        await run('"[X: inner]"', {"inner": inner}, model=ScriptedModel(in_turn()))
+
+    assert caught.value.source == inner.program.source
+
+
+async def test_a_program_may_catch_its_own_errors_but_not_those_of_its_conditions() -> None:
+    text = 'try:\n    "[X]" where X in [] and len(X) > n\nexcept Exception:\n    "caught"'
+
+    with pytest.raises(Unsatisfiable):
+        await run(text, {"n": 1}, model=ScriptedModel(in_turn("a")))
+
+
+async def test_a_value_that_the_program_changes_is_whole_again_when_it_is_replayed() -> None:
+    text = """
+"X:[@list X]"
+X.append("!")
+" Y:[Y]" where Y in ["a", "b"] and fits(Y, Z)
+" Z:[Z]" where Z in ["c"]
+return X, Y
+"""
+    wishes = {"X": ["x"], "Y": ["a", "b"], "Z": ["c"]}
+    model = ScriptedModel(lambda prompt: wishes[prompt[prompt.rindex(":") - 1]])
+
+    result = await run(text, {"fits": lambda y, z: y == "b"}, model=model)
+
+    assert result.value == (["x", "!"], "b")
+    assert [request.hole for request in result.requests] == ["X", "Y", "Z", "Y", "Z"]
+
+
+async def test_a_file_is_run_and_named_in_errors(tmp_path: Path) -> None:
+    path = tmp_path / "one.query"
+    path.write_text('"Say [X]"')
+
+    assert (await run_file(path, model=ScriptedModel(in_turn("hi")))).prompt == "Say hi"
+
+    path.write_text('"Say [X" where')
+    with pytest.raises(BadProgram, match=r"one\.query:1"):
+        read_file(path)
+
+
+async def test_watching_shows_states_and_then_results() -> None:
+    seen = [part async for part in watch('"Say [X]!"', model=ScriptedModel(in_turn("hi")))]
+
+    *states, result = seen
+    assert isinstance(result, Result)
+    assert result.prompt == "Say hi!"
+    assert isinstance(states[-1], State)
+    assert (states[-1].prompt, states[-1].hole) == ("Say hi!", None)
+
+
+async def test_leaving_a_watched_run_early_ends_it() -> None:
+    model = ScriptedModel(lambda prompt: ["x"])
+    watched = watch('"[X]" * 1\nfor _ in range(9):\n    "[X]"', model=model)
+
+    async for _ in watched:
+        break
+    await watched.aclose()
+    await asyncio.sleep(0)
+
+    assert len(model.calls) < 9
+
+
+async def test_every_call_of_the_model_is_written_to_the_trace_file(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+
+    await run('"[X] [Y]"', model=ScriptedModel(in_turn("a", "b")), trace=path)
+
+    assert len(path.read_text().splitlines()) == 2
