@@ -28,7 +28,7 @@ class QueryError(TandemError):
             return self.message
         place, source = self.place, self.source
         head = f"{source.name}:{place.line + source.first_line - 1}:{place.column}: {self.message}"
-        lines = source.text.splitlines()
+        lines = source.text.split("\n")
         if not 1 <= place.line <= len(lines):
             return head
         line = lines[place.line - 1]

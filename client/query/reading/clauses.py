@@ -221,7 +221,7 @@ class _Splitter:
     def _clause_span(self, index: int, behind: int, what: str) -> Span:
         token = self._tokens[index]
         if behind == index + 1:
-            raise self._bad(f"{what} is missing behind `{token.text}`", token)
+            raise self._bad(f"behind `{token.text}` comes {what}", token)
         return Span(self._tokens[index + 1].start, self._tokens[behind - 1].end)
 
     def _bad(self, message: str, token: Token) -> BadProgram:

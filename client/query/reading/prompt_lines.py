@@ -144,14 +144,14 @@ class PromptLines:
         name = self._tokens[index + 1]
         if behind < index + 3 or not self._tokens[index + 2].is_name("over", "in"):
             raise self._bad(f"behind `{word.text} {name.text}` comes `over` and its values", name)
-        values = self._filled(index + 2, behind, f"the values of `{name.text}`")
+        values = self._filled(index + 2, behind, f"a list of the values of {name.text}")
         return Distribution(name.text, Span(name.start, name.end), values)
 
     def _filled(self, index: int, behind: int, what: str) -> Span:
         """What stands behind a word."""
         word = self._tokens[index]
         if behind <= index + 1:
-            raise self._bad(f"{what} is missing", word)
+            raise self._bad(f"behind `{word.text}` comes {what}", word)
         return Span(self._tokens[index + 1].start, self._tokens[behind - 1].end)
 
     def _bad(self, message: str, token: Token) -> BadProgram:

@@ -8,6 +8,7 @@ read_template   one prompt and its condition
 import builtins
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import FunctionType, MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from client.query.reading.making import Scope, filename_of, free_names, made
 from client.query.reading.rewriting import Surroundings
 from client.query.reading.text import Fragment, Span, Text, normalized
 
+_TOO_DEEP = "the code is nested too deeply"
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -78,17 +80,19 @@ def read_template(
     clause = "" if condition is None else f" where {normalized(condition)}"
     text = Text(Source(prompt + clause, name))
     where = Span(len(prompt) + len(" where "), len(prompt + clause)) if clause else None
+    _check_characters(text)
     value = Fragment(template, range(3, len(template) + 4))
     whole = PromptText(value, Span(0, len(prompt + clause)), where)
     layout = Layout(blocks=(whole.span,), prompts=(whole,))
     scope = Scope(globals=_globals(namespace or _NOTHING))
     plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = [inspect.Parameter(each, kind) for each in free_names(text, layout, plain, scope)]
-    around = Surroundings(
-        name=name, parameters=inspect.Signature(names), is_callable=scope.is_callable
-    )
-    return made(text, layout, around, scope, filename_of(text.source))
+    try:
+        names = [inspect.Parameter(each, kind) for each in free_names(text, layout, plain, scope)]
+        around = replace(plain, parameters=inspect.Signature(names))
+        return made(text, layout, around, scope, filename_of(text.source))
+    except RecursionError:
+        raise text.bad(_TOO_DEEP, 0) from None
 
 
 def _program(
@@ -97,7 +101,10 @@ def _program(
     text = Text(source)
     _check_characters(text)
     around = Surroundings(name=name, parameters=parameters, is_callable=scope.is_callable)
-    return made(text, layout_of(text, region), around, scope, filename_of(source))
+    try:
+        return made(text, layout_of(text, region), around, scope, filename_of(source))
+    except RecursionError:
+        raise text.bad(_TOO_DEEP, region.start) from None
 
 
 def _check_characters(text: Text) -> None:

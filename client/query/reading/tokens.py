@@ -88,13 +88,15 @@ def _close(text: Text, open_brackets: list[tuple[str, int]], sign: str, offset: 
 
 
 def _unreadable(text: Text, shown: str, offset: int) -> BadProgram:
+    if not shown.strip():
+        # Python's tokenizer stops in front of the spaces that stand before what it cannot read.
+        rest = text.text[offset:]
+        offset += len(rest) - len(rest.lstrip())
+        shown = text.text[offset : offset + 1] or " "
     if shown.lstrip("rRbBuUfF")[:1] in {"'", '"'}:
         return text.bad("a string that is not closed on its line", offset)
     if shown[:1] == "\\":
         return text.bad("a backslash with something behind it on its line", offset)
-    if not shown.strip():
-        # Python's tokenizer gives up at a space only behind a string that is not closed.
-        return text.bad("a string that is not closed on its line", max(offset - 1, 0))
     return text.bad(f"the character {shown[0]!r} means nothing here", offset)
 
 
@@ -123,6 +125,8 @@ def _raw(text: Text, region: Span) -> Iterator[tuple[int, str, int, int]]:
                 end = text.offset(token.end[0] - 1, token.end[1])
                 yield token.type, token.string, start, end
     except (tokenize.TokenError, SyntaxError) as error:
+        if "multi-line statement" in str(error):
+            return  # a bracket is open, see `tokens_of`
         raise _refused(text, region, error) from None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from client.query.reading.tokens import NAME, Token
+from client.query.reading.tokens import NAME, STRING, Token
 
 DECODERS = ("argmax", "sample", "beam", "best_k")
 # Words that go on with an expression.
@@ -25,9 +25,12 @@ def begins_distribution(tokens: Sequence[Token], index: int) -> bool:
     have there."""
     if not tokens[index].is_name("distribute", "distribution"):
         return False
+    behind_string = index > 0 and tokens[index - 1].kind == STRING
     if index + 1 == len(tokens):
-        return tokens[index].begins
+        return tokens[index].begins or behind_string
     following = tokens[index + 1]
+    if following.begins and behind_string:
+        return True
     is_operator = following.text in OPERATOR_WORDS
     return following.kind == NAME and not is_operator and following.depth == 0
 
