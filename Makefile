@@ -42,7 +42,7 @@ test-slow: install
 	@$(BIN)/python -m pytest -q -m "slow and not gpu"
 
 # Clients of others, each kind in an environment of its own (docs/conformance.md).
-CONFORMANCE := clients tgi_client evals
+CONFORMANCE := clients tgi_client lmql evals
 CONFORMANCE_VENVS := .venv-conformance
 CONFORMANCE_STAMPS := $(CONFORMANCE:%=$(CONFORMANCE_VENVS)/%/.installed)
 

@@ -114,7 +114,7 @@ async def test_a_full_server_says_so(byte_tokenizer: str) -> None:
     with faked("--max-concurrent-requests", "1") as fake:
         fake.order(delay_s=0.1)
         busy = lmql.model(fake.model, endpoint=fake.url, tokenizer=byte_tokenizer)
-        with occupied(fake), pytest.raises(LMTPStreamError, match="overloaded"):
+        with occupied(fake), pytest.raises(LMTPStreamError, match="at most 1 may"):
             await within(busy.generate(STORY, max_tokens=4))
 
 
