@@ -101,6 +101,19 @@ class Usage:
     num_output_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where an output stood before a call with `num_steps` went on with it.
+
+    `text` was shown of the call's `output`, `tail` held back (the rest of a character, the
+    beginning of a stop string): together its text if it ended there. `end_token_ids` would end it.
+    """
+
+    text: str = ""
+    tail: str = ""
+    end_token_ids: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A whole output, of this call: without what was made before.
@@ -118,6 +131,7 @@ class Answer:
     constraint_satisfied: bool | None = None
     violation: str | None = None
     seed: int | None = None
+    standing: Standing = Standing()
 
     @property
     def logprob(self) -> float:

@@ -84,6 +84,9 @@ class Finished:
     `num_prompt_tokens` counts all that was given, tokens made before among them;
     `num_generated_tokens` what is new.
 
+    Of an output that is told to pause, where it stood before: `text_before` was shown of the tokens
+    made before, `tail_before` held back; together they are its text if it ended there.
+
     `constraint_satisfied`: whether it belongs to the request's constraint, None without one and at
     a pause;
     `violation` says what is wrong where that is known, which is where the text itself was checked.
@@ -101,6 +104,8 @@ class Finished:
     timings: Timings | None = None
     constraint_satisfied: bool | None = None
     violation: str | None = None
+    text_before: str = ""
+    tail_before: str = ""
 
 
 @dataclass(frozen=True, slots=True)

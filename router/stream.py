@@ -158,6 +158,7 @@ class Stream:
         self._reported.show(len(tail))
         self._events += self._reported.all() if is_paused else self._reported.cut()
         sampling = self.request.sampling
+        text_before, tail_before = self._standing_before()
         self.end = Finished(
             reason=FinishReason.STOP_STRING if matched is not None else reason,
             text="".join(self._texts) + tail,
@@ -172,6 +173,8 @@ class Stream:
             constraint_satisfied=(
                 None if is_paused else self._is_satisfied(matched is not None, satisfied)
             ),
+            text_before=text_before,
+            tail_before=tail_before,
         )
         self._events.append(self.end)
 
@@ -180,6 +183,12 @@ class Stream:
         if self.end is None:
             self.end = Failed(error)
             self._events.append(self.end)
+
+    def _standing_before(self) -> tuple[str, str]:
+        """Of tokens made before, what was shown and what was not; only who pauses wants to know."""
+        if self.request.stop.pause_after is None or not self.request.output_ids:
+            return "", ""
+        return self._text.text_before, OutputText(self.request, self._tokenizer).flush()
 
     @property
     def _is_paused(self) -> bool:

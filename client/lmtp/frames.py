@@ -22,6 +22,7 @@ from client.words import (
     Scored,
     Scores,
     ServerNotice,
+    Standing,
     TokenMade,
     Usage,
 )
@@ -35,7 +36,7 @@ _LEAST = -sys.float_info.max
 class Greeting:
     """What the server says of itself when it is greeted; `facts` is all of it.
 
-    `max_message_len` is in bytes, `max_streams` those of one socket.
+    `max_message_len` is in bytes, `max_streams` those of one socket. `end_token_ids` end outputs.
     """
 
     server: str
@@ -43,6 +44,7 @@ class Greeting:
     features: frozenset[str]
     max_message_len: int | None
     max_streams: int | None
+    end_token_ids: frozenset[int] = frozenset()
     facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -57,6 +59,7 @@ class Ended:
     constraint_satisfied: bool | None = None
     violation: str | None = None
     seed: int | None = None
+    standing: Standing = field(default_factory=Standing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +194,12 @@ def _ended(fields: Mapping[str, Any]) -> Ended:
         constraint_satisfied=fields.get("constraint_satisfied"),
         violation=fields.get("violation"),
         seed=fields.get("seed"),
+        standing=_standing(fields.get("standing") or {}),
     )
+
+
+def _standing(fields: Mapping[str, Any]) -> Standing:
+    return Standing(text=fields.get("text", ""), tail=fields.get("tail", ""))
 
 
 def _scores(fields: Mapping[str, Any]) -> Scores:
@@ -226,6 +234,7 @@ def _message(fields: Mapping[str, Any]) -> Greeting | None:
         features=frozenset(facts.get("features", ())),
         max_message_len=facts.get("max_message_len"),
         max_streams=facts.get("max_streams"),
+        end_token_ids=frozenset(facts.get("eos_token_ids", ())),
         facts=MappingProxyType(facts),
     )
 

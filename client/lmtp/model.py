@@ -90,13 +90,14 @@ class LmtpModel:
         patience = Patience(self._retry)
         while True:
             try:
-                with await self._ask(partial(generate_frame, progress.request())) as parts:
+                connection = await self._connected()
+                with connection.stream(partial(generate_frame, progress.request())) as parts:
                     while not isinstance(part := await parts.next(), Ended):
                         token = progress.take(_expected(part, TokenMade))
                         if token is not None:
                             patience.renew()
                             yield token
-                yield progress.answer(part)
+                yield progress.answer(part, connection.greeting.end_token_ids)
                 return
             except FellBehind:
                 # The reader has caught up with all that came before.

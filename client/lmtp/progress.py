@@ -73,8 +73,9 @@ class Progress:
         is_full = call.max_tokens is not None and len(call.output) + num_made >= call.max_tokens
         return not (is_full or call.num_steps == num_made or self._tokens[-1].is_end)
 
-    def answer(self, ended: Ended) -> Answer:
+    def answer(self, ended: Ended, end_token_ids: frozenset[int] = frozenset()) -> Answer:
         """The whole of it, with the usage of a request that was never cut."""
+        before = ended.standing.text.removesuffix(self._known_text)
         num_prompt_tokens = ended.usage.num_prompt_tokens - self._num_known
         usage = Usage(
             num_prompt_tokens=num_prompt_tokens,
@@ -90,4 +91,5 @@ class Progress:
             constraint_satisfied=ended.constraint_satisfied,
             violation=ended.violation,
             seed=self._call.sampling.seed if ended.seed is None else ended.seed,
+            standing=replace(ended.standing, text=before, end_token_ids=end_token_ids),
         )

@@ -213,3 +213,18 @@ def test_pieces_of_cut_streams_are_the_text_of_the_whole(
     assert (end.reason, end.stop_string) == (whole.reason, whole.stop_string)
     assert end.tail == whole.tail
     assert end.num_generated_tokens == whole.num_generated_tokens - done
+
+
+def test_who_pauses_is_told_where_the_output_stood() -> None:
+    ids = tuple(byte_ids("ab日c"))
+    request = asking(max_new_tokens=99, stop=("bx",), keep_stop_string=False)
+    pausing = replace(request, stop=replace(request.stop, pause_after=1))
+    stood = [
+        (end.text_before, end.tail_before)
+        for num_made in range(len(ids))
+        for _, _, end in [fed(replace(pausing, output_ids=ids[:num_made]), ids[num_made:])]
+    ]
+    broken = ("a", "b\ufffd")
+    assert stood == [("", ""), ("a", ""), ("a", "b"), broken, broken, ("ab日", "")]
+    _, _, end = fed(replace(request, output_ids=ids[:2]), ids[2:])
+    assert (end.text_before, end.tail_before) == ("", "")

@@ -190,5 +190,13 @@ class SecondVersion:
             "violation": end.violation,
             "seed": end.seed,
             "stored": self.stored,
+            "standing": _standing(end),
         }
         return told | {key: value for key, value in optional.items() if value is not None}
+
+
+def _standing(end: Finished) -> dict[str, str] | None:
+    """Of a stream that was told to pause: the text of the output that was made before it."""
+    if not (end.text_before or end.tail_before):
+        return None
+    return {"text": end.text_before, "tail": end.tail_before}
