@@ -7,7 +7,6 @@ from typing import Any
 from client.query.conditions.writing import written
 from client.query.place import Place
 from client.query.program import Hole, Program
-from client.query.reading.reader import read
 
 
 class Recorder:
@@ -67,6 +66,13 @@ def ran(
     return recorder.record, returned
 
 
+def holes_of(program: Program, *arguments: object) -> list[Hole]:
+    """The holes that a program asks for, as they are handed over."""
+    recorder = Recorder({})
+    asyncio.run(_awaited(program, recorder, arguments, {}))
+    return recorder.holes
+
+
 async def _awaited(
     program: Program,
     recorder: Recorder,
@@ -74,12 +80,3 @@ async def _awaited(
     keywords: Mapping[str, object],
 ) -> object:
     return await program.body(recorder, *arguments, **keywords)
-
-
-def record_of(
-    text: str,
-    answers: Mapping[str, Sequence[object]] | None = None,
-    namespace: Mapping[str, object] | None = None,
-) -> list[str]:
-    """What the program of a text asks for."""
-    return ran(read(text, namespace=namespace), answers=answers)[0]

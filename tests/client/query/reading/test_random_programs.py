@@ -1,0 +1,216 @@
+"""Random programs ask for what they were made to ask for; damaged ones are refused, or read."""
+
+import random
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.query.errors import BadProgram
+from client.query.reading.reader import read, read_template
+from tests.client.query.reading.recorder import ran
+from tests.client.query.reading.test_corpus import PROGRAMS
+
+NUM_DAMAGED = 5000
+
+
+@dataclass
+class Writer:
+    """Owner of a program that grows, and of what it is going to ask for."""
+
+    rng: random.Random
+    lines: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def write(self, depth: int, margin: str, runs: bool) -> None:
+        """A block of statements; `runs`: it is reached."""
+        for _ in range(self.rng.randint(1, 3)):
+            choices = [self.prompt, self.prompt, self.joined, self.assignment]
+            if depth < 3:
+                choices += [self.branch, self.loop, self.attempt]
+            self.rng.choice(choices)(depth, margin, runs)
+
+    def prompt(self, depth: int, margin: str, runs: bool) -> None:
+        literal, asked = self.literal()
+        clause, shown = self.clause()
+        if not any(entry.startswith("\0") for entry in asked):
+            clause = ""
+        self.add(f"{margin}{literal}{clause}", asked, shown if clause else "", runs)
+
+    def joined(self, depth: int, margin: str, runs: bool) -> None:
+        first, asked = self.literal()
+        second, more = self.literal()
+        together = merged([*asked, *more])
+        self.add(f"{margin}{first} {second}", together, "", runs)
+
+    def assignment(self, depth: int, margin: str, runs: bool) -> None:
+        self.lines.append(f'{margin}value = ["[no prompt]", {self.rng.randint(0, 9)}]')
+
+    def branch(self, depth: int, margin: str, runs: bool) -> None:
+        taken = self.rng.random() < 0.5
+        self.lines.append(f"{margin}if {taken}:")
+        self.write(depth + 1, margin + "  ", runs and taken)
+        self.lines.append(f"{margin}else:")
+        self.write(depth + 1, margin + "    ", runs and not taken)
+
+    def loop(self, depth: int, margin: str, runs: bool) -> None:
+        times = self.rng.randint(0, 2)
+        self.lines.append(f"{margin}for i in range({times}):")
+        begin = len(self.asked)
+        self.write(depth + 1, margin + "\t", runs)
+        once = self.asked[begin:]
+        self.asked[begin:] = once * times
+
+    def attempt(self, depth: int, margin: str, runs: bool) -> None:
+        self.lines.append(f"{margin}try:")
+        self.write(depth + 1, margin + " ", runs)
+        self.lines += [f"{margin} raise ValueError", f"{margin}except ValueError:"]
+        self.write(depth + 1, margin + " ", runs)
+
+    def add(self, line: str, asked: list[str], shown: str, runs: bool) -> None:
+        self.lines.append(line)
+        if runs:
+            marked = (f"[{entry[1:]}]{shown}" if entry[:1] == "\0" else entry for entry in asked)
+            self.asked += marked
+
+    def literal(self) -> tuple[str, list[str]]:
+        """A string literal, and what it asks for; a hole begins with a null."""
+        pieces, asked = [], []
+        for _ in range(self.rng.randint(1, 4)):
+            piece, entry = self.rng.choice(PIECES)
+            pieces.append(piece)
+            asked.append(entry)
+        quotes = self.rng.choice(["'", '"', "'''", '"""'])
+        prefix = self.rng.choice(["", "", "u", "f"])
+        return f"{prefix}{quotes}{''.join(pieces)}{quotes}", merged(asked)
+
+    def clause(self) -> tuple[str, str]:
+        return self.rng.choice(CLAUSES)
+
+
+PIECES = [
+    ("words ", "words "),
+    ("\\n", "\n"),
+    ("[[not a hole]]", "[not a hole]"),
+    ("{{}}", "{}"),
+    ("{1 + 1}", "2"),
+    ("{[3][0]:>3}", "  3"),
+    ("ß\\u00e9", "ßé"),
+    ("[X]", "\0X"),
+    ("[ LONG_NAME ]", "\0LONG_NAME"),
+    ("[Y: int]", "\0Y: int"),
+    ("{:user}", "{:user}"),
+]
+CLAUSES = [
+    ("", ""),
+    (" where 1 < 2", " where True"),
+    (" where (1 <\n 2) # and so on", " where True"),
+    ("; pass", ""),
+]
+
+
+def merged(asked: list[str]) -> list[str]:
+    """Fixed text side by side is said at once."""
+    made: list[str] = []
+    for entry in asked:
+        is_words = entry[:1] != "\0" and entry != "{:user}"
+        if is_words and made and made[-1][:1] != "\0" and made[-1] != "{:user}":
+            made[-1] += entry
+        else:
+            made.append(entry)
+    return made
+
+
+@given(st.integers(0, 2**32))
+def test_a_random_program_asks_for_what_it_was_made_to(seed: int) -> None:
+    writer = Writer(random.Random(seed))
+    writer.write(0, "", True)
+    assert ran(read("\n".join(writer.lines)))[0] == writer.asked
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["argmax", "SAMPLE(n=2)", "beam(\n n=2)"]))
+def test_a_random_block_asks_for_the_same(seed: int, decoder: str) -> None:
+    writer = Writer(random.Random(seed))
+    writer.write(0, "   ", True)
+    body = "\n".join(writer.lines)
+    program = read(f'import math\n{decoder}\n{body}\nfrom "m"\nwhere 1 < 2')
+    wanted = [f"{entry} where True" if entry[0] == "[" else entry for entry in writer.asked]
+    asked = ran(program)[0]
+    assert [entry for entry in asked if "[not" not in entry] == [
+        entry for entry in wanted if "[not" not in entry
+    ]
+
+
+# Damage
+
+
+def damaged(text: str, rng: random.Random, corpus: list[str]) -> str:
+    for _ in range(rng.randint(1, 4)):
+        change = rng.choice([cut, doubled, changed, inserted, spliced])
+        text = change(text, rng, corpus)
+    return text
+
+
+def cut(text: str, rng: random.Random, corpus: list[str]) -> str:
+    begin = rng.randrange(len(text) + 1)
+    return text[:begin] + text[begin + rng.randint(1, 12) :]
+
+
+def doubled(text: str, rng: random.Random, corpus: list[str]) -> str:
+    begin = rng.randrange(len(text) + 1)
+    end = begin + rng.randint(1, 20)
+    return text[:end] + text[begin:]
+
+
+def changed(text: str, rng: random.Random, corpus: list[str]) -> str:
+    where = rng.randrange(len(text) + 1)
+    return text[:where] + rng.choice(string.printable + "\0é\ud800") + text[where + 1 :]
+
+
+def inserted(text: str, rng: random.Random, corpus: list[str]) -> str:
+    where = rng.randrange(len(text) + 1)
+    return text[:where] + rng.choice(INSERTIONS) + text[where:]
+
+
+def spliced(text: str, rng: random.Random, corpus: list[str]) -> str:
+    other = rng.choice(corpus)
+    here, there = rng.randrange(len(text) + 1), rng.randrange(len(other) + 1)
+    return text[:here] + other[there:]
+
+
+INSERTIONS = [
+    *("where ", "from ", "distribute ", "distribution X in ", "argmax ", "\nsample\n", "lmql\n"),
+    *('"', "'", '"""', "[", "]", "{", "}", "(", ")", "[X]", "{x}", "{:user}", "[@f X]", "[X: "),
+    *("\n", "\n  ", "\t", "\\", "\\\n", "\r", "\f", "\v", "\x1c", "#", ";", ":", "=", ",", "..."),
+    *("f", "rb", "lambda:", "await ", "yield ", "return ", "global X\n", "nonlocal X\n", "del X\n"),
+    *("import *", "class A:\n", "def f():\n", "async ", "match X:\n case ", "\u2028", "ﬁ", "٣"),
+    *("9" * 5000, "(" * 250, "-" * 3000, "{" * 99, "[" * 99, "x" * 3000, "not " * 500, "{x:" * 300),
+]
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_a_damaged_program_is_read_or_refused(part: int) -> None:
+    corpus = [
+        case["program"]
+        for path in sorted(PROGRAMS.glob("*.yaml"))
+        for case in yaml.safe_load(path.read_text())
+    ]
+    rng = random.Random(part)
+    readers: list[Callable[[str], object]] = [read, read, read, read_template]
+    texts = [damaged(rng.choice(corpus), rng, corpus) for _ in range(NUM_DAMAGED // 5)]
+    refusals = [refusal(rng.choice(readers), text) for text in texts]
+    refused = [error for error in refusals if error is not None]
+    assert all(error.place is not None and str(error) for error in refused)
+    assert NUM_DAMAGED // 50 < len(refused) < len(texts) - NUM_DAMAGED // 50
+
+
+def refusal(reader: Callable[[str], object], text: str) -> BadProgram | None:
+    try:
+        reader(text)
+    except BadProgram as error:
+        return error
+    return None
