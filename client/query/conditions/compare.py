@@ -158,7 +158,7 @@ def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Ex
 
 def contained(kind: HoleKind, constant: object, place: Place) -> Expression | None:
     """`constant in X`."""
-    text = _text(constant)
+    text = text_of(constant)
     if kind.schema is not None:
         return None
     if text is None or (is_number(constant) and not isinstance(constant, Finished)):
@@ -167,7 +167,7 @@ def contained(kind: HoleKind, constant: object, place: Place) -> Expression | No
     return Contains(text)
 
 
-def _text(constant: object) -> str | None:
+def text_of(constant: object) -> str | None:
     """A constant as a text, if it is one; a number of an earlier hole has one."""
     if isinstance(constant, Finished) and is_scalar(constant.value):
         return constant.shown
@@ -176,7 +176,7 @@ def _text(constant: object) -> str | None:
 
 
 def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression:
-    value, text = bare(constant), _text(constant)
+    value, text = bare(constant), text_of(constant)
     if is_number(value) and kind.name == INT.name:
         return measured(Measure.INT, relation, value, place)
     if is_number(value) and kind.name == FLOAT.name:
@@ -203,7 +203,7 @@ def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> E
 
 
 def _member(kind: HoleKind, constant: object, place: Place) -> Expression | None:
-    text = _text(constant)
+    text = text_of(constant)
     if text is not None:
         return _substring_of(text)
     if kind.name == INT.name and isinstance(constant, range):
@@ -241,6 +241,15 @@ def _substring_of(text: str) -> Expression | None:
     if length * (length + 1) * (length + 2) // 6 > _MAX_SUBSTRINGS_LEN:
         return None
     found = (text[start:end] for start in range(length + 1) for end in range(start, length + 1))
+    return OneOf(tuple(dict.fromkeys(found)))
+
+
+def edges_of(text: str, *, at_end: bool) -> Expression | None:
+    """All beginnings of a text, or all its ends; None if they are too many."""
+    length = len(text)
+    if length * (length + 1) // 2 > _MAX_SUBSTRINGS_LEN:
+        return None
+    found = (text[cut:] if at_end else text[:cut] for cut in range(length + 1))
     return OneOf(tuple(dict.fromkeys(found)))
 
 

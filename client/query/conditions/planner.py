@@ -17,6 +17,7 @@ from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.reduce import Bounds, Current, bounds, names_of
 from client.query.conditions.request import asked
 from client.query.conditions.terms import All, Called, Compared, Ref, Term, Value
+from client.query.conditions.trying import tried
 from client.query.conditions.values import Values
 from client.query.conditions.writing import written
 from client.query.errors import BadCondition, Unsatisfiable
@@ -81,16 +82,19 @@ def plan(
     says = [bounds(part, current) for part in conjuncts]
     _refuse_nothing(conjuncts, says, name)
     inexact = [part for part, said in zip(conjuncts, says, strict=True) if not said.is_exact]
-    checks = [Check(part, names_of(part), written(part)) for part in inexact]
-    request = asked(name, current.kind, _parts(current.kind, says), stops, refused)
+    every = [Check(part, names_of(part), written(part)) for part in inexact]
     known = {name, *others}
+    parts, checks = tried(
+        _parts(current.kind, says), [check for check in every if check.names <= known], current
+    )
+    request = asked(name, current.kind, parts, stops, refused)
     return HolePlan(
         constraint=request.constraint,
         stop=request.stop,
         keeps_stop=request.keeps_stop,
         max_tokens=request.max_tokens,
-        checks=(*(check for check in checks if check.names <= known), *request.checks),
-        deferred=tuple(check for check in checks if not check.names <= known),
+        checks=(*checks, *request.checks),
+        deferred=tuple(check for check in every if not check.names <= known),
         value=request.value,
         prompt_text=request.prompt_text,
     )

@@ -8,7 +8,7 @@ What can neither be said nor is known yet lies between False and True: so `and` 
 its parts, `or` is wide open, and `not` turns the bounds around.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -152,15 +152,27 @@ def _condition(term: Called, current: Current) -> Bounds:
     """An operator that is a condition by itself."""
     name = as_condition(term)
     about, *others = term.arguments
-    if not isinstance(about, Ref) or about.name != current.name:
-        if name in STOPS:
-            raise BadCondition(f"`{name}` is about a hole and phrases that are known", term.place)
-        return OPEN
-    _require_text(name, current.kind, term.place)
+    is_about_hole = isinstance(about, Ref) and about.name == current.name
     known = [operand(other, current.values) for other in others]
-    if any(isinstance(value, Missing) for value in known):
+    is_known = not any(isinstance(value, Missing) for value in known)
+    if name in STOPS and not (is_about_hole and is_known):
+        raise BadCondition(f"`{name}` is about a hole and phrases that are known", term.place)
+    if not is_about_hole:
+        return _edge_of_known(name, operand(about, current.values), others, current)
+    _require_text(name, current.kind, term.place)
+    if not is_known:
         return OPEN
     return exactly(text_term(name, [bare(value) for value in known], term.place))
+
+
+def _edge_of_known(name: str, about: object, others: Sequence[Term], current: Current) -> Bounds:
+    """`starts_with(Y, X)`: the hole is how a known text begins."""
+    text = compare.text_of(about)
+    is_hole = len(others) == 1 and isinstance(others[0], Ref) and others[0].name == current.name
+    if name not in ("starts_with", "ends_with") or text is None or not is_hole:
+        return OPEN
+    said = compare.edges_of(text, at_end=name == "ends_with")
+    return exactly(said) if said else Bounds(FALSE, compare.around_substrings(text))
 
 
 def _require_text(name: str, kind: HoleKind, place: Place) -> None:

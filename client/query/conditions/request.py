@@ -58,7 +58,7 @@ def asked(
         return _cut(kind, phrases, num_tokens)
     if left_out:
         parts = (*parts, where.Not(where.OneOf(left_out)))
-    parts = _listed(parts)
+    parts = listed(parts)
     _refuse_empty(name, parts)
     return Asked(value=kind.value, constraint=_constraint(parts), max_tokens=num_tokens)
 
@@ -115,7 +115,7 @@ def _cut(kind: HoleKind, phrases: Stops, max_tokens: int | None) -> Asked:
 # Masks
 
 
-def _listed(parts: Parts) -> Parts:
+def listed(parts: Parts) -> Parts:
     """Where the hole is one of some texts, those of them that satisfy the other parts.
 
     Tokens are for the server to count, and a phrase that is dropped for it to drop.

@@ -1,204 +1,197 @@
-"""Random clauses and random programs, each with a text for every hole that satisfies most of them.
+"""Random whole programs, and whether what a run of one made is what the program asks for.
 
-A clause is Python's text, so `judge.holds` says what is true of it. Conditions are drawn around
-witnesses: one that the witnesses do not satisfy is mostly turned around, so that most clauses can
-be satisfied and some cannot.
+    argmax(max_tokens=24)
+        "Q: [A]\n"
+        "is[B: int] or[C]" where C in A.split() and len(C) > B
+    where
+        len(words(A)) < 4 and stops_at(A, ".")
+
+The judge is Python itself (judge.py): each clause is evaluated as it is written.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from random import Random
 
 from tests.client.query.conditions.judge import Text, holds
+from tests.client.query.conditions.random_clauses import RELATIONS, Conditions, random_text
 
-RELATIONS = ("<", "<=", "==", "!=", ">=", ">")
-# Small alphabets make texts collide.
-_WORDS = ("a", "b", "ab", "ba", "cat", "is", "3", "12", "-7", "0.5", "so")
-_JOINTS = (" ", " ", " ", ".", ". ", "\n", "")
-_PATTERNS = (
-    r"[a-z ]*",
-    r"(ab|b|c)*",
-    r"[^\n]*",
-    r"\w+( \w+)*",
-    r"[a-z]+[.!]?",
-    r".{2,6}",
-    r"-?\d+(\.\d+)?",
-    r"[A-Za-z ,.]+",
-)
-_OPAQUE = (
-    "{X}.strip() == {X}",
-    "{X}.lower() == {X}",
-    "{X}.count('a') < 3",
-    "{X}[:1] != ' '",
-    "sum(map(ord, {X})) % 3 > 0",
-)
+_CHOICES = ("yes", "no", "ab", "ba", "it is", "")
+_PATTERN = "r'[a-z]{2,6}'"
+_FIXED = ("Q: ", "\nA:", " is ", "\n", " and ", ", so ", "The cat: ")
 
 
 @dataclass(frozen=True)
-class Clause:
-    """A clause over some of the holes, and whether the witnesses satisfy it."""
+class RandomHole:
+    """A hole: its name, and what stands behind its colon ("" for text)."""
 
+    name: str
+    kind: str
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind not in ("int", "float", "bool")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run made of a hole: the variable's value, the text in the prompt, its tokens."""
+
+    value: object
     text: str
-    names: frozenset[str]
+    num_tokens: int
 
 
 @dataclass(frozen=True)
 class RandomProgram:
-    """A program: its text, the names of its holes in order, and all of its conditions."""
+    """A program: its text, its holes in order, and all of its conditions."""
 
     text: str
-    holes: tuple[str, ...]
+    holes: tuple[RandomHole, ...]
     clauses: tuple[str, ...]
 
+    def broken(self, made: Mapping[str, Made]) -> list[str]:
+        """What does not hold: conditions, and types of holes."""
+        wrong = [hole.name + ": " + hole.kind for hole in self.holes if not _fits(hole, made)]
+        if wrong:
+            return wrong
+        values = {hole.name: _judged(hole, made[hole.name]) for hole in self.holes}
+        return [clause for clause in self.clauses if not holds(clause, values)]
 
-def random_text(random: Random, max_words: int = 4) -> str:
-    """A short text of few words."""
-    text = ""
-    for _ in range(random.randrange(max_words + 1)):
-        text += random.choice(_WORDS) + random.choice(_JOINTS)
-    return text
+
+def _fits(hole: RandomHole, made: Mapping[str, Made]) -> bool:
+    """Whether the value is of the hole's type, and what its text says."""
+    one = made[hole.name]
+    match hole.kind:
+        case "int":
+            return type(one.value) is int and one.value == int(one.text)
+        case "float":
+            return type(one.value) is float and one.value == float(one.text)
+        case "bool":
+            return type(one.value) is bool and str(one.value) == one.text
+        case "":
+            return one.value == one.text
+    allowed = eval(hole.kind, {"__builtins__": {}})
+    if isinstance(allowed, list):
+        return one.value == one.text and one.text in allowed
+    return one.value == one.text and re.fullmatch(allowed, one.text) is not None
 
 
-class Conditions:
-    """Draws conditions over holes with these witnesses.
+def _judged(hole: RandomHole, made: Made) -> object:
+    if hole.kind == "float":
+        return Decimal(made.text)
+    return Text.of(made.text, made.num_tokens) if hole.is_text else made.value
 
-    checks: whether a part may be Python's own, which a server cannot keep
-    """
 
-    def __init__(self, random: Random, witnesses: dict[str, Text], *, checks: bool = True) -> None:
-        self._random = random
-        self._witnesses = witnesses
-        self._checks = checks
+def random_program(random: Random) -> RandomProgram:
+    """A program of one to three holes."""
+    names = "ABC"[: random.randint(1, 3)]
+    holes = tuple(RandomHole(name, _kind(random)) for name in names)
+    witnesses = {hole.name: _witness(random, hole) for hole in holes}
+    clauses: dict[str, str] = {}
+    for index, hole in enumerate(holes):
+        if random.random() < 0.85:
+            around = holes[:index] if random.random() < 0.8 else holes
+            others = [other for other in around if other is not hole]
+            clauses[hole.name] = _clause(random, hole, others, witnesses)
+    return RandomProgram(_written(random, holes, clauses), holes, tuple(clauses.values()))
 
-    def clause(self, name: str, others: Sequence[str] = (), num_parts: int = 3) -> str:
-        """A conjunction about the hole `name`, some parts of it about the others too."""
-        parts = [self._part(name, others, 2) for _ in range(self._random.randint(1, num_parts))]
-        if self._random.random() < 0.3:
-            parts.append(self._stop(name))
-        self._random.shuffle(parts)
-        return " and ".join(parts)
 
-    def _part(self, name: str, others: Sequence[str], depth: int) -> str:
-        kind = self._random.random()
-        if depth == 0 or kind < 0.6:
-            return self._turned(self._atom(name, others))
-        if kind < 0.75:
-            return f"not ({self._turned_away(self._part(name, others, depth - 1))})"
-        joined = " or " if kind < 0.9 else " and "
-        parts = [self._part(name, others, depth - 1) for _ in range(2)]
-        return f"({joined.join(parts)})"
+def _kind(random: Random) -> str:
+    listed = repr(random.sample(_CHOICES[:-1], random.randint(1, 4)))
+    return random.choice(("", "", "", "", "", "int", "int", "float", "bool", listed, _PATTERN))
 
-    def _turned(self, atom: str) -> str:
-        """The condition, or its opposite if the witnesses want that."""
-        if self._holds(atom) or self._random.random() < 0.1:
-            return atom
-        return f"not ({atom})"
 
-    def _turned_away(self, part: str) -> str:
-        return part if not self._holds(part) or self._random.random() < 0.1 else f"not ({part})"
+def _witness(random: Random, hole: RandomHole) -> object:
+    match hole.kind:
+        case "int":
+            return random.randint(-9, 14)
+        case "float":
+            return Decimal(random.randint(-12, 24)) / 4
+        case "bool":
+            return random.random() < 0.5
+        case "":
+            text = random_text(random)
+        case _ if hole.kind == _PATTERN:
+            text = random.choice(("cat", "ab", "abcdef", "so"))
+        case _:
+            text = random.choice(eval(hole.kind, {"__builtins__": {}}))
+    return Text.of(text, (len(text) + 1) // 2)
 
-    def _holds(self, clause: str) -> bool:
-        return holds(clause, self._witnesses)
 
-    def _atom(self, name: str, others: Sequence[str]) -> str:
-        pick = self._random.random()
-        if others and pick < 0.35:
-            return self._relation(name, self._random.choice(others))
-        if self._checks and pick > 0.93:
-            return self._random.choice(_OPAQUE).replace("{X}", name)
-        draw: Callable[[str], str] = self._random.choice(
-            (self._count, self._chain, self._member, self._phrase, self._edge, self._shape)
+def _clause(
+    random: Random,
+    hole: RandomHole,
+    others: Sequence[RandomHole],
+    witnesses: Mapping[str, object],
+) -> str:
+    if hole.is_text:
+        texts = {name: text for name, text in witnesses.items() if isinstance(text, Text)}
+        names = [other.name for other in others if other.name in texts]
+        return Conditions(random, texts).clause(hole.name, names)
+    draw = _value_condition if hole.kind != "bool" else _truth
+    atoms = [draw(random, hole, others, witnesses) for _ in range(random.randint(1, 2))]
+    parts = [atom if holds(atom, witnesses) else f"not ({atom})" for atom in atoms]
+    return " and ".join(parts)
+
+
+def _truth(
+    random: Random, hole: RandomHole, _: Sequence[RandomHole], __: Mapping[str, object]
+) -> str:
+    form = random.choice(("{X}", "{X} is True", "{X} == False", "{X} != True", "{X} in [True]"))
+    return form.replace("{X}", hole.name)
+
+
+def _value_condition(
+    random: Random,
+    hole: RandomHole,
+    others: Sequence[RandomHole],
+    witnesses: Mapping[str, object],
+) -> str:
+    value = witnesses[hole.name]
+    assert isinstance(value, int | Decimal)
+    relation = random.choice(RELATIONS)
+    forms = [
+        f"{hole.name} {relation} {value + random.randint(-2, 3)}",
+        f"{value - random.randint(0, 3)} <= {hole.name} <= {value + random.randint(0, 3)}",
+        f"{hole.name} in [{value}, {value + 3}]",
+        f"{hole.name} not in [{value + 1}, {value - 1}]",
+    ]
+    if hole.kind == "int":
+        forms += [f"{hole.name} in range({value - 2}, {value + 4})", f"{hole.name} % 2 == 0"]
+    numbers = [other.name for other in others if other.kind == hole.kind]
+    forms += [f"{hole.name} {relation} {name}" for name in numbers]
+    texts = [other.name for other in others if other.is_text]
+    forms += [f"{hole.name} {relation} len({name})" for name in texts]
+    return random.choice(forms)
+
+
+def _written(random: Random, holes: Sequence[RandomHole], clauses: Mapping[str, str]) -> str:
+    """The program's text; a condition stands with its prompt or below the program."""
+    decoder = random.choice(
+        ("argmax(max_tokens={n})", "sample(temperature=1.3, seed={s}, max_tokens={n})")
+    )
+    lines = [
+        decoder.replace("{n}", str(random.randint(12, 30))).replace(
+            "{s}", str(random.randrange(99))
         )
-        return draw(name)
-
-    def _stop(self, name: str) -> str:
-        """Phrases that the witness does not forbid, if it can be."""
-        operator = self._random.choice(("stops_at", "stops_before", "STOPS_AT"))
-        phrases = self._random.sample([".", "\n", "so", "ab", "!"], self._random.randint(1, 2))
-        listed = ", ".join(map(repr, phrases))
-        return f"{operator}({name}, {listed})"
-
-    def _measure(self, name: str) -> tuple[str, int]:
-        text = self._witnesses[name]
-        return self._random.choice(
-            (
-                (f"len({name})", len(text)),
-                (f"len(words({name}))", len(text.split())),
-                (f"len(sentences({name}))", text.count(".") + 1),
-                (f"len(tokens({name}))", text.num_tokens),
-            )
+    ]
+    below = []
+    for hole in holes:
+        fixed = random.choice(_FIXED).replace("\n", "\\n")
+        shown = f"{hole.name}: {hole.kind}" if hole.kind else hole.name
+        line = f'    "{fixed}[{shown}]"'
+        clause = clauses.get(hole.name)
+        names_others = clause is not None and any(
+            other.name in clause for other in holes if other is not hole
         )
-
-    def _count(self, name: str) -> str:
-        measure, count = self._measure(name)
-        relation = self._random.choice(RELATIONS)
-        bound = count + self._random.randint(-2, 3)
-        if self._random.random() < 0.2:
-            return f"{bound} {relation} {measure}"
-        return f"{measure} {relation} {bound}"
-
-    def _chain(self, name: str) -> str:
-        measure, count = self._measure(name)
-        low, high = (self._random.randint(0, 3) for _ in range(2))
-        return f"{count - low} <= {measure} < {count + high}"
-
-    def _member(self, name: str) -> str:
-        texts = [random_text(self._random, 2) for _ in range(self._random.randint(1, 4))]
-        if self._random.random() < 0.5:
-            texts.append(str(self._witnesses[name]))
-        relation = self._random.choice(("in", "not in", "==", "!="))
-        shown = repr(texts) if "in" in relation else repr(texts[-1])
-        return f"{name} {relation} {shown}"
-
-    def _phrase(self, name: str) -> str:
-        relation = self._random.choice(("in", "not in"))
-        return f"{self._piece(name)!r} {relation} {name}"
-
-    def _edge(self, name: str) -> str:
-        operator = self._random.choice(("starts_with", "ends_with"))
-        phrases = [self._piece(name) for _ in range(self._random.randint(1, 2))]
-        shown = repr(phrases) if self._random.random() < 0.5 else ", ".join(map(repr, phrases))
-        return f"{operator}({name}, {shown})"
-
-    def _piece(self, name: str) -> str:
-        text = str(self._witnesses[name])
-        start = self._random.randint(0, len(text))
-        found = text[start : start + self._random.randint(1, 3)]
-        return found or self._random.choice(_WORDS)
-
-    def _shape(self, name: str) -> str:
-        pick = self._random.random()
-        if pick < 0.6:
-            return f"regex({name}, {self._random.choice(_PATTERNS)!r})"
-        bound = self._random.randint(-10, 15)
-        relation = self._random.choice(RELATIONS)
-        if pick < 0.7:
-            return f"int({name})"
-        if pick < 0.8:
-            return f"float({name}) {relation} {bound / 4}"
-        return f"int({name}) {relation} {bound}"
-
-    def _relation(self, name: str, other: str) -> str:
-        forms = [
-            "{X} != {Y}",
-            "{X} == {Y}",
-            "len({X}) {r} len({Y})",
-            "len({X}) {r} len({Y}) + 2",
-            "len(words({X})) {r} len(words({Y}))",
-            "{X} in {Y}.split()",
-            "{X} in {Y}",
-            "{Y} in {X}",
-            "{Y} not in {X}",
-            "starts_with({X}, {Y})",
-        ]
-        form = self._random.choice(forms)
-        relation = self._random.choice(RELATIONS)
-        return form.replace("{X}", name).replace("{Y}", other).replace("{r}", relation)
-
-
-def witnesses(random: Random, names: Sequence[str]) -> dict[str, Text]:
-    """A text for each hole, its tokens counted as one for each two characters."""
-    texts = (random_text(random) for _ in names)
-    return {
-        name: Text.of(text, (len(text) + 1) // 2) for name, text in zip(names, texts, strict=True)
-    }
+        if clause is not None and (names_others or random.random() < 0.5):
+            below.append(f"({clause})" if " or " in clause else clause)
+        elif clause is not None:
+            line += f" where {clause}"
+        lines.append(line)
+    if below:
+        lines += ["where", "    " + " and\n    ".join(below)]
+    return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ from client.query.errors import Unsatisfiable
 from tests.client.query.conditions.admitting import admits, all_hold
 from tests.client.query.conditions.clauses import term
 from tests.client.query.conditions.judge import Text, holds
-from tests.client.query.conditions.programs import Conditions, random_text, witnesses
+from tests.client.query.conditions.random_clauses import Conditions, random_text, witnesses
 
 randoms = st.randoms(use_true_random=False)
 

@@ -93,6 +93,10 @@ def test_is_said_in_the_servers_language(clause: str, asked: str) -> None:
         ("X in Y.split() and X != 'or'", ["cat", "dog"]),
         ("X in ['1', '22', 'x'] and int(X) > 1", ["22"]),
         ("X in ['a.', 'a.b'] and stops_at(X, '.')", ["a."]),
+        ("X in ['a', 'b '] and X.strip() == X", ["a"]),
+        ("X in Y.split() and X > 'd'", ["or", "dog"]),
+        ("X in Y.split() and starts_with(Y, X)", ["cat"]),
+        ("X in ['b', 'cat', 'dog'] and X in Y * 9", ["cat", "dog"]),
     ],
 )
 def test_one_of_some_texts_is_a_choice(clause: str, texts: list[str]) -> None:
@@ -202,6 +206,25 @@ def test_a_short_text_around_the_hole_lists_its_pieces() -> None:
     )
 
 
+def test_the_hole_is_how_an_earlier_one_begins_or_ends() -> None:
+    beginnings = ["cat or dog"[:cut] for cut in range(11)]
+    ends = ["cat or dog"[cut:] for cut in range(11)]
+
+    assert planned("starts_with(Y, X)").constraint == Constraint("where", one_of(beginnings))
+    assert planned("ends_with(Y, X)").constraint == Constraint("where", one_of(ends))
+
+
+def one_of(texts: list[str]) -> str:
+    return "X in [" + ", ".join(f'"{text}"' for text in texts) + "]"
+
+
+def test_functions_that_raise_on_a_text_are_left_to_the_end() -> None:
+    made = planned("X in ['a', 'b'] and X.index('a') == 0")
+
+    assert made.constraint == Constraint("choice", ["a", "b"])
+    assert [check.text for check in made.checks] == ["X.index('a') == 0"]
+
+
 def test_a_long_text_around_the_hole_is_a_wider_mask_and_a_check() -> None:
     made = planned("X in 'abcd' * 100")
 
@@ -226,6 +249,7 @@ def test_conditions_of_other_holes_are_theirs() -> None:
         ("X in []", "none of the texts"),
         ("X in Y.split() and len(X) > 5", "none of the texts"),
         ("X == 'a' and X != 'a'", "none of the texts"),
+        ("X in ['a', 'b'] and X.upper() == X", "none of the texts"),
         ("int(X) and X == 'a'", "none of the texts"),
     ],
 )

@@ -1,0 +1,55 @@
+"""Where a hole is one of a few texts, its checks are tried on each of them before it is asked for.
+
+Then none of them can fail afterwards. A function that raises on one of the texts is left to be
+called on the one that comes.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from client.query.conditions.evaluate import evaluate
+from client.query.conditions.plan import Check
+from client.query.conditions.reduce import Current
+from client.query.conditions.request import Parts, listed
+from client.query.conditions.terms import Term
+from client.query.conditions.values import Finished
+from client.query.errors import ProgramFailed
+from constraints.where.terms import OneOf
+
+# Of more texts than these none is tried: the program's functions may take their time.
+_MAX_TRIED = 64
+
+
+def tried(
+    parts: Parts, checks: Sequence[Check], current: Current
+) -> tuple[Parts, tuple[Check, ...]]:
+    """The parts with those texts alone that pass, and the checks that are still to be made.
+
+    checks: of finished holes and this one
+    """
+    parts = listed(parts)
+    if not parts or not isinstance(parts[0], OneOf) or len(parts[0].values) > _MAX_TRIED:
+        return parts, tuple(checks)
+    texts, left = parts[0].values, []
+    for check in checks:
+        passing = _passing(check.term, texts, current)
+        if passing is None:
+            left.append(check)
+        else:
+            texts = passing
+    return (OneOf(texts), *parts[1:]), tuple(left)
+
+
+def _passing(term: Term, texts: Iterable[str], current: Current) -> tuple[str, ...] | None:
+    """The texts that satisfy a term; None: that is not known before one of them is made."""
+    passing = []
+    for text in texts:
+        hole = Finished(current.kind.value(text), text)
+        try:
+            truth = evaluate(term, {**current.values, current.name: hole})
+        except ProgramFailed:
+            return None
+        if truth is None:
+            return None
+        if truth:
+            passing.append(text)
+    return tuple(passing)
