@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from client.query.program import Program
 from client.query.running.asking import OnState
-from client.query.running.blaming import blamed
+from client.query.running.blaming import blaming
 from client.query.running.body_run import Job
 from client.query.running.decoders import Decoding, clause_decoding, decoding
 from client.query.running.ledger import CallFile
@@ -69,10 +69,8 @@ def _decoding(job: Job) -> Decoding:
     program = job.program
     if program.decoder is None:
         return decoding("argmax", (), {})
-    try:
+    with blaming(lambda _: program):
         clause = program.decoder(*job.arguments, **job.keywords)
-    except Exception as error:
-        raise blamed(program, error) from error
     return clause_decoding(clause, program.source)
 
 
@@ -80,7 +78,5 @@ def _model(job: Job) -> object:
     program = job.program
     if program.model is None:
         return None
-    try:
+    with blaming(lambda _: program):
         return program.model(*job.arguments, **job.keywords)
-    except Exception as error:
-        raise blamed(program, error) from error

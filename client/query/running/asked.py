@@ -13,7 +13,7 @@ from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.planner import plan
 from client.query.conditions.terms import Term
 from client.query.errors import QueryError, Unsatisfiable
-from client.query.running.blaming import located
+from client.query.running.blaming import locate
 from client.query.running.body_run import Arrival, Entry
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
 from client.query.running.transcript import prompt_of
@@ -34,7 +34,8 @@ def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> Hol
             refused,
         )
     except QueryError as error:
-        raise located(error, arrival.hole.place, arrival.source) from error
+        locate(error, arrival.hole.place, arrival.source)
+        raise
 
 
 def _terms(arrival: Arrival) -> tuple[Term, ...]:
@@ -97,7 +98,8 @@ def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
         try:
             truth = evaluate(check.term, values)
         except QueryError as error:
-            raise located(error, hole.place, source) from error
+            locate(error, hole.place, source)
+            raise
         if truth is False:
             what = f"`{check.text}` does not hold: [{hole.name}] is {value!r}"
             raise Rejected(what, answer.text, value, hole.place, source)

@@ -60,7 +60,8 @@ class Books:
                 raise ServerFailed(f"the request ended by {answer.finish_reason}", "broken_off")
         except TandemError as error:
             self._book(at, "generate", began_s, call, error, Usage())
-            raise _pointed(at, error) from error
+            _point(at, error)
+            raise
         self._book(at, "generate", began_s, call, answer, answer.usage)
         return answer
 
@@ -73,7 +74,8 @@ class Books:
             scores = await self.model.score(call)
         except TandemError as error:
             self._book(at, "score", began_s, call, error, Usage())
-            raise _pointed(at, error) from error
+            _point(at, error)
+            raise
         self._book(at, "score", began_s, call, scores, scores.usage)
         return scores
 
@@ -133,10 +135,14 @@ def ended(trace: int, pieces: Pieces) -> State:
     return State(trace=trace, prompt=text_of(pieces), spans=spans_of(pieces))
 
 
-def _pointed(at: AtHole, error: TandemError) -> TandemError:
-    """A refused constraint as what is wrong with the hole's conditions; else the error itself."""
+def _point(at: AtHole, error: TandemError) -> None:
+    """Raise a refused constraint as what is wrong with the hole's conditions.
+
+    Any other error goes on as it is, with a note that says at which hole.
+    """
     if not isinstance(error, ConstraintRefused):
-        return error
+        error.add_note(str(QueryError(f"asked for [{at.hole.name}]", at.hole.place, at.source)))
+        return
     reason = error.details.get("reason", error.error_type)
     kind: type[QueryError] = BadCondition if reason in _MEANINGLESS else Unsatisfiable
-    return kind(f"[{at.hole.name}]: {error}", at.hole.place, at.source)
+    raise kind(f"[{at.hole.name}]: {error}", at.hole.place, at.source) from error

@@ -17,7 +17,7 @@ from client.query.conditions.writing import written
 from client.query.errors import BadProgram, QueryError
 from client.query.place import Place
 from client.query.program import Decorator, Hole, Program, Subquery
-from client.query.running.blaming import located
+from client.query.running.blaming import locate
 from client.query.running.body_run import Arrival, BodyRun
 from client.query.running.decoding import Rejected
 from client.query.running.transcript import Piece, text_of
@@ -125,7 +125,8 @@ class Frame:
         return value
 
     async def _stuck(self, error: QueryError, hole: Hole) -> NoReturn:
-        await self._run.stuck(located(error, hole.place, self._source))
+        locate(error, hole.place, self._source)
+        await self._run.stuck(error)
 
 
 async def _decorated(decorator: Decorator, value: object, text: str) -> object:

@@ -14,7 +14,7 @@ from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import Hole
 from client.query.running.asked import entry_of, generate_call, plan_of, score_call
-from client.query.running.blaming import blamed
+from client.query.running.blaming import blaming
 from client.query.running.body_run import Arrival, BodyRun, Entry, Job
 from client.query.running.decoding import Ended, FinishedHole, HoleAnswer, Options, Trace
 from client.query.running.frame import Frame
@@ -108,11 +108,8 @@ class Traces:
 
     async def _arrival(self, run: BodyRun) -> Arrival | None:
         """The run's next hole; what the body raises points to its place."""
-        try:
+        with blaming(lambda error: run.culprit(error) or self._job.program):
             return await run.arrive()
-        except Exception as error:
-            self.end(run)
-            raise blamed(run.culprit(error) or self._job.program, error) from error
 
 
 class WaitingTrace:

@@ -120,4 +120,11 @@ async def _started(start: Start, index: int) -> Trace:
     try:
         return await start(index)
     except Rejected as error:
-        raise NotSatisfied(error.message, error.value, error.place, error.source) from error
+        raise exhausted(error) from error
+
+
+def exhausted(error: QueryError) -> QueryError:
+    """What is told where nothing is left to try: a rejected text as NotSatisfied, else the error."""
+    if isinstance(error, Rejected):
+        return NotSatisfied(error.message, error.value, error.place, error.source)
+    return error

@@ -167,7 +167,7 @@ return X, Y
     result = await run(text, {"fits": lambda y, z: y == "b"}, model=model)
 
     assert result.value == (["x", "!"], "b")
-    assert [request.hole for request in result.requests] == ["X", "Y", "Z", "Y", "Z"]
+    assert [request.hole for request in result.requests] == ["X", "Y", "Y", "Z"]
 
 
 async def test_a_file_is_run_and_named_in_errors(tmp_path: Path) -> None:
