@@ -22,7 +22,7 @@ from client.query.api import (
     watch,
 )
 from client.query.asking import Scoring, generate, generate_sync, score, score_sync
-from client.query.decoders import argmax, sample
+from client.query.decoders import argmax, beam, sample
 from client.query.errors import (
     BadCondition,
     BadProgram,
@@ -62,6 +62,7 @@ __all__ = [
     "SyncQuery",
     "Unsatisfiable",
     "argmax",
+    "beam",
     "generate",
     "generate_sync",
     "model",

@@ -10,6 +10,8 @@ Options that several take:
 Raises ValueError: which option, its value, the rule.
 """
 
+from typing import Literal
+
 from client.query.running.decoders import Decoding, decoding
 
 
@@ -21,7 +23,7 @@ def argmax(
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
     tries: int = 10,
-    stops: str = "cut",
+    stops: Literal["cut", "exact"] = "cut",
     normalised: bool = False,
 ) -> Decoding:
     """The most probable token, one after the other."""
@@ -43,11 +45,30 @@ def sample(
     max_tokens: int | None = None,
     max_len: int | None = None,
     tries: int = 10,
-    stops: str = "cut",
+    stops: Literal["cut", "exact"] = "cut",
     normalised: bool = False,
 ) -> Decoding:
     """`n` traces whose tokens are drawn; trace i with the seed `seed + i`."""
     return _decoding("sample", locals())
+
+
+def beam(
+    n: int = 4,
+    *,
+    length_penalty: float = 0.0,
+    early_stopping: bool | Literal["never"] = False,
+    max_tokens: int | None = None,
+    max_len: int | None = None,
+    stops: Literal["cut", "exact"] = "cut",
+    normalised: bool = False,
+) -> Decoding:
+    """Beam search over the whole program: the `n` most probable traces, the best first.
+
+    A trace's score is its log-probability / (its tokens ** length_penalty). `early_stopping`: True
+    ends as soon as n traces have ended, False when no other can be better at its present length,
+    "never" at any length.
+    """
+    return _decoding("beam", locals())
 
 
 def _decoding(name: str, options: dict[str, object]) -> Decoding:

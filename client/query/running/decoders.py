@@ -5,12 +5,15 @@ A clause of a program and the Python functions of the same names end here.
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from client.query.conditions.plan import StopMode
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import DecoderClause
+from client.query.running.beams import Beam
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
 from client.words import Sampling
@@ -69,7 +72,7 @@ _OPTIONS: Mapping[str, Rule] = {
 _COUNT: Rule = ("a whole number from 1 on", _whole(1))
 # What other systems take: it changes no result here, or is not served.
 _NEEDLESS = ("chunksize", "step_budget", "verbose", "openai_nonstop", "chunk_timeout", "cache")
-_UNSERVED = ("no_repeat_ngram_size", "length_penalty")
+_UNSERVED = ("no_repeat_ngram_size",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +80,38 @@ class Kind:
     """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
 
     `temperature` is what it draws with unless told; None: it does not draw, and is not told.
+    `own` are the options that no other kind has.
     """
 
-    make: Callable[[int, Options], Decoder]
+    make: Callable[[int, Options, Mapping[str, Any]], Decoder]
     count: str = "n"
     num_traces: int = 1
     temperature: float | None = None
+    own: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def _side_by_side(num_traces: int, options: Options) -> Decoder:
+def _side_by_side(num_traces: int, options: Options, _: Mapping[str, Any]) -> Decoder:
     return SideBySide(num_traces, options.tries)
+
+
+def _beam(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
+    return Beam(num_traces, max_len=options.max_len, **own)
 
 
 KINDS: Mapping[str, Kind] = {
     "argmax": Kind(_side_by_side),
     "sample": Kind(_side_by_side, temperature=1.0),
+    "beam": Kind(
+        _beam,
+        num_traces=4,
+        own={
+            "length_penalty": ("a number", _number(float("-inf"))),
+            "early_stopping": (
+                'True, False or "never"',
+                lambda value: isinstance(value, bool) or value == "never",
+            ),
+        },
+    ),
 }
 
 
@@ -107,8 +127,9 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
         named[kind.count] = arguments[0]
     num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _COUNT)
     assert isinstance(num_traces, int)
+    own = {key: _kept(key, named.pop(key), rule) for key, rule in kind.own.items() if key in named}
     options = _options(name, kind, named)
-    return Decoding(name, kind.make(num_traces, options), options)
+    return Decoding(name, kind.make(num_traces, options, own), options)
 
 
 def clause_decoding(clause: DecoderClause, source: Source) -> Decoding:
