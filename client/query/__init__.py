@@ -22,7 +22,7 @@ from client.query.api import (
     watch,
 )
 from client.query.asking import Scoring, generate, generate_sync, score, score_sync
-from client.query.decoders import argmax, beam, sample
+from client.query.decoders import argmax, beam, best_k, sample
 from client.query.errors import (
     BadCondition,
     BadProgram,
@@ -63,6 +63,7 @@ __all__ = [
     "Unsatisfiable",
     "argmax",
     "beam",
+    "best_k",
     "generate",
     "generate_sync",
     "model",

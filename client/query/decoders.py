@@ -57,18 +57,41 @@ def beam(
     *,
     length_penalty: float = 0.0,
     early_stopping: bool | Literal["never"] = False,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
     max_tokens: int | None = None,
     max_len: int | None = None,
-    stops: Literal["cut", "exact"] = "cut",
     normalised: bool = False,
 ) -> Decoding:
     """Beam search over the whole program: the `n` most probable traces, the best first.
 
     A trace's score is its log-probability / (its tokens ** length_penalty). `early_stopping`: True
     ends as soon as n traces have ended, False when no other can be better at its present length,
-    "never" at any length.
+    "never" at any length up to `max_len`. Phrases end its holes as with `stops="exact"`.
     """
     return _decoding("beam", locals())
+
+
+def best_k(
+    k: int = 4,
+    *,
+    budget: int = 512,
+    width: int = 16,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    max_tokens: int | None = None,
+    max_len: int | None = None,
+    normalised: bool = False,
+) -> Decoding:
+    """The `k` most probable traces of all, found best-first.
+
+    budget: requests for a token, at most; where it is spent before, the rest of the results is what
+            had ended, then the most probable branches, completed by the most probable tokens
+    width:  alternatives asked for with each request, at first
+    """
+    return _decoding("best_k", locals())
 
 
 def _decoding(name: str, options: dict[str, object]) -> Decoding:

@@ -14,6 +14,7 @@ from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import DecoderClause
 from client.query.running.beams import Beam
+from client.query.running.best_first import BestK
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
 from client.words import Sampling
@@ -80,7 +81,8 @@ class Kind:
     """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
 
     `temperature` is what it draws with unless told; None: it does not draw, and is not told.
-    `own` are the options that no other kind has.
+    `own` are the options that no other kind has. One that `searches` chooses its tokens among all
+    that masks allow, so that phrases end its holes by masks, too.
     """
 
     make: Callable[[int, Options, Mapping[str, Any]], Decoder]
@@ -88,6 +90,7 @@ class Kind:
     num_traces: int = 1
     temperature: float | None = None
     own: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
+    searches: bool = False
 
 
 def _side_by_side(num_traces: int, options: Options, _: Mapping[str, Any]) -> Decoder:
@@ -98,6 +101,11 @@ def _beam(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
     return Beam(num_traces, max_len=options.max_len, **own)
 
 
+def _best_k(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
+    return BestK(num_traces, **own)
+
+
+_EXACT: Rule = ('"exact": it searches among what masks allow', lambda value: value == "exact")
 KINDS: Mapping[str, Kind] = {
     "argmax": Kind(_side_by_side),
     "sample": Kind(_side_by_side, temperature=1.0),
@@ -111,6 +119,17 @@ KINDS: Mapping[str, Kind] = {
                 lambda value: isinstance(value, bool) or value == "never",
             ),
         },
+        searches=True,
+    ),
+    "best_k": Kind(
+        _best_k,
+        count="k",
+        num_traces=4,
+        own={
+            "budget": ("a whole number from 1 on", _whole(1)),
+            "width": ("a whole number from 1 on", _whole(1)),
+        },
+        searches=True,
     ),
 }
 
@@ -128,6 +147,8 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
     num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _COUNT)
     assert isinstance(num_traces, int)
     own = {key: _kept(key, named.pop(key), rule) for key, rule in kind.own.items() if key in named}
+    if kind.searches:
+        named["stops"] = _kept("stops", named.get("stops", StopMode.EXACT.value), _EXACT)
     options = _options(name, kind, named)
     return Decoding(name, kind.make(num_traces, options, own), options)
 
