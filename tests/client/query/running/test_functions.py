@@ -1,6 +1,7 @@
 """Queries as Python functions and as text."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from client import query
 from client.query import F, Result, read_file, run, run_file, run_sync, sample, watch
 from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
 from client.query.running.results import State
-from client.words import Sampling
+from client.words import Answer, GenerateCall, Sampling, TokenMade
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 SEEN = ScriptedModel(lambda prompt: [f"<{prompt}>"])
@@ -191,16 +192,30 @@ async def test_watching_shows_states_and_then_results() -> None:
     assert (states[-1].prompt, states[-1].hole) == ("Say hi!", None)
 
 
-async def test_leaving_a_watched_run_early_ends_it() -> None:
-    model = ScriptedModel(lambda prompt: ["x"])
-    watched = watch('"[X]" * 1\nfor _ in range(9):\n    "[X]"', model=model)
+class Endless(ScriptedModel):
+    """Never answers; knows whether it is still asked."""
+
+    num_asked = 0
+
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
+        self.num_asked += 1
+        try:
+            await asyncio.Event().wait()
+            yield TokenMade(0, "", 0.0)
+        finally:
+            self.num_asked -= 1
+
+
+async def test_leaving_a_watched_run_early_ends_its_requests() -> None:
+    model = Endless(in_turn())
+    watched = watch('"Say [X]"', model=model)
 
     async for _ in watched:
         break
+    asked = model.num_asked
     await watched.aclose()
-    await asyncio.sleep(0)
 
-    assert len(model.calls) < 9
+    assert (asked, model.num_asked) == (1, 0)
 
 
 async def test_every_call_of_the_model_is_written_to_the_trace_file(tmp_path: Path) -> None:
