@@ -10,13 +10,15 @@ def make(calls, *captured):
 import ast
 import copy
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from client.query.reading import names
-from client.query.reading.expressions import expression, statements
+from client.query.reading.bodies import Body
+from client.query.reading.expressions import expression
 from client.query.reading.layout import Layout, PromptText
 from client.query.reading.nodes import (
     CALLS,
@@ -27,13 +29,13 @@ from client.query.reading.nodes import (
     plain_call,
     tuple_of,
 )
-from client.query.reading.prompts import Prompt, PromptRewriter, check_distribution, prompt_of
-from client.query.reading.template import pieces_of
+from client.query.reading.prompts import Prompt, PromptRewriter
 from client.query.reading.text import Fragment, Span, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 MAKE = "__tandem_make"
 _WHERE = "__tandem_where"
+_WORD = re.compile(r"\w+")
 # Python 3.12 and later want to be told of type parameters.
 _EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
 _Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
@@ -83,32 +85,21 @@ class _Writer:
         self._text: Text = nodes.text
         self._layout = layout
         self._around = around
-        self._prompts = {_mark(prompt.span, self._text): prompt for prompt in layout.prompts}
-        code = _without_prompts(self._text.text, layout.prompts)
-        preamble = () if layout.preamble is None else (layout.preamble,)
-        self._preamble = self._parsed(code, preamble)
-        self._body = self._parsed(code, layout.blocks)
-        self._read: dict[int, Prompt] = {}
-        for node in names.own_scope(self._body):
-            if (found := self._prompt_at(node)) is not None:
-                offset, prompt = found
-                pieces = pieces_of(self._text, prompt.value)
-                self._read[offset] = prompt_of(prompt, pieces)
-        self._holes = frozenset(
-            hole.name for prompt in self._read.values() for hole in prompt.holes
-        )
+        self._body = Body(nodes, layout)
+        self._holes = self._body.holes
+        self._preamble = self._body.preamble
 
     def written(self) -> Written:
-        self._check()
+        self._body.check(self._around.parameters.parameters.keys(), self._layout)
         clauses = WhereClauses(self._nodes, self._holes, self._own_names())
         conditions = self._conditions(clauses)
         supports = {}
         if self._layout.distribution is not None:
             supports[self._layout.distribution.name] = self._layout.distribution
         rewriter = PromptRewriter(self._nodes, clauses, conditions, supports)
-        body = _Body(self._nodes, self._found, rewriter, self._text)
-        self._preamble = body.visit_all(self._preamble)
-        rewritten = body.visit_all(_with_return(self._body))
+        prompts = _Prompts(self._nodes, self._body, rewriter)
+        self._preamble = prompts.visit_all(self._body.preamble)
+        rewritten = prompts.visit_all(_with_return(self._body.statements))
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
             self._program([*assigned, *rewritten]),
@@ -130,65 +121,13 @@ class _Writer:
             has_model=self._layout.model is not None,
         )
 
-    # Reading
-
-    def _parsed(self, code: str, blocks: Sequence[Span]) -> list[ast.stmt]:
-        """The statements of some parts of the text, each with its lines and columns."""
-        made: list[ast.stmt] = []
-        for block in blocks:
-            begin = block.start - self._text.column_of(block.start)
-            # Something else may stand in front, on its line: the quotes of a docstring, a decoder.
-            margin = "".join(char if char == "\t" else " " for char in code[begin : block.start])
-            shown = margin + code[block.start : block.end]
-            made.extend(statements(self._text, Fragment(shown, range(begin, block.end + 1))))
-        return made
-
-    def _found(self, node: ast.AST) -> Prompt | PromptText | None:
-        """The prompt that a statement stands for; as it is written, if it is in a function."""
-        found = self._prompt_at(node)
-        return None if found is None else self._read.get(found[0], found[1])
-
-    def _prompt_at(self, node: ast.AST) -> tuple[int, PromptText] | None:
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
-            return None
-        offset = self._nodes.span(node.value).start
-        prompt = self._prompts.get(offset)
-        return None if prompt is None else (offset, prompt)
-
     def _own_names(self) -> AbstractSet[str]:
         """Names that are no operators: what the program binds, and functions around it."""
-        bound = names.bound(self._preamble) | names.bound(self._body)
+        bound = names.bound(self._preamble) | names.bound(self._body.statements)
         parameters = set(self._around.parameters.parameters)
-        around = {name for name in _words(self._text.text) if self._around.is_callable(name)}
+        words = set(_WORD.findall(self._text.text))
+        around = {name for name in words if self._around.is_callable(name)}
         return bound | parameters | self._holes | around
-
-    def _check(self) -> None:
-        for prompt in self._read.values():
-            for hole in prompt.holes:
-                if hole.name in self._around.parameters.parameters:
-                    what = f"the hole {hole.name} has the name of a parameter"
-                    raise self._text.bad(what, hole.span.start, hole.span.end)
-        for node in names.own_scope(self._preamble):
-            if self._prompt_at(node) is not None:
-                assert isinstance(node, ast.Expr)
-                span = self._nodes.span(node)
-                raise self._text.bad("a prompt in front of the decoder clause", span.start)
-        for node in names.own_scope([*self._preamble, *self._body]):
-            if isinstance(node, ast.Yield | ast.YieldFrom):
-                span = self._nodes.span(node)
-                raise self._text.bad("`yield` cannot stand in a program", span.start, span.end)
-        for node in ast.walk(ast.Module([*self._preamble, *self._body], [])):
-            self._check_name(node)
-        if self._layout.distribution is not None:
-            holes = sorted(self._holes)
-            check_distribution(self._text, self._layout.distribution, holes, "the program")
-
-    def _check_name(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Name) and node.id.startswith(CALLS):
-            span = self._nodes.span(node)
-            raise self._text.bad(f"the name {node.id} is taken", span.start, span.end)
-
-    # Writing
 
     def _conditions(self, clauses: WhereClauses) -> list[tuple[str, Conjunct]]:
         """The program's own conditions, each with the name under which the body knows it."""
@@ -264,80 +203,33 @@ class _Writer:
         return Span(blocks[0].start, blocks[-1].end) if blocks else Span(0, 0)
 
 
-class _Body(ast.NodeTransformer):
+class _Prompts(ast.NodeTransformer):
     """Puts the statements of prompts where they stand; strings in functions stay strings."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        found: Callable[[ast.AST], Prompt | PromptText | None],
-        rewriter: PromptRewriter,
-        text: Text,
-    ) -> None:
+    def __init__(self, nodes: Nodes, body: Body, rewriter: PromptRewriter) -> None:
         self._nodes = nodes
-        self._found = found
+        self._body = body
         self._rewriter = rewriter
-        self._text = text
 
-    def visit_all(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    def visit_all(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
         made: list[ast.stmt] = []
-        for statement in body:
+        for statement in statements:
             visited = self.visit(statement)
             made.extend(visited if isinstance(visited, list) else [visited])
         return made
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
-        match self._found(node):
+        match self._body.found(node):
             case Prompt() as prompt:
                 return self._rewriter.statements(prompt)
-            case PromptText() as prompt:
-                return self._string(prompt)
+            case PromptText() as string:
+                text = self._nodes.text
+                value = expression(text, text.slice(string.span), "in a string")
+                return self._nodes.at(ast.Expr(value), string.span)
         return node
-
-    def _string(self, prompt: PromptText) -> ast.stmt:
-        """A string in a function or class of the program, as Python has it."""
-        for clause in (prompt.where, prompt.distribution and prompt.distribution.values):
-            if clause is not None:
-                what = (
-                    "a prompt in a function or class that the program defines; "
-                    "prompts stand in the program itself, or in a query of their own"
-                )
-                raise self._text.bad(what, prompt.span.start, prompt.span.end)
-        value = expression(self._text, self._text.slice(prompt.span), "in a string")
-        return self._nodes.at(ast.Expr(value), prompt.span)
-
-
-# Places of prompts in code
-
-
-def _mark(span: Span, text: Text) -> int:
-    """Where the 0 stands that a prompt becomes."""
-    return span.start + ("\n" in text.text[span.start : span.end])
-
-
-def _without_prompts(text: str, prompts: Sequence[PromptText]) -> str:
-    """The text with a 0 for each prompt, all else where it was: `"a [X]" where c` is no Python."""
-    parts = []
-    begin = 0
-    for prompt in prompts:
-        parts.append(text[begin : prompt.span.start])
-        parts.append(_stand_in(text[prompt.span.start : prompt.span.end]))
-        begin = prompt.span.end
-    return "".join([*parts, text[begin:]])
-
-
-def _stand_in(prompt: str) -> str:
-    if "\n" not in prompt:
-        return "0".ljust(len(prompt))
-    blank = "".join(char if char == "\n" else " " for char in prompt)
-    return f"(0{blank[2:-1]})"
 
 
 # Parts of functions
-
-
-def _words(text: str) -> AbstractSet[str]:
-    return set(text.replace("(", " ").replace(",", " ").split())
 
 
 def _assigned(name: str, value: ast.expr) -> ast.stmt:

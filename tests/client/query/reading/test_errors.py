@@ -31,6 +31,11 @@ PROMPTS = [
     ('"[X]\n', "a string that is not closed on its line", '"'),
     ('"""[X]\n', "a string in three quotes that is never closed", '"'),
     ('def f():\n   "[X]" where len(X) < 3', "a prompt in a function", '"[X]" where len(X) < 3'),
+    ('def f():\n   "Q: [X]"\n   return X', "a prompt in a function", '"Q: [X]"'),
+    ('x = 1\n"Q: [X]" + x\n"b"', "a prompt is strings alone", '"Q: [X]" + x'),
+    ('"a [X]" if y else "b [X]"', "a prompt is strings alone", '"a [X]" if y else "b [X]"'),
+    ('"a [X] %s".format(y)', "a prompt is strings alone", '"a [X] %s".format(y)'),
+    ('"a [X]", "b"', "a prompt is strings alone", '"a [X]", "b"'),
 ]
 CLAUSES = [
     ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam, best_k)", "beem"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.query.errors import BadProgram
@@ -125,6 +125,7 @@ def merged(asked: list[str]) -> list[str]:
     return made
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_random_program_asks_for_what_it_was_made_to(seed: int) -> None:
     writer = Writer(random.Random(seed))
@@ -132,6 +133,7 @@ def test_a_random_program_asks_for_what_it_was_made_to(seed: int) -> None:
     assert ran(read("\n".join(writer.lines)))[0] == writer.asked
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["argmax", "SAMPLE(n=2)", "beam(\n n=2)"]))
 def test_a_random_block_asks_for_the_same(seed: int, decoder: str) -> None:
     writer = Writer(random.Random(seed))

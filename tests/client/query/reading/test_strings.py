@@ -4,7 +4,7 @@ import ast
 import warnings
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.query.errors import BadProgram
@@ -34,6 +34,7 @@ QUOTES = ["'", '"', "'''", '"""']
 PREFIXES = ["", "r", "R", "u", "U"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=8), st.sampled_from(QUOTES), st.data())
 def test_a_literal_has_pythons_value(pieces: list[str], quotes: str, data: st.DataObject) -> None:
     prefix = data.draw(st.sampled_from(PREFIXES))
@@ -63,6 +64,7 @@ def test_adjacent_literals_are_one_value_with_places() -> None:
     assert list(value.offsets) == [1, 2, 4, 8, 10]
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="aß\U0001f600\n", max_size=12), st.data())
 def test_lines_bytes_and_offsets_are_one(content: str, data: st.DataObject) -> None:
     text = Text(Source(content, "<test>"))

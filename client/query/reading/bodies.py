@@ -1,0 +1,170 @@
+"""A program's body as Python's trees, with a 0 for each prompt: `"a [X]" where c` is no Python.
+
+    if x: "a [X]" where len(X) < 3        if x: 0
+
+Strings in functions and classes that the program defines are no prompts, and stay what they are.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+
+from client.query.errors import BadProgram
+from client.query.reading import names
+from client.query.reading.expressions import statements
+from client.query.reading.layout import Layout, PromptText
+from client.query.reading.nodes import CALLS, Nodes
+from client.query.reading.prompts import Prompt, check_distribution, prompt_of
+from client.query.reading.template import pieces_of
+from client.query.reading.text import Fragment, Span, Text
+
+_HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Expressions that do nothing but have a value: a string in one is lost.
+_IDLE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.Tuple, ast.Attribute, ast.Subscript)
+
+
+class Body:
+    """The statements of a program's preamble and body, and the prompts among them. Read once."""
+
+    def __init__(self, nodes: Nodes, layout: Layout) -> None:
+        self._nodes = nodes
+        self._text: Text = nodes.text
+        self._strings = {_mark(prompt.span, self._text): prompt for prompt in layout.prompts}
+        code = _without_prompts(self._text.text, layout.prompts)
+        self.preamble = self._parsed(code, () if layout.preamble is None else (layout.preamble,))
+        self.statements = self._parsed(code, layout.blocks)
+        self._prompts: dict[int, Prompt] = {}
+        for node in names.own_scope(self.statements):
+            if (found := self._string_at(node)) is not None:
+                offset, string = found
+                pieces = pieces_of(self._text, string.value)
+                self._prompts[offset] = prompt_of(string, pieces)
+        self.holes = frozenset(hole.name for prompt in self.prompts for hole in prompt.holes)
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        return tuple(self._prompts.values())
+
+    def found(self, node: ast.AST) -> Prompt | PromptText | None:
+        """The prompt that a statement stands for; as it is written, if it is in a function."""
+        found = self._string_at(node)
+        return None if found is None else self._prompts.get(found[0], found[1])
+
+    def _string_at(self, node: ast.AST) -> tuple[int, PromptText] | None:
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            return None
+        offset = self._nodes.span(node.value).start
+        string = self._strings.get(offset)
+        return None if string is None else (offset, string)
+
+    def _parsed(self, code: str, blocks: Sequence[Span]) -> list[ast.stmt]:
+        """The statements of some parts of the text, each with its lines and columns."""
+        made: list[ast.stmt] = []
+        for block in blocks:
+            begin = block.start - self._text.column_of(block.start)
+            # Something else may stand in front, on its line: the quotes of a docstring, a decoder.
+            margin = "".join(char if char == "\t" else " " for char in code[begin : block.start])
+            shown = margin + code[block.start : block.end]
+            made.extend(statements(self._text, Fragment(shown, range(begin, block.end + 1))))
+        return made
+
+    # What cannot be
+
+    def check(self, parameters: AbstractSet[str], layout: Layout) -> None:
+        """Raises BadProgram for what Python would let pass."""
+        for prompt in self.prompts:
+            for hole in prompt.holes:
+                if hole.name in parameters:
+                    what = f"the hole {hole.name} has the name of a parameter"
+                    raise self._text.bad(what, hole.span.start, hole.span.end)
+        if layout.distribution is not None:
+            check_distribution(self._text, layout.distribution, sorted(self.holes), "the program")
+        for node in names.own_scope(self.preamble):
+            if isinstance(node, ast.Expr) and self._string_at(node) is not None:
+                raise self._bad("a prompt in front of the decoder clause", node)
+        whole = [*self.preamble, *self.statements]
+        for node in names.own_scope(whole):
+            self._check_own(node)
+        for node in ast.walk(ast.Module(whole, [])):
+            self._check_any(node)
+
+    def _check_own(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            raise self._bad("`yield` cannot stand in a program", node)
+        if isinstance(node, ast.Expr):
+            self._check_lost(node)
+
+    def _check_any(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name) and node.id.startswith(CALLS):
+            raise self._bad(f"the name {node.id} is taken", node)
+        if isinstance(node, _FUNCTIONS):
+            self._check_function(node)
+
+    def _check_lost(self, statement: ast.Expr) -> None:
+        """A string with a hole in an expression whose value goes nowhere was meant as a prompt."""
+        for node in _idle(statement.value):
+            match node:
+                case ast.Constant(value=str() as value) if _HOLE.search(value):
+                    raise self._bad(
+                        "a prompt is strings alone: put values into it with braces, "
+                        "and choose between prompts with `if`",
+                        statement,
+                    )
+
+    def _check_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """A string whose hole's value the function then uses was meant as a prompt, too."""
+        used = names.used(function).keys()
+        known = names.bound(function.body) | self.holes
+        known |= {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+        for node in names.own_scope(function.body):
+            found = self._string_at(node)
+            if found is None:
+                continue
+            holes = set(_HOLE.findall(found[1].value.code))
+            if found[1].where or found[1].distribution or holes & (used - known):
+                raise self._text.bad(
+                    "a prompt in a function that the program defines; prompts stand in the "
+                    "program itself, or in a query of their own",
+                    found[1].span.start,
+                    found[1].span.end,
+                )
+
+    def _bad(self, message: str, node: ast.expr | ast.stmt) -> BadProgram:
+        span = self._nodes.span(node)
+        return self._text.bad(message, span.start, span.end)
+
+
+def _idle(value: ast.expr) -> Iterator[ast.expr]:
+    """The operands of an expression, and the string of which a method is called."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        yield value.func.value
+    elif isinstance(value, _IDLE):
+        for child in ast.iter_child_nodes(value):
+            if isinstance(child, ast.expr):
+                yield child
+                yield from _idle(child)
+
+
+def _mark(span: Span, text: Text) -> int:
+    """Where the 0 stands that a prompt becomes."""
+    return span.start + ("\n" in text.text[span.start : span.end])
+
+
+def _without_prompts(text: str, prompts: Sequence[PromptText]) -> str:
+    """The text with a 0 for each prompt, all else where it was."""
+    parts = []
+    begin = 0
+    for prompt in prompts:
+        parts.append(text[begin : prompt.span.start])
+        parts.append(_stand_in(text[prompt.span.start : prompt.span.end]))
+        begin = prompt.span.end
+    return "".join([*parts, text[begin:]])
+
+
+def _stand_in(prompt: str) -> str:
+    if "\n" not in prompt:
+        return "0".ljust(len(prompt))
+    blank = "".join(char if char == "\n" else " " for char in prompt)
+    return f"(0{blank[2:-1]})"
