@@ -7,22 +7,26 @@ TANDEM_API_KEY  its key, if it wants one
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 DEFAULT_URL = "http://127.0.0.1:3000"
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Where the server is, and the key that it wants."""
+    """Where the server is, the key that it wants, and a folder for histories."""
 
-    url: str = DEFAULT_URL
-    api_key: str | None = None
+    url: str
+    api_key: str | None
+    state_folder: Path
 
 
 def read_config(environ: Mapping[str, str] | None = None) -> ClientConfig:
     """What `environ` says, the process's by default; an empty variable says nothing."""
     environ = os.environ if environ is None else environ
+    state_home = environ.get("XDG_STATE_HOME", "")
     return ClientConfig(
         url=environ.get("TANDEM_URL", "").strip() or DEFAULT_URL,
         api_key=environ.get("TANDEM_API_KEY", "").strip() or None,
+        state_folder=(Path(state_home) if state_home else Path.home() / ".local/state") / "tandem",
     )

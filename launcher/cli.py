@@ -16,8 +16,9 @@ from typing import Annotated, Optional
 
 import typer
 
+from client.errors import TandemError
 from constraints.spec import Kind, Whitespace
-from launcher import constraint_options, fleet_options, options, tgi_options
+from launcher import client_commands, constraint_options, fleet_options, options, tgi_options
 from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constraint
 from launcher.console import Console
 from launcher.environment import describe
@@ -317,6 +318,9 @@ def check_command(
     raise typer.Exit(code)
 
 
+app.command("client")(client_commands.client)
+
+
 @app.command("env")
 def env_command() -> None:
     """Print what a report of a problem should say about this machine."""
@@ -365,6 +369,6 @@ def main() -> None:
         os.environ["COLUMNS"] = "80"
     try:
         app(tgi_options.in_our_words(sys.argv[1:]))
-    except LauncherError as error:
+    except (LauncherError, TandemError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)

@@ -4,6 +4,7 @@ The only file of the client that reads HTTP status codes.
 """
 
 import asyncio
+import json
 import ssl
 from http import HTTPStatus
 
@@ -70,7 +71,7 @@ async def _greet(websocket: ClientConnection) -> Greeting:
 
 def _refusal(error: InvalidStatus, address: Address) -> TandemError:
     response = error.response
-    said = bytes(response.body or b"").decode(errors="replace").strip()[:300]
+    said = _said(bytes(response.body or b""))
     status = response.status_code
     told = f"{address.http} answered {status}" + (f": {said}" if said else "")
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -79,6 +80,14 @@ def _refusal(error: InvalidStatus, address: Address) -> TandemError:
         after = response.headers.get("retry-after", "")
         return Overloaded(told, "overloaded", float(after) if after.isdecimal() else None)
     return Unreachable(f"{told}, not a WebSocket: is this a Tandem server?")
+
+
+def _said(body: bytes) -> str:
+    """The sentence of an error's body, or its text as it is."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip()[:300]
 
 
 def _reason(error: Exception) -> str:

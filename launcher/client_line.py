@@ -1,0 +1,214 @@
+"""A line of the interactive client: a prompt, and parameters at its end.
+
+    Once upon a time max_tokens=50 temperature=0.7 stop="\\n" where="len(words(X)) < 5"
+
+The parameters are the longest end of the line that reads as `key=value` and nothing else. A prompt
+in quotes has Python's escapes, and may end as a parameter would. It knows no server and no screen.
+"""
+
+import ast
+import difflib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+
+from client.words import Constraint, GenerateCall, Sampling
+from launcher.errors import LauncherError
+
+_KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+_BARE = re.compile(r"\S*")
+_JSON = json.JSONDecoder()
+
+
+class BadLine(LauncherError):
+    """A line that cannot be meant; says which key, which value and which rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What was typed. `prompt` None: only parameters. `parameters`: None takes one back."""
+
+    prompt: str | None
+    parameters: Mapping[str, object | None] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a key's value must be, in words, and how it is read; ValueError if it is not."""
+
+    words: str
+    read: Callable[[object], object]
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, str):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, str):
+        raise ValueError
+    return int(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise ValueError
+    return value
+
+
+def _choices(value: object) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise ValueError
+    return _texts(value)
+
+
+def _schema(value: object) -> object:
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, dict | bool):
+        raise ValueError
+    return value
+
+
+_NUMBER = _Rule("a number", _number)
+_WHOLE = _Rule("a whole number", _whole)
+_CONSTRAINTS = MappingProxyType(
+    {
+        "where": _Rule("a condition in quotes", _text),
+        "regex": _Rule("a pattern in quotes", _text),
+        "lark": _Rule("a grammar in quotes", _text),
+        "choice": _Rule("a JSON list of strings", _choices),
+        "json": _Rule("a JSON schema", _schema),
+    }
+)
+_RULES: Mapping[str, _Rule] = MappingProxyType(
+    {
+        "max_tokens": _WHOLE,
+        "temperature": _NUMBER,
+        "top_k": _WHOLE,
+        "top_p": _NUMBER,
+        "min_p": _NUMBER,
+        "typical_p": _NUMBER,
+        "repetition_penalty": _NUMBER,
+        "frequency_penalty": _NUMBER,
+        "presence_penalty": _NUMBER,
+        "seed": _WHOLE,
+        "stop": _Rule("a string, or a JSON list of strings", _texts),
+        "timeout_s": _NUMBER,
+        **_CONSTRAINTS,
+    }
+)
+KEYS = tuple(_RULES)
+_SAMPLING = frozenset(each.name for each in fields(Sampling))
+
+
+def read_line(text: str) -> Line:
+    """What a line means. Raises BadLine."""
+    text = text.strip()
+    quoted = _QUOTED.match(text)
+    if quoted is not None:
+        parameters = _parameters(text[quoted.end() :])
+        if parameters is not None:
+            return Line(_unquoted(quoted[0]), _checked(parameters))
+    for start in _word_starts(text):
+        parameters = _parameters(text[start:])
+        if parameters:
+            return Line(text[:start].rstrip() or None, _checked(parameters))
+    return Line(text)
+
+
+def call_of(prompt: str, parameters: Mapping[str, object | None]) -> GenerateCall:
+    """The request for a prompt under all parameters that hold. Raises BadLine."""
+    given = {key: value for key, value in parameters.items() if value is not None}
+    kinds = [key for key in given if key in _CONSTRAINTS]
+    if len(kinds) > 1:
+        raise BadLine(f"{kinds[0]} and {kinds[1]} exclude each other: an output has one constraint")
+    sampling = {key: value for key, value in given.items() if key in _SAMPLING}
+    others = {key: given[key] for key in ("max_tokens", "timeout_s") if key in given}
+    # The rules have given each value the type of its field.
+    return GenerateCall(
+        prompt=prompt,
+        sampling=Sampling(**sampling),  # type: ignore[arg-type]
+        constraint=Constraint(kinds[0], given[kinds[0]]) if kinds else None,
+        stop=tuple(_texts(given.get("stop", []))),
+        **others,  # type: ignore[arg-type]
+    )
+
+
+def _word_starts(text: str) -> list[int]:
+    return [match.start() for match in re.finditer(r"(?<!\S)\S", text)]
+
+
+def _parameters(text: str) -> dict[str, object] | None:
+    """`key=value` with spaces between, to the end; None if that is not what it is."""
+    found: dict[str, object] = {}
+    position = 0
+    while text[position:].strip():
+        position += len(text[position:]) - len(text[position:].lstrip())
+        key = _KEY.match(text, position)
+        if key is None:
+            return None
+        found[key[1]], position = _value(text, key.end())
+        if position < len(text) and not text[position].isspace():
+            return None
+    return found
+
+
+def _value(text: str, position: int) -> tuple[object, int]:
+    quoted = _QUOTED.match(text, position)
+    if quoted is not None:
+        return _unquoted(quoted[0]), quoted.end()
+    if text[position : position + 1] in ("[", "{"):
+        try:
+            return _JSON.raw_decode(text, position)
+        except ValueError:
+            pass  # then it is a word as it stands, for the rule of its key to refuse
+    bare = _BARE.match(text, position)
+    assert bare is not None
+    return bare[0], bare.end()
+
+
+def _unquoted(quoted: str) -> str:
+    try:
+        return str(ast.literal_eval(quoted))
+    except (SyntaxError, ValueError) as error:
+        raise BadLine(f"{quoted}: {error}") from None
+
+
+def _checked(found: Mapping[str, object]) -> dict[str, object | None]:
+    checked: dict[str, object | None] = {}
+    for key, value in found.items():
+        rule = _RULES.get(key)
+        if rule is None:
+            near = difflib.get_close_matches(key, KEYS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KEYS)}"
+            raise BadLine(
+                f"{key}={_shown(value)}: no parameter has this name; {hint} "
+                "(a prompt that ends like this belongs in quotes)"
+            )
+        try:
+            checked[key] = None if value == "" else rule.read(value)
+        except ValueError:
+            raise BadLine(f"{key} must be {rule.words}. Given: {_shown(value)}") from None
+    return checked
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
