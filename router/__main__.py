@@ -39,13 +39,13 @@ from router.http.lmtp.services import SocketLimits
 from router.http.lmtp.sockets import Sockets
 from router.http.printed import openapi_document
 from router.http.protocol import ConnectionRules
-from router.http.server_info import ServerInfo
 from router.hub import find_tokenizer
 from router.infer import Infer
 from router.knobs import BadConfig
 from router.listening import Door, HttpServer, bind, bind_unix
 from router.logs import start_logging
 from router.metrics import Metrics
+from router.offer import limits_of, server_info
 from router.shards import Shards, ShardTimeouts
 from router.signals import Signals, first_of, unless
 from router.step_observer import StepObserver
@@ -225,7 +225,7 @@ async def _warm_up(
     pool = await shards.warmup(
         config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
     )
-    limits = _limits(config, info, pool)
+    limits = limits_of(config, info, pool)
     _logger.info(
         "%s (%s, %s on %s, attention %s): %d KV blocks of %d tokens, prompts up to %d tokens, "
         "prompt and answer up to %d",
@@ -280,7 +280,7 @@ def _wire(
             tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token
         ),
         metrics=metrics,
-        info=_server_info(config, shards, info, pool, limits),
+        info=server_info(config, shards.num_ranks, info, pool, limits),
         tracer=tracer,
         judges=checks,
     )
@@ -341,64 +341,6 @@ def _load_tls(config: RouterConfig) -> ssl.SSLContext | None:
 def _load_tokenizer(config: RouterConfig, name: str) -> Tokenizer:
     folder = find_tokenizer(name, config.revision)
     return Tokenizer.load(folder, config.tokenizer_config_path, config.validation_workers)
-
-
-def _limits(config: RouterConfig, info: ShardInfo, pool: PoolLimits) -> Limits:
-    """Raises StartupFailed when the flags ask for more than model and pool can hold."""
-    max_total_len = config.max_total_tokens or pool.max_total_len
-    if max_total_len > pool.max_total_len:
-        raise StartupFailed(
-            f"--max-total-tokens {max_total_len}: the model and its KV cache "
-            f"({pool.num_blocks} blocks of {pool.block_size}) hold {pool.max_total_len} at most"
-        )
-    max_input_len = config.max_input_tokens or max_total_len - 1
-    if max_input_len >= max_total_len:
-        raise StartupFailed(
-            f"--max-input-tokens {max_input_len}: must be below the longest prompt and answer "
-            f"together, {max_total_len}"
-        )
-    return Limits(
-        max_input_len=max_input_len,
-        max_total_len=max_total_len,
-        vocab_size=info.vocab_size,
-        eos_token_ids=info.eos_token_ids,
-        max_best_of=config.max_best_of,
-        max_stop_sequences=config.max_stop_sequences,
-        max_top_n_tokens=config.max_top_n_tokens,
-        max_client_batch_size=config.max_client_batch_size,
-        max_duration_s=config.max_request_duration,
-        takes_grammars=not config.disable_grammar_support,
-    )
-
-
-def _server_info(
-    config: RouterConfig, shards: Shards, info: ShardInfo, pool: PoolLimits, limits: Limits
-) -> ServerInfo:
-    model_id = config.tokenizer_name or info.model_id
-    served_name = config.served_model_name or model_id
-    return ServerInfo(
-        model_id=served_name,
-        model_names=tuple(dict.fromkeys((served_name, model_id, info.model_id))),
-        limits=limits,
-        version=version("tandem"),
-        created_s=int(time.time()),
-        max_concurrent_requests=config.max_concurrent_requests,
-        validation_workers=config.validation_workers,
-        compute_type=config.compute_type or _compute_type(info),
-        model_dtype=info.dtype,
-        model_device_type=info.device_type,
-        attention=info.attention_backend,
-        num_shards=shards.num_ranks,
-        block_size=pool.block_size,
-        num_blocks=pool.num_blocks,
-        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
-        max_batch_size=config.batch_size,
-    )
-
-
-def _compute_type(info: ShardInfo) -> str:
-    """TGI's word for a GPU, which its clients know, and a plain one for a CPU."""
-    return "cpu" if info.device_type == "cpu" else "gpu+optimized"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from router.http.protocol import ConnectionRules
 from tests.fakes import FakeShard
@@ -50,6 +51,14 @@ class Talk:
                 return objects
             if self.version == 1 and told.get("finish_reason") is not None:
                 return objects
+
+    async def closed(self) -> tuple[int, str] | None:
+        """The code and reason with which the server closes; None if it hangs up."""
+        try:
+            while True:
+                await self.hear()
+        except ConnectionClosed as error:
+            return None if error.rcvd is None else (error.rcvd.code, error.rcvd.reason)
 
     version = 1
 

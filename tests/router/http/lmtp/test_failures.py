@@ -34,7 +34,7 @@ def failing_at(num_tokens: int) -> FakeShard:
 
 async def asked_until_it_fails(talk: Talk) -> list[list[Said]]:
     """As LMQL's client does: after each "length" again, with the longer prompt."""
-    prompt, answers = list(ONCE), []
+    prompt, answers = list(ONCE), list[list[Said]]()
     while True:
         said = await talk.ask("GENERATE", len(answers), prompt=prompt, max_tokens=16)
         answers.append(said)
@@ -161,7 +161,7 @@ async def test_a_socket_has_so_many_streams_at_a_time() -> None:
         await talk.hello()
         for stream_id in (1, 2, 3):
             await talk.say("GENERATE", stream_id=stream_id, text="Once", max_tokens=8)
-        ends = []
+        ends: list[tuple[int, str | None]] = []
         while len(ends) < 3:
             command, told = await talk.hear()
             if command == "DONE" or "error" in told:

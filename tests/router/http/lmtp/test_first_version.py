@@ -159,8 +159,9 @@ async def test_streams_of_one_socket_come_mixed_and_whole() -> None:
             for stream_id in range(20)
         ]
 
-    for stream_id, told in streams.items():
-        assert [each["token"] for each in told] == [each["token"] for _, each in alone[stream_id]]
+    for stream_id, told_mixed in streams.items():
+        tokens = [told["token"] for _, told in alone[stream_id]]
+        assert [each["token"] for each in told_mixed] == tokens
 
 
 async def test_model_info_is_told_in_a_list_and_unknown_types_too() -> None:

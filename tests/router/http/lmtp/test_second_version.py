@@ -147,7 +147,7 @@ async def test_a_seed_is_told_where_one_was_drawn() -> None:
 async def test_steps_that_are_taken_one_by_one_make_the_same_output() -> None:
     async def stepwise(talk: Talk) -> tuple[list[int], str, list[str]]:
         output: list[int] = []
-        text, reasons = "", []
+        text, reasons = "", list[str]()
         while not reasons or reasons[-1] == "paused":
             said = await talk.ask(
                 "GENERATE", text="Once upon", max_tokens=9, num_steps=2, output=output

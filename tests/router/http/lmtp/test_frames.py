@@ -1,0 +1,117 @@
+"""What is no frame closes the socket with a code and a reason; what is one is answered."""
+
+import json
+
+import pytest
+
+from router.http.lmtp.frames import NoFrame, read_frame
+from router.http.protocol import ConnectionRules
+from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
+from tests.fakes import FakeShard
+from tests.router.http.lmtp.talking import Talk, served, talking
+
+ONCE = byte_ids("Once")
+
+
+async def closed(talk: Talk) -> tuple[int, str]:
+    """The code and the reason with which the server closes."""
+    close = await talk.closed()
+    assert close is not None
+    return close
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a frame is TYPE"),
+        ("GENERATE", "a frame is TYPE"),
+        (" {}", "a frame is TYPE"),
+        ("GENERATE {", "malformed"),
+        ("GENERATE []", "an object"),
+        ("GENERATE 5", "an object"),
+        ('GENERATE {"stream_id": NaN}', "malformed"),
+        ('GENERATE {"text": "\\ud800"}', "malformed"),
+        ("X" * 41 + " {}", "a frame is TYPE"),
+        ("GENERÄTE {}", "a frame is TYPE"),
+        ('GENERATE {"x": ' + "[" * 70 + "]" * 70 + "}", "levels deep"),
+    ],
+)
+async def test_a_text_that_is_no_frame_closes_the_socket(text: str, words: str) -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.socket.send(text)
+        code, reason = await closed(talk)
+
+    assert code == 1007
+    assert words in reason
+
+
+async def test_a_binary_message_closes_the_socket() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.socket.send(b'GENERATE {"stream_id": 1}')
+        code, reason = await closed(talk)
+
+    assert code == 1003
+    assert "text message" in reason
+
+
+async def test_a_text_message_that_is_no_text_closes_the_socket() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.socket.send(b"GENERATE \xff", text=True)
+        code, reason = await closed(talk)
+
+    assert (code, reason) == (1007, "a text frame is not UTF-8: byte 9")
+
+
+async def test_a_message_that_is_too_large_closes_the_socket_with_the_numbers() -> None:
+    rules = ConnectionRules(max_message_len=1 << 16)
+    async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
+        await talk.socket.send("GENERATE " + json.dumps({"text": "x" * (1 << 20)}))
+        code, reason = await closed(talk)
+
+    assert code == 1009
+    assert "65536" in reason
+
+
+async def test_a_message_in_pieces_is_one() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.socket.send(
+            ["GENERATE ", '{"stream_id": 1, "prompt": [3', '], "max_tokens": 1}']
+        )
+        said = await talk.stream(1)
+
+    assert said[0][1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream_id", ["1", None, 1.5, True, [1]])
+async def test_a_frame_without_a_number_is_answered_without_one(stream_id: object) -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.say("GENERATE", stream_id=stream_id, prompt=ONCE)
+        command, told = await talk.hear()
+        said = await talk.ask("GENERATE", 2, prompt=ONCE, max_tokens=1)
+
+    assert (command, told["stream_id"], told["field"]) == ("MSG", None, "stream_id")
+    assert said[0][1]["finish_reason"] == "length"
+
+
+async def test_a_mask_of_a_megabyte_is_taken_and_its_first_wrong_id_named() -> None:
+    bias = {str(token_id): -100 for token_id in range(2, VOCAB_SIZE)}
+    wrong = bias | {str(10_000_000 + index): -100 for index in range(80_000)}
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        said = await talk.ask("GENERATE", 1, prompt=ONCE, max_tokens=1, logit_bias=bias)
+        await talk.say("GENERATE", stream_id=2, prompt=ONCE, max_tokens=1, logit_bias=wrong)
+        error = (await talk.hear())[1]
+
+    assert said[0][1]["finish_reason"] == "length"
+    assert len(json.dumps(wrong)) > 1 << 20
+    assert (error["field"], "10000000" in error["error"]) == ("logit_bias", True)
+
+
+def test_a_frame_is_its_type_and_its_object() -> None:
+    frame = read_frame('FOO {"a": 1}')
+    assert (frame.command, frame.payload) == ("FOO", {"a": 1})
+
+
+def test_no_text_is_no_frame() -> None:
+    with pytest.raises(NoFrame) as raised:
+        read_frame(None)
+    assert raised.value.code == 1003

@@ -1,0 +1,148 @@
+"""How a socket is opened: where, by whom, and beside plain HTTP on the same connection."""
+
+import asyncio
+import base64
+import logging
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from tests.byte_tokenizer import byte_ids
+from tests.fakes import FakeShard
+from tests.router.http.harness import open_request
+from tests.router.http.lmtp.talking import served, talking
+
+KEYS = ("sk-first",)
+ONCE = byte_ids("Once")
+
+
+@pytest.mark.parametrize("path", ["/", "/lmtp", "/lmtp/", "/?model=x"])
+async def test_a_socket_is_at_either_path_beside_http(path: str) -> None:
+    async with served(FakeShard()) as (_, port), talking(port, path) as talk:
+        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=1)
+        async with httpx.AsyncClient() as client:
+            health = await client.get(f"http://127.0.0.1:{port}/health")
+            metrics = await client.get(f"http://127.0.0.1:{port}/metrics")
+
+    assert said[0][1]["finish_reason"] == "length"
+    assert health.status_code == 200
+    assert "tandem_sockets 1.0" in metrics.text
+    assert 'tandem_socket_frames_total{type="GENERATE"} 1.0' in metrics.text
+    assert "tgi_request_success_total 1.0" in metrics.text
+
+
+async def test_elsewhere_there_is_no_socket() -> None:
+    async with served(FakeShard()) as (_, port):
+        with pytest.raises(InvalidStatus) as raised:
+            async with talking(port, "/generate"):
+                pass
+
+    assert raised.value.response.status_code == 404
+    assert b"LMTP is at / and /lmtp" in raised.value.response.body
+
+
+@pytest.mark.parametrize(
+    ("path", "authorization"),
+    [
+        ("/lmtp?key=sk-first", None),
+        ("/lmtp", "Bearer sk-first"),
+        ("/", "Basic " + base64.b64encode(b"any:sk-first").decode()),
+        ("/", "Basic " + base64.b64encode(b"sk-first:").decode()),
+    ],
+)
+async def test_a_key_opens_it(
+    path: str, authorization: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {} if authorization is None else {"authorization": authorization}
+    caplog.set_level(logging.DEBUG, logger="router")
+    async with (
+        served(FakeShard(), api_keys=KEYS) as (_, port),
+        talking(port, path, additional_headers=headers) as talk,
+    ):
+        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=1)
+
+    assert said[0][1]["finish_reason"] == "length"
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("router")]
+    assert not any("sk-first" in line for line in lines)
+
+
+async def test_without_a_key_it_stays_shut() -> None:
+    async with served(FakeShard(), api_keys=KEYS) as (house, port):
+        with pytest.raises(InvalidStatus) as raised:
+            async with talking(port, "/lmtp?key=sk-other"):
+                pass
+
+    assert raised.value.response.status_code == 401
+    assert raised.value.response.headers["www-authenticate"] == "Bearer, Basic"
+    assert b"invalid_api_key" in raised.value.response.body
+    assert house.rig.metrics.rejected.value("invalid_api_key") == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"), [("https://a.example", 101), ("https://b.example", 403)]
+)
+async def test_pages_of_other_origins_open_none(origin: str, status: int) -> None:
+    opened = 0
+    async with served(FakeShard(), allowed_origins=("https://a.example",)) as (_, port):
+        try:
+            async with talking(port, additional_headers={"origin": origin}):
+                opened = 101
+        except InvalidStatus as refused:
+            opened = refused.response.status_code
+
+    assert opened == status
+
+
+async def test_a_connection_may_have_spoken_http_before() -> None:
+    async with served(FakeShard()) as (_, port):
+        reader, writer = await open_request(port, "GET", "/health", connection="keep-alive")
+        first = await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+        )
+        second = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith(b"HTTP/1.1 101 ")
+    assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in second
+
+
+@pytest.mark.parametrize(
+    "header", [b"sec-websocket-version: 12", b"sec-websocket-version: 13\r\nx: y"]
+)
+async def test_a_broken_handshake_is_answered_in_http(header: bytes) -> None:
+    async with served(FakeShard()) as (_, port):
+        reader, writer = await open_request(port, "GET", "/health", connection="keep-alive")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-key: short\r\n" + header + b"\r\n\r\n"
+        )
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 426 "))
+
+
+async def test_each_stream_and_each_socket_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="router.http.access")
+    async with served(FakeShard()) as (house, port):
+        async with talking(port, additional_headers={"x-request-id": "mine"}) as talk:
+            await talk.ask("GENERATE", 1, prompt=ONCE, max_tokens=2)
+            await talk.ask("GENERATE", 2, prompt=ONCE, max_tokens=0)
+        while house.rig.metrics.sockets.value():
+            await asyncio.sleep(0.01)
+
+    lines = [record.__dict__ for record in caplog.records]
+    told = [(line["method"], line["request_id"], line.get("error_type")) for line in lines]
+    assert told == [
+        ("GENERATE", "mine/1", None),
+        ("GENERATE", "mine/2", "validation"),
+        ("SOCKET", "mine", None),
+    ]
+    assert lines[0]["num_generated_tokens"] == 2
+    assert (lines[2]["num_streams"], lines[2]["close_code"]) == (2, 1000)
+    assert house.rig.metrics.socket_closes.value("1000") == 1

@@ -1,0 +1,129 @@
+"""Clients that do not read: their streams pause, their socket is closed, others feel nothing."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from router.http.protocol import ConnectionRules
+from tests.byte_tokenizer import byte_ids
+from tests.fakes import FakeShard
+from tests.router.http.lmtp.talking import Talk, served, talking
+from tests.router.rig import settled
+
+NUM_STREAMS = 6
+
+
+@asynccontextmanager
+async def narrow(port: int) -> AsyncIterator[Talk]:
+    """A client whose kernel takes little by itself."""
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    taken.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(taken, ("127.0.0.1", port))
+    async with talking(port, sock=taken, max_queue=1) as talk:
+        yield talk
+
+
+async def fill(talk: Talk) -> None:
+    """Asks for more than waits for a client; alternatives make tokens large."""
+    for stream_id in range(NUM_STREAMS):
+        prompt = byte_ids(f"Once {stream_id}")
+        fields = {"prompt": prompt, "max_tokens": 140, "top_logprobs": 64}
+        await talk.say("GENERATE", stream_id=stream_id, **fields)
+
+
+def stop_reading(talk: Talk) -> None:
+    talk.socket.transport.pause_reading()
+
+
+async def test_who_does_not_read_is_closed_and_its_blocks_come_back() -> None:
+    rules = ConnectionRules(write_timeout_s=0.3)
+    shard = FakeShard(num_blocks=1024)
+    async with (
+        served(shard, rules, max_concurrent_requests=64) as (house, port),
+        narrow(port) as talk,
+    ):
+        await fill(talk)
+        stop_reading(talk)
+        begun_s = time.monotonic()
+        while not rules.cuts.value("slow_reader"):
+            assert time.monotonic() - begun_s < 20
+            await asyncio.sleep(0.02)
+        await settled(house.rig)
+        assert house.rig.scheduler.stats().num_blocks_used == 0
+        talk.socket.transport.resume_reading()
+        close = await talk.closed()
+
+    assert close == (1008, "what was sent was not read within 0.3 s")
+
+
+async def test_streams_of_a_slow_reader_pause_and_go_on() -> None:
+    shard = FakeShard(num_blocks=1024)
+    async with (
+        served(shard, max_concurrent_requests=64) as (house, port),
+        narrow(port) as talk,
+        talking(port) as other,
+    ):
+        await fill(talk)
+        stop_reading(talk)
+        begun_s = time.monotonic()
+        while not house.rig.metrics.paused_sequences.value():
+            assert time.monotonic() - begun_s < 20
+            await asyncio.sleep(0.02)
+        quick = await other.ask("GENERATE", prompt=byte_ids("Twice"), max_tokens=5)
+        talk.socket.transport.resume_reading()
+        ends = 0
+        num_tokens = 0
+        while ends < NUM_STREAMS:
+            _, told = await talk.hear()
+            num_tokens += "token" in told
+            ends += told["finish_reason"] is not None
+
+    assert quick[-1][1]["finish_reason"] == "length"
+    assert num_tokens == NUM_STREAMS * 140
+
+
+async def test_who_does_not_answer_pings_is_closed() -> None:
+    rules = ConnectionRules(ping_interval_s=0.1)
+    async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
+        # Its library answers pings by itself, so it has to be deaf for a while.
+        stop_reading(talk)
+        await asyncio.sleep(0.5)
+        talk.socket.transport.resume_reading()
+        close = await talk.closed()
+
+    assert close == (1011, "keepalive ping timeout")
+    assert rules.cuts.value("no_pong") == 1
+
+
+async def test_who_answers_pings_may_be_silent_for_long() -> None:
+    rules = ConnectionRules(ping_interval_s=0.05)
+    async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
+        await asyncio.sleep(0.5)
+        said = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
+
+    assert said[0][1]["finish_reason"] == "length"
+
+
+async def test_who_asks_much_and_reads_nothing_is_closed() -> None:
+    rules = ConnectionRules(write_timeout_s=0.3)
+    async with served(FakeShard(), rules) as (house, port), narrow(port) as talk:
+        stop_reading(talk)
+
+        async def flood() -> None:
+            while True:
+                await talk.say("MODEL_INFO", stream_id=1, model="x" * 50)
+
+        flooding = asyncio.create_task(flood())
+        begun_s = time.monotonic()
+        while not rules.cuts.value("slow_reader"):
+            assert time.monotonic() - begun_s < 20
+            await asyncio.sleep(0.02)
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+        while house.rig.metrics.sockets.value():
+            await asyncio.sleep(0.01)
+
+    assert house.rig.metrics.socket_closes.value("1008") == 1
