@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from client.config import read_config
-from client.lmtp.model import LmtpModel
+from client.lmtp.address import read_address
+from client.lmtp.connection import OnNotice
+from client.lmtp.model import LmtpModel, ignore_notice
 from client.model import Model
 from client.query.errors import BadProgram
 from client.query.running.session import surroundings
@@ -16,12 +18,14 @@ from client.query.running.session import surroundings
 class Server:
     """A model where it is served. `name` None: the one model there; `key`: the server's, if any.
 
-    `url` None: TANDEM_URL of the environment, or http://127.0.0.1:3000.
+    `url` None: TANDEM_URL of the environment, or http://127.0.0.1:3000. `on_notice` is called with
+    what the server says of itself: queued, loading, draining.
     """
 
     name: str | None = None
     url: str | None = None
     key: str | None = None
+    on_notice: OnNotice = ignore_notice
 
 
 # A Model, a Server, a URL (it has a ://), or the name of a model at the default URL.
@@ -48,20 +52,30 @@ async def opened(
     """The model that a query asks; a connection that is made for it ends with the block.
 
     `wanted` goes before the program's `from` clause, and that before the model of the program that
-    calls. `url` is where names are looked for.
+    calls; a Server without a name takes that of the clause. `url` is where names are looked for.
     """
     around = surroundings()
-    chosen = _model_like(wanted if wanted is not None else clause)
+    chosen = _chosen(wanted, clause)
     if isinstance(chosen, Server) and chosen.url is None and url is None and around is not None:
         yield Opened(around.model, chosen.name or around.model_name)
     elif isinstance(chosen, Server):
         config = read_config()
-        async with LmtpModel(
-            chosen.url or url or config.url, key=chosen.key or config.api_key
-        ) as connected:
+        place = chosen.url or url or config.url
+        key = chosen.key or read_address(place).key or config.api_key
+        async with LmtpModel(place, key=key, on_notice=chosen.on_notice) as connected:
             yield Opened(connected, chosen.name)
     else:
         yield Opened(chosen)
+
+
+def _chosen(wanted: ModelLike | None, clause: object) -> Model | Server:
+    if wanted is None:
+        return _model_like(clause)
+    chosen = _model_like(wanted)
+    if isinstance(chosen, Server) and chosen.name is None and clause is not None:
+        said = _model_like(clause)
+        return replace(chosen, name=said.name) if isinstance(said, Server) else chosen
+    return chosen
 
 
 def _model_like(value: object) -> Model | Server:
