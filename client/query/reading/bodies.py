@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.expressions import statements
-from client.query.reading.layout import Layout, PromptText
+from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.nodes import CALLS, Nodes
 from client.query.reading.prompts import Prompt, check_distribution, prompt_of
 from client.query.reading.template import pieces_of
@@ -59,15 +59,14 @@ class Body:
         string = self._strings.get(offset)
         return None if string is None else (offset, string)
 
-    def _parsed(self, code: str, blocks: Sequence[Span]) -> list[ast.stmt]:
+    def _parsed(self, code: str, blocks: Sequence[Block]) -> list[ast.stmt]:
         """The statements of some parts of the text, each with its lines and columns."""
         made: list[ast.stmt] = []
         for block in blocks:
-            begin = block.start - self._text.column_of(block.start)
-            # Something else may stand in front, on its line: the quotes of a docstring, a decoder.
-            margin = "".join(char if char == "\t" else " " for char in code[begin : block.start])
-            shown = margin + code[block.start : block.end]
-            made.extend(statements(self._text, Fragment(shown, range(begin, block.end + 1))))
+            start, end = block.span.start, block.span.end
+            offsets = [*[start] * len(block.margin), *range(start, end + 1)]
+            shown = Fragment(block.margin + code[start:end], offsets)
+            made.extend(statements(self._text, shown))
         return made
 
     # What cannot be

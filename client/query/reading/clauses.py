@@ -7,10 +7,11 @@ follows it are the program's.
 
 import keyword
 import re
+from dataclasses import replace
 from difflib import get_close_matches
 
 from client.query.errors import BadProgram
-from client.query.reading.layout import DecoderText, Distribution, Layout, PromptText
+from client.query.reading.layout import Block, DecoderText, Distribution, Layout, PromptText
 from client.query.reading.prompt_lines import PromptLines
 from client.query.reading.text import Span, Text
 from client.query.reading.tokens import NAME, STRING, Token, tokens_of
@@ -40,12 +41,11 @@ class _Splitter:
         self._text = text
         self._tokens = tokens
         self._lines = PromptLines(text, tokens)
-        self._preamble: Span | None = None
+        self._preamble: Block | None = None
         self._decoder: DecoderText | None = None
-        # What stands on the decoder's line, what stands below, and how far right that begins.
-        self._beside: Span | None = None
-        self._block: Span | None = None
-        self._indent = 0
+        # What stands on the decoder's line, and what stands below.
+        self._beside: Block | None = None
+        self._block: Block | None = None
         self._prompts: list[PromptText] = []
         self._model: Span | None = None
         self._where: Span | None = None
@@ -96,14 +96,29 @@ class _Splitter:
         self._prompts.extend(prompts)
         end = self._tokens[stop - 1].end
         if not token.begins:
-            start = token.start if self._beside is None else self._beside.start
-            self._beside = Span(start, end)
+            start = token.start if self._beside is None else self._beside.span.start
+            self._beside = Block(Span(start, end))
         elif self._block is None:
-            self._block = Span(token.start, end)
-            self._indent = token.indent
+            self._block = Block(Span(token.start, end), self._margin(index, stop))
         else:
-            self._block = Span(self._block.start, end)
+            self._block = replace(self._block, span=Span(self._block.span.start, end))
         return stop
+
+    def _margin(self, index: int, stop: int) -> str:
+        """The white space in front of a line. Behind the quotes of a docstring it is that of the
+        lines below, of which the one furthest left counts, as for docstrings in general."""
+        margin = self._in_front(self._tokens[index])
+        below = [token for token in self._tokens[stop:] if token.begins]
+        if not margin.strip() or not below:
+            return margin if not margin.strip() else ""
+        lowest = self._in_front(min(below, key=lambda token: token.indent))
+        is_opening = self._tokens[stop - 1].is_op(":")
+        if is_opening and below[0].indent <= len(lowest):
+            return lowest[: below[0].indent - 1]
+        return lowest
+
+    def _in_front(self, token: Token) -> str:
+        return self._text.text[token.start - token.indent : token.start]
 
     def _check_word(self, index: int) -> None:
         """Raises if a line begins with a word that Python would not have there, as clauses do."""
@@ -133,7 +148,7 @@ class _Splitter:
         is_first = token.begins or (self._beside is None and self._decoder is None)
         if not is_first or not token.is_name(*DECODERS):
             return False
-        if self._block is not None and token.indent > self._indent:
+        if self._block is not None and token.indent > len(self._block.margin):
             return False
         return self._stands_alone(index + 1)
 
@@ -197,7 +212,7 @@ class _Splitter:
         token = self._tokens[index]
         if known is not None:
             raise self._bad(f"a second `{token.text}` of the program, which has one", token)
-        if token.begins and self._block is not None and token.indent > self._indent:
+        if token.begins and self._block is not None and token.indent > len(self._block.margin):
             raise self._bad(
                 f"the program's `{token.text}` stands no further right than its first statement, "
                 "a prompt's own on the prompt's line",

@@ -41,13 +41,21 @@ class DecoderText:
     arguments: Span | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines of Python. `margin` is the white space that the first of them counts as indented by."""
+
+    span: Span
+    margin: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """A program's parts. `blocks` are its body: what stands on the decoder's line, and the rest."""
 
-    preamble: Span | None = None
+    preamble: Block | None = None
     decoder: DecoderText | None = None
-    blocks: tuple[Span, ...] = ()
+    blocks: tuple[Block, ...] = ()
     prompts: tuple[PromptText, ...] = ()
     model: Span | None = None
     where: Span | None = None

@@ -17,7 +17,7 @@ from client.query.place import Source
 from client.query.program import Program
 from client.query.reading.clauses import layout_of
 from client.query.reading.functions import program_in, scope_of
-from client.query.reading.layout import Layout, PromptText
+from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.making import Scope, filename_of, free_names, made
 from client.query.reading.rewriting import Surroundings
 from client.query.reading.text import Fragment, Span, Text, normalized
@@ -83,7 +83,7 @@ def read_template(
     _check_characters(text)
     value = Fragment(template, range(3, len(template) + 4))
     whole = PromptText(value, Span(0, len(prompt + clause)), where)
-    layout = Layout(blocks=(whole.span,), prompts=(whole,))
+    layout = Layout(blocks=(Block(whole.span),), prompts=(whole,))
     scope = Scope(globals=_globals(namespace or _NOTHING))
     plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

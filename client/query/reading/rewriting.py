@@ -200,7 +200,7 @@ class _Writer:
 
     def _whole(self) -> Span:
         blocks = self._layout.blocks
-        return Span(blocks[0].start, blocks[-1].end) if blocks else Span(0, 0)
+        return Span(blocks[0].span.start, blocks[-1].span.end) if blocks else Span(0, 0)
 
 
 class _Prompts(ast.NodeTransformer):

@@ -55,6 +55,32 @@ def with_dots() -> None:
     ...  # noqa: PIE790
 
 
+def beside_the_quotes() -> None:
+    """for i in range(2):
+        "- {i} [X]"
+    "Bye"
+    """
+
+
+def a_loop_beside_the_quotes() -> None:
+    """for i in range(2):
+    "- {i}"
+    """
+
+
+def prompts_beside_the_quotes() -> None:
+    """ "Hi [X]" where len(X) < 3
+    "Bye"
+    """
+
+
+def a_decoder_beside_the_quotes() -> None:
+    """argmax
+        "Hi [X]"
+    from "m"
+    """
+
+
 def words(text: str) -> list[str]:
     return list(text)
 
@@ -99,6 +125,10 @@ def test_a_body_is_a_program() -> None:
         (one_line, (), ["Say ", "[X]"]),
         (a_single_prompt, (3,), ["Say 3: ", "[Y]"]),
         (with_dots, (), ["Say ", "[X]"]),
+        (beside_the_quotes, (), ["- 0 ", "[X]", "- 1 ", "[X]", "Bye"]),
+        (a_loop_beside_the_quotes, (), ["- 0", "- 1"]),
+        (prompts_beside_the_quotes, (), ["Hi ", "[X] where len(X) < 3", "Bye"]),
+        (a_decoder_beside_the_quotes, (), ["Hi ", "[X]"]),
         (with_own_words, (), ["[X] where len(words(X)) < 3"]),
     ],
 )
