@@ -1,0 +1,310 @@
+"""Beams and best_k against a search of the whole tree."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.query.errors import NotSatisfied, Unsatisfiable
+from client.query.program import Context
+from client.query.running.results import Result
+from client.words import Constraint, GenerateCall
+from tests.client.query.running.programs import checked, hole, one_of, run, run_all, say
+from tests.client.query.running.tree_model import TreeModel, text_of
+
+seeds = st.integers(0, 10**6)
+WORDS = ("a", "ab", "abab", "b.", "ba", "bb")
+
+
+class Trace(NamedTuple):
+    """What a search finds: the holes' texts, log-probability and tokens."""
+
+    texts: tuple[str, ...]
+    logprob: float
+    num_tokens: int
+
+
+def ends(model: TreeModel, prompt: str, words: Sequence[str]) -> Iterator[Trace]:
+    """Every way to fill a hole with one of these words."""
+    call = GenerateCall(prompt=prompt, constraint=Constraint("choice", list(words)))
+    for ids, logprob in model.outputs(call):
+        yield Trace((text_of(ids),), logprob, len(ids))
+
+
+def joined(first: Trace, second: Trace) -> Trace:
+    return Trace(*(left + right for left, right in zip(first, second, strict=True)))  # type: ignore[operator]
+
+
+async def branching(context: Context) -> None:
+    """Two holes or three: which ones depends on the first."""
+    say(context, "P:")
+    first = await context.hole(hole("X", one_of("X", *WORDS)))
+    if "b" in first:
+        say(context, " and")
+        second = await context.hole(hole("Y", one_of("Y", "a", "b", "ab")))
+        if second == "b":
+            say(context, "!")
+            await context.hole(hole("Z", one_of("Z", "ab", "a.")))
+    else:
+        say(context, " or")
+        await context.hole(hole("Y", one_of("Y", "bb", "b.a")))
+
+
+def traces_of_branching(model: TreeModel) -> Iterator[Trace]:
+    for first in ends(model, "P:", WORDS):
+        (x,) = first.texts
+        prompt, words = (
+            (f"P:{x} and", ("a", "b", "ab")) if "b" in x else (f"P:{x} or", ("bb", "b.a"))
+        )
+        for second in ends(model, prompt, words):
+            both = joined(first, second)
+            if both.texts[1] != "b":
+                yield both
+                continue
+            for third in ends(model, f"{prompt}b!", ("ab", "a.")):
+                yield joined(both, third)
+
+
+def best(traces: Iterator[Trace], length_penalty: float = 0.0) -> list[Trace]:
+    return sorted(traces, key=lambda trace: -trace.logprob / trace.num_tokens**length_penalty)
+
+
+def found(results: Sequence[Result[object]]) -> list[tuple[tuple[str, ...], float]]:
+    return [(tuple(map(str, r.variables.values())), round(r.logprob, 9)) for r in results]
+
+
+def expected(traces: Sequence[Trace]) -> list[tuple[tuple[str, ...], float]]:
+    return [(trace.texts, round(trace.logprob, 9)) for trace in traces]
+
+
+class TestWholeTree:
+    """A beam as wide as the tree, and best-first search, find the best there are."""
+
+    @settings(deadline=None, max_examples=25)
+    @given(seed=seeds)
+    async def test_wide_beams_find_all_traces_in_their_order(self, seed: int) -> None:
+        model = TreeModel(seed)
+        every = best(traces_of_branching(model))
+        results = await run_all(branching, model, "beam", n=len(every))
+        assert found(results) == expected(every)
+
+    @settings(deadline=None, max_examples=25)
+    @given(seed=seeds, k=st.integers(1, 12), width=st.integers(1, 5))
+    async def test_best_k_finds_the_k_best_however_few_it_looks_at(
+        self, seed: int, k: int, width: int
+    ) -> None:
+        model = TreeModel(seed)
+        every = best(traces_of_branching(model))
+        results = await run_all(branching, model, "best_k", k=k, width=width, budget=10_000)
+        assert found(results) == expected(every[:k])
+
+    @settings(deadline=None, max_examples=15)
+    @given(seed=seeds, length_penalty=st.sampled_from([-0.5, 0.5, 1.0, 2.0]))
+    async def test_the_score_may_count_tokens(self, seed: int, length_penalty: float) -> None:
+        model = TreeModel(seed)
+        every = best(traces_of_branching(model), length_penalty)
+        results = await run_all(
+            branching, model, "beam", n=len(every), length_penalty=length_penalty
+        )
+        assert found(results) == expected(every)
+
+    async def test_there_are_no_more_traces_than_there_are(self) -> None:
+        model = TreeModel(3)
+        every = best(traces_of_branching(model))
+        assert found(await run_all(branching, model, "beam", n=500)) == expected(every)
+        found_best = found(await run_all(branching, model, "best_k", k=500, budget=10_000))
+        assert found_best == expected(every)
+
+    @settings(deadline=None, max_examples=15)
+    @given(seed=seeds, max_tokens=st.integers(1, 3))
+    async def test_holes_without_a_condition_end_at_their_budget(
+        self, seed: int, max_tokens: int
+    ) -> None:
+        async def free(context: Context) -> None:
+            say(context, "Q")
+            await context.hole(hole("X"))
+
+        model = TreeModel(seed)
+        call = GenerateCall(prompt="Q", max_tokens=max_tokens)
+        every = best(Trace((text_of(ids),), lp, len(ids)) for ids, lp in model.outputs(call))
+        results = await run_all(free, model, "beam", n=len(every), max_tokens=max_tokens)
+        assert found(results) == expected(every)
+        results = await run_all(free, model, "best_k", k=9, budget=999, max_tokens=max_tokens)
+        assert found(results) == expected(every[:9])
+
+
+class TestNarrowBeams:
+    """Few beams, against the same search written over explicit nodes."""
+
+    @settings(deadline=None, max_examples=40)
+    @given(seed=seeds, n=st.integers(1, 6))
+    async def test_beams_are_joint_over_holes_and_branches(self, seed: int, n: int) -> None:
+        model = TreeModel(seed)
+        results = await run_all(branching, model, "beam", n=n)
+        assert found(results) == expected(plain_beam(model, n))
+
+    async def test_one_beam_takes_the_best_token_each_time(self) -> None:
+        for seed in range(20):
+            model = TreeModel(seed)
+            (beam,) = await run_all(branching, model, "beam", n=1)
+            greedy = await run(branching, model, "argmax")
+            assert found([beam]) == found([greedy])
+
+
+class Node(NamedTuple):
+    """A trace under way: finished texts, the prompt and words of its hole, tokens made of it."""
+
+    texts: tuple[str, ...]
+    prompt: str
+    words: tuple[str, ...]
+    ids: tuple[int, ...]
+    logprob: float
+    num_tokens: int
+
+
+def behind(node: Node, text: str) -> Node | Trace:
+    """Where `branching` goes once the node's hole is this text."""
+    texts, prompt = (*node.texts, text), node.prompt + text
+    logprob, num_tokens = node.logprob, node.num_tokens
+    if len(texts) == 1 and "b" in text:
+        return Node(texts, f"{prompt} and", ("a", "b", "ab"), (), logprob, num_tokens)
+    if len(texts) == 1:
+        return Node(texts, f"{prompt} or", ("bb", "b.a"), (), logprob, num_tokens)
+    if len(texts) == 2 and "b" in texts[0] and text == "b":
+        return Node(texts, f"{prompt}!", ("ab", "a."), (), logprob, num_tokens)
+    return Trace(texts, logprob, num_tokens)
+
+
+def plain_beam(model: TreeModel, n: int) -> list[Trace]:
+    live, ended = [Node((), "P:", WORDS, (), 0.0, 0)], list[Trace]()
+    while live and (len(ended) < n or live[0].logprob > ended[-1].logprob):
+        steps = []
+        for node in live:
+            call = GenerateCall(prompt=node.prompt, constraint=Constraint("choice", [*node.words]))
+            for token_id, logprob in model.next_logprobs(call, node.ids).items():
+                ids = (*node.ids, token_id)
+                grown = node._replace(
+                    ids=ids, logprob=node.logprob + logprob, num_tokens=node.num_tokens + 1
+                )
+                is_end = text_of((token_id,)) == ""
+                steps.append(behind(grown, text_of(ids)) if is_end else grown)
+        steps.sort(key=lambda step: -step.logprob)
+        live = []
+        for rank, step in enumerate(steps[: 2 * n]):
+            if isinstance(step, Trace):
+                ended += [step] if rank < n else []
+            elif len(live) < n:
+                live.append(step)
+        ended = sorted(ended, key=lambda trace: -trace.logprob)[:n]
+    return ended
+
+
+class TestChecks:
+    """What a hole's text breaks ends its trace, and the others go on."""
+
+    async def test_traces_whose_text_fails_a_check_are_no_results(self) -> None:
+        async def body(context: Context) -> None:
+            say(context, "P:")
+            await context.hole(hole("X", checked("X", lambda text: len(text) % 2 == 1)))
+
+        call = GenerateCall(prompt="P:", max_tokens=3)
+        for seed in range(10):
+            model = TreeModel(seed)
+            every = [Trace((text_of(ids),), lp, len(ids)) for ids, lp in model.outputs(call)]
+            odd = best(trace for trace in every if len(trace.texts[0]) % 2 == 1)
+            results = await run_all(body, model, "beam", n=len(every), max_tokens=3)
+            assert found(results) == expected(odd)
+            results = await run_all(body, model, "best_k", k=3, max_tokens=3)
+            assert found(results) == expected(odd[:3])
+
+    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
+    async def test_no_trace_that_keeps_its_checks_is_an_error(self, decoder: str) -> None:
+        async def body(context: Context) -> None:
+            await context.hole(hole("X", checked("X", lambda text: False)))
+
+        with pytest.raises(NotSatisfied, match=r"`check` does not hold: \[X\] is '"):
+            await run_all(body, TreeModel(1), decoder, max_tokens=2)
+
+    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
+    async def test_a_text_that_makes_the_next_hole_impossible_is_none(self, decoder: str) -> None:
+        async def body(context: Context) -> None:
+            first = await context.hole(hole("X", one_of("X", "a", "b")))
+            await context.hole(hole("Y", one_of("Y", *("ab" if first == "b" else ()))))
+
+        for seed in range(6):
+            results = await run_all(body, TreeModel(seed), decoder)
+            assert {result["X"] for result in results} == {"b"}
+
+    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
+    async def test_a_first_hole_that_nothing_satisfies_is_an_error(self, decoder: str) -> None:
+        async def body(context: Context) -> None:
+            await context.hole(hole("X", one_of("X", "a"), one_of("X", "b")))
+
+        with pytest.raises(Unsatisfiable):
+            await run_all(body, TreeModel(1), decoder)
+
+
+class TestPrograms:
+    """Programs without holes to search, and with distributions among them."""
+
+    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
+    async def test_a_program_without_holes_has_one_trace(self, decoder: str) -> None:
+        async def body(context: Context) -> str:
+            say(context, "Hi")
+            return "done"
+
+        (result,) = await run_all(body, TreeModel(1), decoder, returns=True)
+        assert (result.prompt, result.value, result.requests) == ("Hi", "done", ())
+
+    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
+    async def test_a_distribution_is_scored_and_counts(self, decoder: str) -> None:
+        async def body(context: Context) -> None:
+            say(context, "P:")
+            await context.hole(hole("X", one_of("X", *WORDS)))
+            say(context, " so ")
+            await context.hole(hole("D", support=("a", "b", "ab")))
+
+        for seed in range(8):
+            model = TreeModel(seed)
+            every = []
+            for first in ends(model, "P:", WORDS):
+                scored = {
+                    value: model.scored(f"P:{first.texts[0]} so ", value).total
+                    for value in ("a", "b", "ab")
+                }
+                value = max(scored, key=scored.__getitem__)
+                every.append(joined(first, Trace((value,), scored[value], 1)))
+            n = len(every)
+            results = await run_all(body, model, decoder, **{"n" if decoder == "beam" else "k": n})
+            assert found(results) == expected(best(iter(every)))
+            assert set(results[0].distributions["D"].plain) == {"a", "b", "ab"}
+
+
+class TestCosts:
+    """How often the model is asked."""
+
+    async def test_each_live_trace_is_asked_once_a_step(self) -> None:
+        async def body(context: Context) -> None:
+            await context.hole(hole("X", one_of("X", "aaaa", "bbbb", "aabb")))
+
+        model = TreeModel(5)
+        await run_all(body, model, "beam", n=2)
+        assert model.num_asked <= 1 + 2 * 4
+
+    async def test_a_spent_budget_still_gives_k_traces(self) -> None:
+        for seed in range(10):
+            model = TreeModel(seed)
+            every = expected(best(traces_of_branching(model)))
+            results = found(await run_all(branching, model, "best_k", k=4, budget=5))
+            assert len(results) == 4
+            assert len(set(results)) == 4
+            assert set(results) <= set(every)
+
+    async def test_best_k_asks_for_fewer_tokens_than_there_are(self) -> None:
+        model = TreeModel(2)
+        await run_all(branching, model, "best_k", k=1, budget=10_000)
+        num_asked, model.num_asked = model.num_asked, 0
+        await run_all(branching, model, "best_k", k=500, budget=10_000)
+        assert num_asked < model.num_asked / 2
