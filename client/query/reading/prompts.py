@@ -149,9 +149,10 @@ class PromptRewriter:
     # Holes
 
     def _hole(self, tag: HoleTag, prompt: Prompt, conjuncts: Sequence[Conjunct]) -> ast.stmt:
+        here = {hole.name for hole in prompt.holes}
         conditions = [
-            *(conjunct.function for conjunct in conjuncts if conjunct.concerns(tag.name)),
-            *(load(name) for name, part in self._program_where if part.concerns(tag.name)),
+            *(part.function for part in conjuncts if part.concerns(tag.name, here)),
+            *(load(name) for name, part in self._program_where if part.concerns(tag.name, ())),
         ]
         hole = plain_call(
             CALLS,

@@ -11,6 +11,7 @@ Python's variables in the others may have no value yet. What names no hole stays
 
 import ast
 import re
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -51,9 +52,13 @@ class Conjunct:
     holes: frozenset[str]
     function: ast.expr
 
-    def concerns(self, hole: str) -> bool:
-        """Whether it is asked for at a hole; what names no hole is asked for at each."""
-        return not self.holes or hole in self.holes
+    def concerns(self, hole: str, here: Collection[str]) -> bool:
+        """Whether it is asked for at a hole; what names no hole is asked for at each.
+
+        Behind a prompt with the holes `here`, what names none of these is asked for at each, too.
+        """
+        names_others = bool(here) and self.holes.isdisjoint(here)
+        return not self.holes or hole in self.holes or names_others
 
 
 class WhereClauses:
