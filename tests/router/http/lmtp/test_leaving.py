@@ -1,12 +1,13 @@
 """Streams that end before their time: by CANCEL, by the socket's end, by a vanished client."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
-from tests.router.http.lmtp.talking import served, talking
+from tests.router.http.lmtp.talking import Said, served, talking
 from tests.router.rig import settled
 
 LONG = {"max_tokens": 100}
@@ -25,7 +26,7 @@ async def test_a_cancelled_stream_says_so_and_gives_its_blocks_back() -> None:
         await talk.say("GENERATE", stream_id=2, text="Twice", max_tokens=20)
         await talk.hear()
         await talk.say("CANCEL", stream_id=1)
-        ends = {}
+        ends: dict[int, dict[str, Any]] = {}
         while len(ends) < 2:
             command, told = await talk.hear()
             if command == "DONE":
@@ -71,7 +72,7 @@ async def test_an_open_streams_id_is_not_taken_twice_but_may_be_used_again() -> 
         await talk.hello()
         await talk.say("GENERATE", stream_id=1, text="Once", max_tokens=20)
         await talk.say("GENERATE", stream_id=1, text="Twice", max_tokens=20)
-        heard = []
+        heard: list[Said] = []
         while not heard or heard[-1][0] != "DONE":
             heard.append(await talk.hear())
         again = await talk.ask("GENERATE", 1, text="Twice", max_tokens=3)
