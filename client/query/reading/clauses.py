@@ -108,9 +108,11 @@ class _Splitter:
         """The white space in front of a line. Behind the quotes of a docstring it is that of the
         lines below, of which the one furthest left counts, as for docstrings in general."""
         margin = self._in_front(self._tokens[index])
+        if not margin.strip():
+            return margin
         below = [token for token in self._tokens[stop:] if token.begins]
-        if not margin.strip() or not below:
-            return margin if not margin.strip() else ""
+        if not below:
+            return ""
         lowest = self._in_front(min(below, key=lambda token: token.indent))
         is_opening = self._tokens[stop - 1].is_op(":")
         if is_opening and below[0].indent <= len(lowest):
