@@ -1,4 +1,4 @@
-"""Does the hub, or its cache on this machine, have a model? Asked before a server is started for it.
+"""Does the hub, or its cache here, have a model? Asked before a server is started for it.
 
 Token, cache and whether to be offline are those of huggingface_hub (HF_TOKEN, HF_HOME,
 HF_HUB_CACHE, HF_HUB_OFFLINE).

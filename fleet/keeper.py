@@ -1,7 +1,7 @@
 """The owner of loaded models: lends them to requests, loads and unloads as the roster decides.
 
     lend --> roster: open? ------------------------------> Lease
-                \-> wait; roster.next_step: Load, Unload --> servers --> grant those who wait
+                `-> wait; roster.next_step: Load, Unload --> servers --> grant those who wait
 
 Everything runs in one event loop; the roster is changed here alone.
 """
@@ -276,6 +276,11 @@ class Keeper:
             return
         except asyncio.CancelledError:
             self._not_loaded(name, "the server is shutting down")
+            return
+        except Exception:
+            # Else the model would be loading for ever.
+            _logger.exception("loading %s failed by a bug", name)
+            self._not_loaded(name, "a bug; the server's log has more")
             return
         finally:
             del self._loads[name]

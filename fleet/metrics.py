@@ -62,7 +62,7 @@ class FleetMetrics(Collector):
         self.waiting = Gauge("tandem_fleet_waiting", "Requests that wait for their model")
         self.sockets = Gauge("tandem_fleet_sockets", "Open LMTP sockets")
         self.connections_cut = Counter(
-            "tandem_connections_cut",
+            "tandem_fleet_connections_cut",
             "Connections that were cut because their client was too slow, by what it was slow at",
             label="cause",
             label_values=CUTS,

@@ -130,9 +130,7 @@ class LaunchedServer:
 class LaunchedServers:
     """Starts children, each with a number of its own."""
 
-    def __init__(
-        self, rules: ServerRules, environ: Mapping[str, str], console: Console
-    ) -> None:
+    def __init__(self, rules: ServerRules, environ: Mapping[str, str], console: Console) -> None:
         self._rules = rules
         self._environ = {name: text for name, text in environ.items() if name not in _FRONTS_OWN}
         self._console = console
@@ -143,7 +141,12 @@ class LaunchedServers:
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
         argv = self._rules.argv(model, socket, num_others)
-        child = await Child.start(model.name, argv, self._environ, self._console)
+        try:
+            child = await Child.start(
+                model.name, argv, self._environ, self._console, own_session=True
+            )
+        except OSError as error:
+            raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
         try:
             while not await answers_health("", 0, uds=socket):
                 if child.returncode is not None:

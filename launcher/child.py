@@ -6,6 +6,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launcher.console import Console
 
@@ -41,21 +42,26 @@ class Child:
         console: Console,
         *,
         quiet: bool = False,
+        own_session: bool = False,
     ) -> "Child":
         """Start `argv` in a process group of its own. `quiet` keeps its lines without showing
         them.
 
         Not in a session of its own: Linux shares processors out between sessions before it looks
         at priorities in one (sched(7), autogroup), so the router's workers, which give way to
-        everything, would not give way to a shard.
+        everything, would not give way to a shard. `own_session` is for a whole server.
         """
+        # uvloop knows no groups of processes.
+        place: dict[str, Any] = {"process_group": 0}
+        if own_session:
+            place = {"start_new_session": True}
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(environ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            process_group=0,
+            **place,
             limit=_MAX_LINE_BYTES,
         )
         return cls(name, process, console, quiet=quiet)

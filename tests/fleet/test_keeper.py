@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from fleet.errors import LoadFailed, NoRoom, ShuttingDown, StillLoading
+from fleet.names import Model
 from fleet.roster import RosterRules, State
-from tests.fleet.fakes import FakeServers, keeper_over, model
+from tests.fleet.fakes import FakeServer, FakeServers, keeper_over, model
 
 
 async def settled() -> None:
@@ -193,3 +194,14 @@ async def test_a_drain_gives_up_what_is_being_loaded() -> None:
     await keeper.drain()
     with pytest.raises(ShuttingDown):
         await waiting
+
+
+async def test_a_load_that_fails_by_a_bug_is_a_failed_load() -> None:
+    class Broken(FakeServers):
+        async def start(self, model: Model, num_others: int) -> FakeServer:
+            raise ZeroDivisionError
+
+    keeper = keeper_over(Broken())
+    with pytest.raises(LoadFailed, match="a bug"):
+        await keeper.lend(model("a"))
+    assert keeper.states() == {"a": State.FAILED}

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import LoadFailed, UnknownModel
@@ -76,6 +76,7 @@ async def test_what_is_no_name_is_refused_with_its_rule(root: Path, name: str, r
         await any_model(root).find(name)
 
 
+@settings(deadline=None)
 @given(name=st.text(alphabet="ab./\\-~ \0", max_size=12))
 def test_no_name_leads_out_of_the_root(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     top = tmp_path_factory.getbasetemp() / "names"
@@ -114,9 +115,7 @@ async def test_what_the_hub_has_not_is_remembered_for_a_while(root: Path) -> Non
 async def test_many_who_ask_at_once_ask_the_hub_once(root: Path) -> None:
     hub = FakeHub(is_reachable=False)
     names = any_model(root, hub)
-    answers = await asyncio.gather(
-        *(names.find("org/x") for _ in range(5)), return_exceptions=True
-    )
+    answers = await asyncio.gather(*(names.find("org/x") for _ in range(5)), return_exceptions=True)
     assert [type(each) for each in answers] == [LoadFailed] * 5
     assert hub.asked == ["org/x"]
 

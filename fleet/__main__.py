@@ -1,0 +1,204 @@
+"""Wires the front by hand and runs it until it is told to stop.
+
+    python -m fleet --model ID ... [--flag VALUE ...] [-- FLAGS OF launcher serve ...]
+
+    socket -> names, roster, servers -> keeper -> HTTP and LMTP
+
+The first SIGTERM or SIGINT drains: nothing new is taken, every model's server lets what runs there
+end within --graceful-termination-timeout. The second one stops at once.
+
+Exit codes: 0 stopped when asked; 1 could not start, or a second signal; 2 a bad flag.
+"""
+
+import asyncio
+import logging
+import resource
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from fleet.config import FleetConfig, Told, read_config
+from fleet.http.front import Front
+from fleet.http.own import OwnRoutes
+from fleet.http.routes import Routes
+from fleet.http.sockets import FleetSockets
+from fleet.hub import HuggingFaceHub
+from fleet.keeper import Keeper
+from fleet.metrics import FleetMetrics
+from fleet.names import AnyModel, ListedModels, Names
+from fleet.roster import Roster, RosterRules
+from fleet.servers import LaunchedServers, ServerRules
+from launcher.console import Console
+from router.errors import StartupFailed
+from router.http.access import Access
+from router.http.cors import Cors
+from router.http.guard import Guard
+from router.http.lmtp.services import SocketLimits
+from router.http.printed import openapi_document
+from router.http.protocol import ConnectionRules
+from router.knobs import BadConfig
+from router.listening import Door, HttpServer, bind, bind_unix
+from router.logs import start_logging
+from router.metrics import Metrics
+from router.signals import Signals, first_of
+from router.tls import load_tls
+
+_logger = logging.getLogger("fleet")
+_LAST_BYTES_S = 5.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the front; answers the exit code."""
+    try:
+        told = read_config(argv)
+    except BadConfig as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    start_logging(told.config.log_level, json_output=told.config.json_output)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="tandem-fleet-") as folder,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(_run(told, Path(folder)))
+    except StartupFailed as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+
+
+async def _run(told: Told, folder: Path) -> int:
+    config = told.config
+    signals = Signals(config.parent_pid)
+    metrics = FleetMetrics(CollectorRegistry())
+    keeper = Keeper(
+        Roster(_roster_rules(config)),
+        LaunchedServers(_server_rules(told, folder), told.environ, Console(config.json_output)),
+        metrics,
+        config.model_load_timeout,
+    )
+    door = _open_door(config)
+    names = _names(told)
+    sockets = FleetSockets(
+        keeper,
+        names,
+        metrics,
+        server=f"tandem {version('tandem')}",
+        limits=SocketLimits(max_message_len=config.socket_message_limit),
+        keys=config.api_key,
+    )
+    app = _app(told, keeper, names, metrics, sockets)
+    http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))
+    await http.start()
+    _logger.info("ready at %s for %s", http.address, ", ".join(told.models))
+    await signals.first.wait()
+    _logger.info("draining, at most %g s", config.graceful_termination_timeout)
+    draining = asyncio.create_task(keeper.drain())
+    await sockets.tell_draining()
+    await first_of(signals.second.wait(), draining)
+    if not draining.done():
+        keeper.hurry()
+        http.stop_at_once()
+        await draining
+    await sockets.close()
+    await http.stop()
+    _logger.info("stopped")
+    return 1 if signals.second.is_set() else 0
+
+
+def _app(
+    told: Told, keeper: Keeper, names: Names, metrics: FleetMetrics, sockets: ASGIApp
+) -> ASGIApp:
+    config = told.config
+    document = openapi_document(version("tandem"))
+    own = OwnRoutes(
+        keeper,
+        names,
+        metrics,
+        document,
+        max_loaded=config.max_loaded_models,
+        created_s=int(time.time()),
+        keys=config.api_key,
+    )
+    app: ASGIApp = Front(
+        keeper,
+        names,
+        Routes(document),
+        own,
+        metrics,
+        sockets,
+        max_body_len=config.payload_limit,
+    )
+    if config.api_key:
+        app = Guard(
+            app,
+            config.api_key,
+            metrics.rejected,
+            protects_metrics=config.protect_metrics,
+            max_body_len=config.payload_limit,
+        )
+    # It counts generations, which are the servers' business: these instruments nobody sees.
+    unseen = Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2)
+    return Access(Cors(app, config.cors_allow_origin), unseen, "fleet")
+
+
+def _names(told: Told) -> Names:
+    if not told.takes_any:
+        return ListedModels(told.models)
+    config = told.config
+    hub = HuggingFaceHub() if config.hub_models else None
+    root = config.models_folder or Path.cwd()
+    return AnyModel(root, hub, config.model_retry_after, time.monotonic)
+
+
+def _roster_rules(config: FleetConfig) -> RosterRules:
+    return RosterRules(
+        max_loaded=config.max_loaded_models,
+        turn_s=config.model_turn,
+        retry_after_s=config.model_retry_after,
+        idle_timeout_s=config.model_idle_timeout,
+    )
+
+
+def _server_rules(told: Told, folder: Path) -> ServerRules:
+    config = told.config
+    return ServerRules(
+        flags=told.child_flags,
+        folder=folder,
+        max_loaded=config.max_loaded_models,
+        memory_fraction=config.cuda_memory_fraction,
+        graceful_timeout_s=config.graceful_termination_timeout,
+    )
+
+
+def _connection_rules(config: FleetConfig, metrics: FleetMetrics) -> ConnectionRules:
+    return ConnectionRules(
+        max_head_len=config.header_limit,
+        head_timeout_s=config.header_timeout,
+        body_timeout_s=config.body_timeout,
+        write_timeout_s=config.write_timeout,
+        cuts=metrics.connections_cut,
+        max_message_len=config.socket_message_limit,
+    )
+
+
+def _open_door(config: FleetConfig) -> Door:
+    tls: ssl.SSLContext | None = None
+    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
+        tls = load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
+    if config.http_uds is not None:
+        return bind_unix(config.http_uds, tls)
+    return bind(config.hostname, config.port, tls)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

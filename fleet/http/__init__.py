@@ -1,0 +1,1 @@
+"""What the front speaks: HTTP and LMTP."""

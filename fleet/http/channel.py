@@ -1,0 +1,299 @@
+"""One model as one client socket uses it: frames that wait for it, its upstream socket, its lease.
+
+    put -> queue -> lend (tells that it loads) -> upstream socket -> StreamBook -> client
+
+The model is leased while a stream is open, and not a moment longer: a socket without streams holds
+no model in memory. Its upstream socket stays open for as long as that server does; what the server
+keeps for it (buffers) ends with it.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.exceptions import WebSocketException
+
+from fleet.errors import FleetError, NotNow, ServerGone
+from fleet.http.errors import http_error
+from fleet.http.stream_book import StreamBook
+from fleet.keeper import Keeper, Lease
+from fleet.metrics import FleetMetrics
+from fleet.names import Model
+from fleet.roster import State
+from router.errors import RouterError
+from router.http.disconnect import end
+from router.http.errors import HttpError
+from router.http.lmtp.failures import error_fields
+from router.http.lmtp.frames import Frame, write_frame
+
+_FIRST_NOTICE_S = 0.2
+_NEXT_NOTICE_S = 10.0
+_CONNECT_S = 10.0
+_MAX_QUEUED_LEN = 1 << 24
+_RETRY_AFTER_S = 1.0
+# Of no stream that a client would open.
+_HELLO = 'HELLO {"stream_id":-1,"version":2}'
+_HELLO_ANSWER = 'MSG [{"stream_id":-1,"hello"'
+
+SendText = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """How a server's socket is opened: the path with its query, and headers."""
+
+    target: str
+    headers: tuple[tuple[str, str], ...]
+
+    async def connect(self, socket: Path) -> ClientConnection:
+        """An open socket. Raises ServerGone."""
+        try:
+            return await unix_connect(
+                str(socket),
+                uri=f"ws://fleet{self.target}",
+                additional_headers=self.headers,
+                compression=None,
+                max_size=None,
+                ping_interval=None,
+                open_timeout=_CONNECT_S,
+                close_timeout=0.1,
+                proxy=None,
+            )
+        except (OSError, WebSocketException, TimeoutError) as error:
+            raise _gone(str(error)) from error
+
+
+class Channel:
+    """Owner of one upstream socket and of the lease that goes with its streams."""
+
+    def __init__(
+        self,
+        find: Callable[[], Awaitable[Model]],
+        keeper: Keeper,
+        metrics: FleetMetrics,
+        upstream: Upstream,
+        send: SendText,
+        version: int,
+    ) -> None:
+        self._find = find
+        self._keeper = keeper
+        self._metrics = metrics
+        self._upstream = upstream
+        self._send = send
+        self._book = StreamBook()
+        self._book.version = version
+        self._queue: deque[tuple[int, str]] = deque()
+        self._queued_len = 0
+        self._has_news = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._serving: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._connection: ClientConnection | None = None
+        self._generation = 0
+        self._was_told = False
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._book
+
+    @property
+    def num_streams(self) -> int:
+        """Open ones."""
+        return len(self._book)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it holds no model."""
+        return self._serving is None
+
+    async def put(self, stream_id: int, frame: Frame) -> None:
+        """A frame for the model; waits while too much waits."""
+        await self._has_room.wait()
+        self._book.open(stream_id, frame.command)
+        self._push(stream_id, f"{frame.command} {frame.text.decode()}")
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+
+    async def cancel(self, stream_id: int) -> None:
+        """Ends a stream at its client's word, whether the server knows of it or not."""
+        queued = [each for each in self._queue if each[0] == stream_id]
+        if not queued:
+            self._push(stream_id, f'CANCEL {{"stream_id":{stream_id}}}')
+            return
+        for each in queued:
+            self._queue.remove(each)
+            self._queued_len -= len(each[1])
+        self._has_news.set()
+        error = HttpError(499, "cancelled", "the stream was cancelled")
+        is_generation = self._book.command(stream_id) == "GENERATE"
+        command, told = self._book.breaks_off(stream_id, error_fields(error))
+        if self._book.version > 1 and is_generation:
+            usage = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
+            done = {"stream_id": stream_id, "finish_reason": "cancelled", "text": "", "tail": ""}
+            command, told = "DONE", {**done, "usage": usage}
+        await self._say(command, told)
+
+    async def speak(self, version: int) -> None:
+        """The client speaks this version from now on."""
+        self._book.version = version
+        if version > 1 and self._connection is not None:
+            with contextlib.suppress(WebSocketException):
+                await self._connection.send(_HELLO)
+
+    async def close(self) -> None:
+        """Hangs up, which ends what the server does for it."""
+        tasks = [task for task in (self._serving, self._reading) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Closes the upstream socket, where nothing is open."""
+        if self._connection is not None:
+            self._connection.transport.abort()
+        self._connection = None
+
+    def _push(self, stream_id: int, text: str) -> None:
+        self._queue.append((stream_id, text))
+        self._queued_len += len(text)
+        if self._queued_len > _MAX_QUEUED_LEN:
+            self._has_room.clear()
+        self._has_news.set()
+
+    async def _serve(self) -> None:
+        try:
+            while self._queue:
+                try:
+                    model = await self._find()
+                    with await self._lend(model) as lease:
+                        await self._pump(lease, model)
+                except (FleetError, HttpError, RouterError) as error:
+                    await self._fail_all(error)
+        finally:
+            self._serving = None
+
+    async def _pump(self, lease: Lease, model: Model) -> None:
+        """Hands frames to the server until no stream is open. Raises ServerGone."""
+        connection = await self._connected(lease)
+        while self._queue or self._book:
+            self._has_news.clear()
+            while self._queue:
+                stream_id, text = self._queue.popleft()
+                self._queued_len -= len(text)
+                if self._queued_len <= _MAX_QUEUED_LEN:
+                    self._has_room.set()
+                if stream_id in self._book:
+                    self._metrics.requests.inc(model.name)
+                    await _send(connection, text)
+            if not self._is_read:
+                self.hang_up()
+                raise _gone("its socket was closed")
+            if self._book:
+                await self._has_news.wait()
+
+    async def _connected(self, lease: Lease) -> ClientConnection:
+        is_old = self._generation != lease.generation
+        if not is_old and self._connection is not None and self._is_read:
+            return self._connection
+        self.hang_up()
+        self._connection = await self._upstream.connect(lease.socket)
+        self._generation = lease.generation
+        self._reading = asyncio.create_task(self._read(self._connection))
+        if self._book.version > 1:
+            await _send(self._connection, _HELLO)
+        return self._connection
+
+    @property
+    def _is_read(self) -> bool:
+        return self._reading is not None and not self._reading.done()
+
+    async def _read(self, connection: ClientConnection) -> None:
+        try:
+            async for text in connection:
+                if not isinstance(text, str) or text.startswith(_HELLO_ANSWER):
+                    continue
+                passed = self._book.passes(text)
+                if passed is not None:
+                    await self._send(passed)
+                if not self._book:
+                    self._has_news.set()
+        except (WebSocketException, OSError):
+            pass  # the server or the client is gone; who finds that out tells what was open
+        finally:
+            self._has_news.set()
+
+    async def _lend(self, model: Model) -> Lease:
+        if self._book.version == 1:
+            return await self._keeper.lend(model)
+        self._was_told = False
+        telling = asyncio.create_task(self._tell(model))
+        try:
+            lease = await self._keeper.lend(model)
+        finally:
+            await end(telling)
+        if self._was_told:
+            try:
+                await self._notify("running", f"{model.name} is ready")
+            except BaseException:
+                lease.release()
+                raise
+        return lease
+
+    async def _tell(self, model: Model) -> None:
+        """Tells the client, every now and then, what its streams wait for."""
+        delay_s = _FIRST_NOTICE_S
+        while True:
+            await asyncio.sleep(delay_s)
+            delay_s = _NEXT_NOTICE_S
+            self._was_told = True
+            if self._keeper.states().get(model.name) is State.LOADING:
+                so_far_s = self._keeper.waited_s(model.name)
+                await self._notify("loading", f"{model.name} is being loaded: {so_far_s:.0f} s")
+            else:
+                await self._notify("queued", f"{model.name} waits for room: others are in memory")
+
+    async def _notify(self, state: str, message: str) -> None:
+        for stream_id in self._book.ids():
+            await self._say("SYS", {"stream_id": stream_id, "state": state, "message": message})
+
+    async def _fail_all(self, error: FleetError | HttpError | RouterError) -> None:
+        self._queue.clear()
+        self._queued_len = 0
+        self._has_room.set()
+        fields = fields_of(error)
+        if isinstance(error, FleetError):
+            self._metrics.rejected.inc(str(fields["error_type"]), len(self._book))
+        for stream_id in self._book.ids():
+            await self._say(*self._book.breaks_off(stream_id, fields))
+
+    async def _say(self, command: str, told: dict[str, object]) -> None:
+        await self._send(write_frame(command, [orjson.dumps(told).decode()]))
+
+
+def fields_of(error: FleetError | HttpError | RouterError) -> dict[str, object]:
+    """The fields of an error object."""
+    if not isinstance(error, FleetError):
+        return error_fields(error)
+    fields = error_fields(http_error(error))
+    if isinstance(error, NotNow):
+        fields["retry_after_s"] = error.retry_after_s
+    return fields
+
+
+async def _send(connection: ClientConnection, text: str) -> None:
+    try:
+        await connection.send(text)
+    except WebSocketException as error:
+        raise _gone(str(error)) from error
+
+
+def _gone(reason: str) -> ServerGone:
+    return ServerGone(
+        f"the model's server stopped ({reason}); it is loaded anew when asked for", _RETRY_AFTER_S
+    )

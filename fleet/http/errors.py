@@ -1,0 +1,46 @@
+"""The fleet's errors as a client reads them: the one place where they meet status codes."""
+
+from collections.abc import Mapping
+from math import ceil
+from types import MappingProxyType
+
+from fleet.errors import (
+    FleetError,
+    LoadFailed,
+    NoModelNamed,
+    NoRoom,
+    NotNow,
+    ServerGone,
+    ShuttingDown,
+    StillLoading,
+    UnknownModel,
+)
+from router.http.errors import HttpError
+
+_UNAVAILABLE = 503
+ERROR_TYPES: Mapping[type[FleetError], str] = MappingProxyType(
+    {
+        LoadFailed: "model_load_failed",
+        StillLoading: "model_loading",
+        NoRoom: "overloaded",
+        ServerGone: "model_server_gone",
+        ShuttingDown: "draining",
+        UnknownModel: "model_not_found",
+        NoModelNamed: "model_required",
+    }
+)
+
+
+def http_error(error: FleetError) -> HttpError:
+    """The error as the edge answers it, in whichever dialect."""
+    error_type = ERROR_TYPES[type(error)]
+    if isinstance(error, UnknownModel):
+        return HttpError(404, error_type, str(error), field="model")
+    if isinstance(error, NoModelNamed):
+        return HttpError(400, error_type, str(error), field="model")
+    assert isinstance(error, NotNow)
+    headers = {
+        "retry-after": str(ceil(error.retry_after_s)),
+        "retry-after-ms": str(ceil(1000 * error.retry_after_s)),
+    }
+    return HttpError(_UNAVAILABLE, error_type, str(error), headers=headers)

@@ -1,0 +1,130 @@
+"""The front as an ASGI application: what is its own it answers, the rest goes to a model's server.
+
+own routes | a route of the router's -> name -> Model -> Lease -> passing
+errors in the dialect of the path, as the router has them
+"""
+
+import asyncio
+import logging
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fleet.errors import FleetError
+from fleet.http.errors import http_error
+from fleet.http.naming import read_named
+from fleet.http.own import OwnRoutes
+from fleet.http.passing import ask_for, pass_back
+from fleet.http.routes import Kind, Routes
+from fleet.keeper import Keeper
+from fleet.metrics import FleetMetrics
+from fleet.names import PLACEHOLDERS, Model, Names, no_model_named
+from router.errors import Cancelled, RouterError
+from router.http.body import BodyReader
+from router.http.disconnect import unless_disconnected
+from router.http.errors import Dialect, HttpError, Problem
+from router.http.exchange import Exchange
+
+_logger = logging.getLogger("fleet")
+_NOT_FOUND = 404
+
+
+class Front:
+    """All requests; `sockets` serves WebSockets."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        names: Names,
+        routes: Routes,
+        own: OwnRoutes,
+        metrics: FleetMetrics,
+        sockets: ASGIApp,
+        *,
+        max_body_len: int,
+    ) -> None:
+        self._keeper = keeper
+        self._names = names
+        self._routes = routes
+        self._own = own
+        self._metrics = metrics
+        self._sockets = sockets
+        self._bodies = BodyReader(max_body_len)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request or socket."""
+        if scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await self._own.answer(request)
+            if response is not None:
+                await response(scope, receive, send)
+            else:
+                await self._serve(request, send)
+        except (FleetError, HttpError, RouterError) as error:
+            await self._answer_error(request, error)(scope, receive, send)
+
+    async def _serve(self, request: Request, send: Send) -> None:
+        path = request.scope["path"]
+        route = self._routes.find(request.method, path)
+        if route is None:
+            raise self._no_route(request.method, path)
+        if route.kind is Kind.STORED:
+            await self._pass_to_who_has_it(request, send)
+            return
+        body, asked = await read_named(request, self._bodies)
+        model = await model_of(route.model or asked, self._names, self._keeper)
+        lending = self._keeper.lend(model)
+        with await unless_disconnected(request, lending) as lease:
+            self._metrics.requests.inc(model.name)
+            answer = await ask_for(request, lease.socket, body)
+            await pass_back(request, answer, send, self._metrics)
+
+    async def _pass_to_who_has_it(self, request: Request, send: Send) -> None:
+        """What one of the servers keeps, and the others do not know."""
+        for model, _ in self._keeper.ready():
+            lease = self._keeper.lend_ready(model.name)
+            if lease is None:
+                continue
+            with lease:
+                answer = await ask_for(request, lease.socket, b"")
+                if answer.status != _NOT_FOUND:
+                    await pass_back(request, answer, send, self._metrics)
+                    return
+                answer.close()
+        message = "no loaded model keeps such a response; they are forgotten with its unloading"
+        raise HttpError(_NOT_FOUND, "response_not_found", message, field="response_id")
+
+    def _no_route(self, method: str, path: str) -> HttpError:
+        allowed = self._routes.methods(path) | ({"GET", "HEAD"} if self._own.has(path) else set())
+        if not allowed:
+            return HttpError(_NOT_FOUND, "not_found", f"there is nothing at {path[:200]}")
+        told = ", ".join(sorted(allowed))
+        message = f"{method} is not a method of {path[:200]}; {told} would be"
+        return HttpError(405, "method_not_allowed", message, headers={"allow": told})
+
+    def _answer_error(self, request: Request, error: Exception) -> Response:
+        exchange = Exchange.of(request)
+        if isinstance(error, FleetError):
+            error = http_error(error)
+            self._metrics.rejected.inc(error.error_type)
+        assert isinstance(error, HttpError | RouterError)
+        if isinstance(error, Cancelled):
+            _logger.debug("request_id=%s left before its answer began", exchange.request_id)
+        dialect = Dialect.of_path(request.scope["path"])
+        problem = Problem.of(error, dialect, exchange.request_id)
+        exchange.error_type = problem.error_type
+        return problem.response()
+
+
+async def model_of(asked: str | None, names: Names, keeper: Keeper) -> Model:
+    """The model that a name means. Raises NoModelNamed, UnknownModel, LoadFailed."""
+    if asked is not None and asked not in PLACEHOLDERS:
+        return await names.find(asked)
+    default = names.default() or keeper.last_used()
+    if default is None:
+        raise await asyncio.to_thread(no_model_named, names)
+    return default

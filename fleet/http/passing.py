@@ -1,0 +1,93 @@
+"""One exchange with a model's server: what a client sends goes there, what comes back goes here.
+
+Headers that concern one connection alone stay on it. A client that leaves ends the server's work;
+a server that dies ends the answer as the client's dialect ends a failed one.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.types import Send
+
+from fleet.errors import Cut, ServerGone
+from fleet.http.errors import http_error
+from fleet.metrics import FleetMetrics
+from fleet.upstream import Answer, ask
+from router.http.disconnect import end, unless_disconnected, until_disconnected
+from router.http.errors import Dialect, Problem
+from router.http.exchange import Exchange
+
+_OF_CONNECTION = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
+)
+# The front reads bodies whole, answers pages of other origins, and has a request's id.
+_NOT_SENT = _OF_CONNECTION | {b"content-length", b"expect", b"origin", b"x-request-id"}
+_NOT_TOLD = _OF_CONNECTION | {b"x-request-id", b"date", b"server"}
+_DONE = b"data: [DONE]\n\n"
+_RETRY_AFTER_S = 1.0
+
+
+async def ask_for(request: Request, socket: Path, body: bytes) -> Answer:
+    """The answer of the server at `socket`, whose head is there. Raises ServerGone, Cancelled."""
+    scope = request.scope
+    target = scope["raw_path"]
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    headers = _without(scope["headers"], _NOT_SENT)
+    headers.append((b"x-request-id", Exchange.of(request).request_id.encode()))
+    asking = ask(socket, request.method, target, headers, body)
+    return await unless_disconnected(request, asking)
+
+
+async def pass_back(request: Request, answer: Answer, send: Send, metrics: FleetMetrics) -> None:
+    """The answer, piece by piece as it comes, to its end or the client's leaving."""
+    leaving = asyncio.ensure_future(until_disconnected(request.receive))
+    leaving.add_done_callback(lambda _: answer.close())
+    headers = _without(answer.headers, _NOT_TOLD)
+    last = b""
+    try:
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        async for piece in answer.pieces():
+            last = piece
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except Cut as error:
+        if not leaving.done():
+            metrics.cut.inc()
+            await _break_off(request, headers, last, error, send)
+    finally:
+        answer.close()
+        await end(leaving)
+
+
+async def _break_off(
+    request: Request,
+    headers: Iterable[tuple[bytes, bytes]],
+    last: bytes,
+    cut: Cut,
+    send: Send,
+) -> None:
+    """An event stream ends with an error; of any other answer only its being cut off can tell."""
+    exchange = Exchange.of(request)
+    exchange.error_type = "incomplete_generation"
+    if not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
+        return
+    gone = http_error(ServerGone(f"{cut}; the model is loaded anew", _RETRY_AFTER_S))
+    dialect = Dialect.of_path(request.url.path)
+    problem = Problem.of(gone, dialect, exchange.request_id)
+    frame = b"" if last.endswith(b"\n\n") or not last else b"\n\n"
+    if dialect is Dialect.TGI:
+        frame += problem.frame()
+    elif dialect is Dialect.ANTHROPIC or request.url.path == "/v1/responses":
+        frame += b"event: error\n" + problem.frame()
+    else:
+        frame += problem.frame() + _DONE
+    await send({"type": "http.response.body", "body": frame, "more_body": False})
+
+
+def _without(
+    headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]
+) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name not in names]

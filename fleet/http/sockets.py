@@ -1,0 +1,264 @@
+"""LMTP sockets: each frame goes to the model that it names, over a channel of its own.
+
+One socket may use several models, at the same time too. What names none goes to the model that the
+socket named last, or else to the default. HELLO, which is about no model, is answered here; one
+that names a model is answered by that model's server.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from fleet.http.channel import Channel, Upstream
+from fleet.http.front import model_of
+from fleet.keeper import Keeper
+from fleet.metrics import FleetMetrics
+from fleet.names import Model, Names
+from router.errors import InvalidRequest
+from router.http.errors import Dialect, HttpError, Problem
+from router.http.exchange import Exchange
+from router.http.lmtp.commands import FEATURES, VERSION
+from router.http.lmtp.failures import error_fields
+from router.http.lmtp.frames import Frame, NoFrame, read_frame, write_frame
+from router.http.lmtp.requests import MAX_TOP_LOGPROBS
+from router.http.lmtp.services import SocketLimits
+
+_logger = logging.getLogger("fleet")
+
+_PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
+_STREAMS = frozenset({"GENERATE", "SCORE"})
+_OF_MODELS = _STREAMS | {"MODEL_INFO", "BUFFER", "DROP"}
+_MAX_CHANNELS = 16
+_MAX_REASON_LEN = 123
+_GOING_AWAY = 1001
+_BUG = 1011
+
+
+class FleetSockets:
+    """Owner of the open sockets."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        names: Names,
+        metrics: FleetMetrics,
+        *,
+        server: str,
+        limits: SocketLimits,
+        keys: tuple[str, ...] = (),
+    ) -> None:
+        self._keeper = keeper
+        self._names = names
+        self._metrics = metrics
+        self._server = server
+        self._limits = limits
+        self._keys = keys
+        self._sessions: set[FleetSocket] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one socket, from its handshake to its close."""
+        if scope["path"] not in _PATHS:
+            message = f"there is no socket at {scope['path'][:200]}; LMTP is at / and /lmtp"
+            problem = Problem.of(HttpError(404, "not_found", message), Dialect.TGI)
+            await problem.response()(scope, receive, send)
+            return
+        await receive()
+        upstream = self._upstream(scope)
+        session = FleetSocket(
+            self._keeper, self._names, self._metrics, self._hello, self._limits, upstream, send
+        )
+        self._sessions.add(session)
+        self._metrics.sockets.set(len(self._sessions))
+        try:
+            await session.run(receive)
+        finally:
+            self._sessions.discard(session)
+            self._metrics.sockets.set(len(self._sessions))
+
+    async def tell_draining(self) -> None:
+        """Tells everybody that nothing new is taken."""
+        await asyncio.gather(*(session.tell_draining() for session in self._sessions))
+
+    async def close(self) -> None:
+        """Closes what is still open."""
+        await asyncio.gather(
+            *(session.leave(_GOING_AWAY, "the server stops") for session in self._sessions)
+        )
+
+    async def _hello(self, version: int) -> dict[str, object]:
+        listed = await asyncio.to_thread(self._names.listed)
+        return {
+            "version": version,
+            "server": self._server,
+            "models": list(dict.fromkeys([*listed, *self._keeper.states()])),
+            "max_message_len": self._limits.max_message_len,
+            "max_streams": self._limits.max_streams,
+            "max_top_logprobs": MAX_TOP_LOGPROBS,
+            "features": [*FEATURES, "models_on_demand"],
+        }
+
+    def _upstream(self, scope: Scope) -> Upstream:
+        exchange = Exchange.within(scope)
+        headers = [] if exchange is None else [("x-request-id", exchange.request_id)]
+        if self._keys:
+            headers.append(("authorization", f"Bearer {self._keys[0]}"))
+        return Upstream("/lmtp", tuple(headers))
+
+
+class FleetSocket:
+    """Owner of one socket's channels. `hello` tells what the server is, for a version."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        names: Names,
+        metrics: FleetMetrics,
+        hello: Callable[[int], Awaitable[dict[str, object]]],
+        limits: SocketLimits,
+        upstream: Upstream,
+        send: Send,
+    ) -> None:
+        self._keeper = keeper
+        self._names = names
+        self._metrics = metrics
+        self._hello = hello
+        self._limits = limits
+        self._upstream = upstream
+        self._send = send
+        self._version = 1
+        self._channels: dict[str | None, Channel] = {}
+        self._last_named: str | None = None
+
+    async def run(self, receive: Receive) -> None:
+        """To the client's leaving, or to what it is sent away for."""
+        await self._send({"type": "websocket.accept"})
+        try:
+            while (message := await receive())["type"] != "websocket.disconnect":
+                await self._take(read_frame(message.get("text")))
+        except NoFrame as error:
+            await self.leave(error.code, str(error))
+        except OSError as error:
+            _logger.debug("a socket's client left: %s", error)
+        finally:
+            await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    async def tell_draining(self) -> None:
+        """To clients that know what that is."""
+        if self._version > 1:
+            message = "the server is shutting down; nothing new is taken"
+            told = {"stream_id": None, "state": "draining", "message": message}
+            await self._say("SYS", told)
+
+    async def leave(self, code: int, reason: str) -> None:
+        """Sends the client away."""
+        told = reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
+        try:
+            await self._send({"type": "websocket.close", "code": code, "reason": told})
+        except (OSError, RuntimeError) as error:
+            _logger.debug("a socket was closed already: %s", error)
+
+    async def _take(self, frame: Frame) -> None:
+        stream_id = frame.payload.get("stream_id")
+        if type(stream_id) is not int:
+            message = f"`stream_id` must be a whole number. Given: {str(stream_id)[:60]!r}"
+            refusal = HttpError(400, "validation", message, field="stream_id")
+            await self._say("MSG", {"stream_id": None, **error_fields(refusal)})
+            return
+        try:
+            await self._answer(stream_id, frame)
+        except (HttpError, InvalidRequest) as error:
+            kind = "TOKEN" if frame.command in _STREAMS else "MSG"
+            if isinstance(error, HttpError) and error.error_type == "stream_in_use":
+                kind = "MSG"
+            await self._say(kind, {"stream_id": stream_id, **error_fields(error)})
+
+    async def _answer(self, stream_id: int, frame: Frame) -> None:
+        if frame.command == "CANCEL":
+            for channel in self._channels.values():
+                if stream_id in channel:
+                    await channel.cancel(stream_id)
+            return
+        if frame.command == "HELLO":
+            await self._greet(stream_id, frame)
+            return
+        if frame.command not in _OF_MODELS:
+            raise HttpError(404, "unknown_command", f"Unknown command: {frame.command}")
+        self._check_room(stream_id)
+        await self._channel(_named(frame)).put(stream_id, frame)
+
+    def _check_room(self, stream_id: int) -> None:
+        if any(stream_id in channel for channel in self._channels.values()):
+            message = f"stream {stream_id} is open; take another id, or this one when it has ended"
+            raise HttpError(409, "stream_in_use", message, field="stream_id")
+        most = self._limits.max_streams
+        if sum(channel.num_streams for channel in self._channels.values()) >= most:
+            message = f"a socket has at most {most} streams at a time"
+            raise HttpError(429, "too_many_streams", message)
+
+    async def _greet(self, stream_id: int, frame: Frame) -> None:
+        version = frame.payload.get("version", VERSION)
+        if type(version) is not int or version < 1:
+            raise InvalidRequest(
+                f"`version` must be at least 1. Given: {str(version)[:60]!r}", "version"
+            )
+        self._version = min(version, VERSION)
+        for channel in self._channels.values():
+            await channel.speak(self._version)
+        if _named(frame) is not None:
+            self._check_room(stream_id)
+            await self._channel(_named(frame)).put(stream_id, frame)
+            return
+        await self._say("MSG", {"stream_id": stream_id, "hello": await self._hello(self._version)})
+        if self._keeper.is_draining:
+            await self.tell_draining()
+
+    def _channel(self, named: str | None) -> Channel:
+        """The channel of a model's name; of the last one, where none is given."""
+        name = named if named is not None else self._last_named
+        self._last_named = name
+        found = self._channels.get(name)
+        if found is not None:
+            return found
+        self._drop_idle()
+        channel = Channel(
+            lambda: self._find(name),
+            self._keeper,
+            self._metrics,
+            self._upstream,
+            self._send_text,
+            self._version,
+        )
+        self._channels[name] = channel
+        return channel
+
+    def _drop_idle(self) -> None:
+        """Makes room for a channel, of those that are not used."""
+        if len(self._channels) < _MAX_CHANNELS:
+            return
+        for name, channel in self._channels.items():
+            if channel.is_idle:
+                del self._channels[name]
+                channel.hang_up()
+                return
+        message = f"a socket uses at most {_MAX_CHANNELS} models at a time"
+        raise HttpError(429, "too_many_streams", message)
+
+    async def _find(self, name: str | None) -> Model:
+        return await model_of(name, self._names, self._keeper)
+
+    async def _say(self, command: str, told: dict[str, Any]) -> None:
+        await self._send_text(write_frame(command, [orjson.dumps(told).decode()]))
+
+    async def _send_text(self, text: str) -> None:
+        await self._send({"type": "websocket.send", "text": text})
+
+
+def _named(frame: Frame) -> str | None:
+    name = frame.payload.get("model")
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequest(f"`model` must be a string. Given: {str(name)[:60]!r}", "model")
+    return name

@@ -1,0 +1,222 @@
+"""A whole front over small servers that are real on the wire, and fake in what they know."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fleet.http.front import Front
+from fleet.http.own import OwnRoutes
+from fleet.http.routes import Routes
+from fleet.http.sockets import FleetSockets
+from fleet.keeper import Keeper
+from fleet.metrics import FleetMetrics
+from fleet.names import ListedModels, Names
+from fleet.roster import Roster, RosterRules
+from router.http.access import Access
+from router.http.cors import Cors
+from router.http.guard import Guard
+from router.http.lmtp.services import SocketLimits
+from router.http.printed import openapi_document
+from router.http.protocol import ConnectionRules
+from router.listening import HttpServer, bind, bind_unix
+from router.metrics import Metrics
+from tests.fleet.fakes import FakeServers
+
+DOCUMENT = openapi_document("0.0.1")
+Talk = Callable[["Upstreams", str, Receive, Send], Awaitable[None]]
+
+
+@dataclass
+class Seen:
+    """A request as a model's server got it."""
+
+    model: str
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key == name]
+
+
+@dataclass
+class Upstreams:
+    """The servers behind: what they saw, and what they do.
+
+    /generate answers who it is; /generate_stream counts up to `num_events`, waiting for `go_on`
+    behind the first; /v1/completions sends endless bytes. `talk` serves sockets.
+    """
+
+    seen: list[Seen] = field(default_factory=list)
+    num_events: int = 3
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    dies: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    num_sent: int = 0
+    talk: Talk | None = None
+    stored: dict[str, str] = field(default_factory=dict)
+
+    def app(self, model: str) -> ASGIApp:
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "websocket":
+                assert self.talk is not None
+                await receive()
+                await send({"type": "websocket.accept"})
+                await self.talk(self, model, receive, send)
+                return
+            body = b""
+            while True:
+                message = await receive()
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    break
+            headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
+            query = scope["query_string"].decode()
+            seen = Seen(model, scope["method"], scope["path"], query, headers, body)
+            self.seen.append(seen)
+            await self._answer(seen, receive, send)
+
+        return serve
+
+    async def _answer(self, seen: Seen, receive: Receive, send: Send) -> None:
+        if seen.path == "/generate_stream":
+            await self._stream(receive, send)
+        elif seen.path == "/v1/completions":
+            await self._flood(send)
+        elif seen.path.startswith("/v1/responses/"):
+            known = self.stored.get(seen.path.rpartition("/")[2]) == seen.model
+            await _send_json(send, 200 if known else 404, {"from": seen.model})
+        elif seen.path == "/metrics":
+            text = '# HELP t_total T\n# TYPE t_total counter\nt_total{err="x"} 1.0\n'
+            await _send(send, 200, text.encode(), [(b"content-type", b"text/plain")])
+        else:
+            told = {"from": seen.model, "body": seen.body.decode()}
+            await _send_json(
+                send, 200, told, [(b"x-inference-time", b"7"), (b"x-request-id", b"?")]
+            )
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(_until_disconnect(receive))
+        leaving.add_done_callback(lambda _: self.left.set())
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for number in range(self.num_events):
+            event = f'data: {{"number":{number}}}\n\n'.encode()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            waits = [asyncio.create_task(each.wait()) for each in (self.go_on, self.dies)]
+            await asyncio.wait({*waits, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if leaving.done() or self.dies.is_set():
+                leaving.cancel()
+                return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        leaving.cancel()
+
+    async def _flood(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while self.num_sent < 64 << 20:
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+            self.num_sent += 65_536
+
+
+@dataclass
+class House:
+    """A front that listens, and what is behind it."""
+
+    url: str
+    keeper: Keeper
+    servers: FakeServers
+    upstreams: Upstreams
+    metrics: FleetMetrics
+    sockets: FleetSockets
+    https: dict[str, HttpServer]
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=10)
+
+    async def kill(self, model: str) -> None:
+        """The model's server dies in the middle of what it does."""
+        self.upstreams.dies.set()
+        await asyncio.sleep(0.05)
+        self.servers.by_name[model].die("it was ended by SIGKILL")
+
+
+@asynccontextmanager
+async def fleet_house(
+    folder: Path,
+    models: Sequence[str] = ("a", "b"),
+    *,
+    names: Names | None = None,
+    rules: RosterRules | None = None,
+    load_timeout_s: float = 5.0,
+    keys: tuple[str, ...] = (),
+    starts: bool = True,
+) -> AsyncIterator[House]:
+    """A front over servers of these models; `starts` False: loads wait for servers.may_start."""
+    upstreams, servers = Upstreams(), FakeServers()
+    metrics = FleetMetrics(CollectorRegistry())
+    keeper = Keeper(Roster(rules or RosterRules()), servers, metrics, load_timeout_s)
+    names = names or ListedModels(models)
+    if starts:
+        servers.may_start.set()
+    https: dict[str, HttpServer] = {}
+    async with AsyncExitStack() as stack:
+        for model in models:
+            servers.sockets[model] = folder / f"{model}.sock"
+            http = HttpServer(upstreams.app(model), bind_unix(folder / f"{model}.sock"), 1.0)
+            await http.start()
+            stack.push_async_callback(http.stop)
+            stack.callback(http.stop_at_once)
+            https[model] = http
+        own = OwnRoutes(keeper, names, metrics, DOCUMENT, max_loaded=1, created_s=1, keys=keys)
+        limits = SocketLimits(max_streams=4)
+        sockets = FleetSockets(
+            keeper, names, metrics, server="tandem 0.0.1", limits=limits, keys=keys
+        )
+        app: ASGIApp = Front(
+            keeper, names, Routes(DOCUMENT), own, metrics, sockets, max_body_len=100_000
+        )
+        if keys:
+            app = Guard(app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000)
+        unseen = Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2)
+        front = HttpServer(
+            Access(Cors(app), unseen, "fleet"), bind("127.0.0.1", 0), 1.0, ConnectionRules()
+        )
+        await front.start()
+        stack.push_async_callback(front.stop)
+        stack.callback(front.stop_at_once)
+        url = f"http://127.0.0.1:{urlsplit(front.address).port}"
+        yield House(url, keeper, servers, upstreams, metrics, sockets, https)
+        upstreams.go_on.set()
+        await keeper.drain()
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    start: Message = {"type": "http.response.start", "status": status}
+    await send({**start, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_json(
+    send: Send, status: int, value: object, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    kind = (b"content-type", b"application/json")
+    await _send(send, status, json.dumps(value).encode(), [kind, *(headers or [])])
