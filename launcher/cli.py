@@ -319,6 +319,7 @@ def check_command(
 
 
 app.command("client")(client_commands.client)
+app.command("query")(client_commands.query)
 
 
 @app.command("env")

@@ -1,13 +1,17 @@
-"""The commands that talk to a server: `launcher client`."""
+"""The commands that talk to a server: `launcher client` and `launcher query`."""
 
 import asyncio
 
 import typer
 
 from client.config import read_config
+from client.errors import InvalidRequest
 from client.lmtp.address import read_address
 from launcher import client_options
 from launcher.client import ClientSettings, run_client
+from launcher.errors import BadSetting
+from launcher.query import ExitCode, QuerySettings, read_variables
+from launcher.query import query as run_query
 
 
 def client(
@@ -35,3 +39,38 @@ def client(
         state_folder=config.state_folder,
     )
     raise typer.Exit(asyncio.run(run_client(settings)))
+
+
+def query(
+    file: client_options.QueryFile,
+    url: client_options.QueryUrl = None,
+    model: client_options.QueryModel = None,
+    variables: client_options.QueryVariables = None,
+    trace: client_options.QueryTrace = None,
+    as_json: client_options.QueryJson = False,
+    api_key: client_options.ClientKey = None,
+) -> None:
+    """Run a program of the query language against a server.
+
+    On a terminal its prompt fills in live, then its results are told; --json prints an object for
+    each: prompt, variables, distributions, usage, and a row for each request that was sent.
+
+    Exit codes: 0 done; 1 no server, or it refused or failed; 2 the program or the command is wrong;
+    3 no text was found that keeps the program's conditions; 130 after Ctrl-C.
+    """
+    config = read_config()
+    place = url or config.url
+    try:
+        settings = QuerySettings(
+            file=file,
+            variables=read_variables(variables or []),
+            url=place,
+            api_key=api_key or read_address(place).key or config.api_key,
+            model=model,
+            trace=trace,
+            as_json=as_json,
+        )
+    except (BadSetting, InvalidRequest) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(ExitCode.AT_FAULT) from None
+    raise typer.Exit(run_query(settings))

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterable
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
+
+from launcher.console import write
 
 # All but tabs and line ends: a model's output must not move the cursor or rename the window.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -41,9 +43,9 @@ class Screen:
             return
         if self.out.is_terminal:
             self.out.print(Text(harmless(text)), end="")
+            self.out.file.flush()
         else:
-            self.out.file.write(text)
-        self.out.file.flush()
+            write(cast("TextIO", self.out.file), text)
         self._at_line_start = text.endswith("\n")
 
     def end_line(self) -> None:
