@@ -43,7 +43,6 @@ def raw_of(body: GenerateBody, prompt: Prompt, limits: Limits, *, version: int) 
         seed=body.seed,
         top_n_tokens=(1 if version == 1 else 0) if tops is None else tops,
         max_top_n_tokens=MAX_TOP_LOGPROBS,
-        logit_bias=body.logit_bias,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         keep_stop_string=body.include_stop is not False,
@@ -54,8 +53,10 @@ def raw_of(body: GenerateBody, prompt: Prompt, limits: Limits, *, version: int) 
         names={**_NAMES, "inputs": prompt.field},
     )
     raw = as_meant(raw, limits)
-    # With temperature 0 no way to narrow the choice means anything.
-    return raw if raw.do_sample else replace(raw, typical_p=None)
+    # With temperature 0 no way to narrow the choice means anything. A mask may be large: it is
+    # looked at once, by validation.
+    typical_p = raw.typical_p if raw.do_sample else None
+    return replace(raw, typical_p=typical_p, logit_bias=body.logit_bias)
 
 
 def _max_new_tokens(body: GenerateBody, prompt: Prompt, limits: Limits, version: int) -> int | None:
