@@ -24,9 +24,9 @@ _MIN_BLOCKS = 4
 
 def awaits_prefix(entry: Entry, running: Iterable[Entry], allocator: Allocator) -> bool:
     """Whether a running entry computes now most of what this one would have to."""
-    if not allocator.shares_prefixes:
-        return False
     block_size = allocator.block_size
+    if not allocator.shares_prefixes or entry.max_cached_len < _MIN_BLOCKS * block_size:
+        return False
     shared_len = max((_shared_len(entry, other, block_size) for other in running), default=0)
     if shared_len < _MIN_BLOCKS * block_size:
         return False
