@@ -5,17 +5,22 @@ import os
 import pty
 import re
 import signal
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client.lmtp.model import LmtpModel
+from launcher.client import Talk
 from launcher.client_input import HISTORY_NAME
+from launcher.terminal import Screen
 from tests.client.lmtp.peer import Peer, performing
 
 ARGV = (sys.executable, "-c", "from launcher.cli import main; main()", "client")
@@ -72,10 +77,29 @@ async def test_the_model_and_the_place_may_come_from_outside() -> None:
     assert models == [None, "scripted"]
 
 
+class ListedLines:
+    """Lines that are known beforehand."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.splitlines()
+
+    async def next(self) -> str | None:
+        return self._lines.pop(0) if self._lines else None
+
+
+async def talked(url: str, stdin: str) -> tuple[int, str, str]:
+    """The same as `piped`, without a process of its own."""
+    out, err = StringIO(), StringIO()
+    async with LmtpModel(url) as model:
+        talk = Talk(model, Screen(out, err), is_interactive=False)
+        code = await talk.hold(ListedLines(stdin))
+    return code, out.getvalue(), err.getvalue()
+
+
 async def test_parameters_alone_hold_for_what_follows() -> None:
     lines = "max_tokens=7 seed=1\nabc\nabc seed=2\nseed=\nabc\n"
     async with performing(echo) as scene:
-        code, _, err = await piped(scene.url, stdin=lines)
+        code, _, err = await talked(scene.url, stdin=lines)
         sent = [body for kind, body in scene.peers[0].received if kind == "GENERATE"]
     assert code == 0
     assert [body.get("seed") for body in sent] == [1, 2, None]
@@ -86,7 +110,7 @@ async def test_parameters_alone_hold_for_what_follows() -> None:
 async def test_what_goes_wrong_is_told_on_stderr_and_the_rest_answered() -> None:
     lines = "bad\nabc temperature=hot\n/nothing\nabc\n"
     async with performing(echo) as scene:
-        code, out, err = await piped(scene.url, stdin=lines)
+        code, out, err = await talked(scene.url, stdin=lines)
     assert (code, out) == (1, "abc\n")
     assert err.splitlines() == [
         "error: it went wrong",
@@ -97,7 +121,7 @@ async def test_what_goes_wrong_is_told_on_stderr_and_the_rest_answered() -> None
 
 async def test_info_help_and_quit_are_no_prompts() -> None:
     async with performing(echo) as scene:
-        code, out, _ = await piped(scene.url, stdin="/info\n/help\n/quit\nabc\n")
+        code, out, _ = await talked(scene.url, stdin="/info\n/help\n/quit\nabc\n")
         assert [kind for kind, _ in scene.peers[0].received] == ["HELLO"]
     assert code == 0
     assert "server: scripted 1.0\nmodels: scripted\n" in out
@@ -105,11 +129,12 @@ async def test_info_help_and_quit_are_no_prompts() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://127.0.0.1"])
-async def test_no_server_is_one_clear_line(url: str) -> None:
-    code, out, err = await piped(url, stdin="abc\n")
-    assert (code, out) == (1, "")
-    assert err.startswith("error: ")
-    assert len(err.splitlines()) == 1
+def test_no_server_is_one_clear_line(url: str) -> None:
+    argv = [*ARGV, url]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, input="a")
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr.startswith("error: ")
+    assert len(said.stderr.splitlines()) == 1
 
 
 async def test_an_interrupt_cancels_the_stream_and_the_next_line_is_answered() -> None:

@@ -4,32 +4,17 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from typing import TypeVar
+from contextlib import closing
 
 import pytest
 
 from client.errors import ConnectionLost
 from client.lmtp.blocking import BlockingModel, LoopThread
 from client.words import Answer, GenerateCall
-from tests.client.lmtp.peer import Peer, Scene, Script, performing
-
-T = TypeVar("T")
-
-
-@contextmanager
-def performing_aside(*scripts: Script) -> Iterator[Scene]:
-    """The scripted server, in a loop of its own."""
-    with closing(LoopThread("peer")) as thread:
-        scene = performing(*scripts)
-        yield thread.run(awaited(scene.__aenter__()))
-        thread.run(awaited(scene.__aexit__(None, None, None)))
-
-
-async def awaited(awaitable: Awaitable[T]) -> T:
-    return await awaitable
+from tests.client.lmtp.aside import performing_aside
+from tests.client.lmtp.peer import Peer
 
 
 async def echo(peer: Peer) -> None:

@@ -1,0 +1,234 @@
+"""`launcher query` as it is typed, against a server that makes letters."""
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher.cli import app
+from tests.client.lmtp.aside import performing_aside
+from tests.client.lmtp.peer import USAGE, Peer, performing
+
+ARGV = (sys.executable, "-c", "from launcher.cli import main; main()", "query")
+TWO_HOLES = 'argmax\n    "A [X] and {n} [Y]\\n"\nfrom "small"\nwhere len(X) < 4\n'
+
+
+async def letters(peer: Peer) -> None:
+    """Fills each hole with "ab"; scores the n-th value with -n."""
+    await peer.greet()
+    while True:
+        kind, body = await peer.read()
+        stream_id = body["stream_id"]
+        if kind == "GENERATE":
+            await peer.letters(stream_id, 0, 2)
+            await peer.done(stream_id, "ab", "eos", constraint_satisfied=True)
+        elif kind == "SCORE":
+            scores = [
+                {"tokens": [1], "logprobs": [-index]} for index, _ in enumerate(body["scored"], 1)
+            ]
+            await peer.say("SCORES", {"stream_id": stream_id, "scores": scores, "usage": USAGE})
+
+
+def run(*args: str, stdin: str = "") -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    result = CliRunner().invoke(app, ["query", *args], input=stdin)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "two.tandem"
+    path.write_text(TWO_HOLES)
+    return str(path)
+
+
+def test_a_program_is_run_and_its_results_are_plain_text(program: str) -> None:
+    with performing_aside(letters) as scene:
+        code, out, err = run(program, "--url", scene.url, "--set", "n=2")
+        sent = [body for kind, body in scene.peers[0].received if kind == "GENERATE"]
+    assert (code, out) == (0, "A ab and 2 ab\n\n\nX = 'ab'\nY = 'ab'\n")
+    assert err.startswith("[requests: 2, in ")
+    assert "\x1b" not in out + err
+    assert [body["text"] for body in sent] == ["A ", "A ab and 2 "]
+    assert [body["model"] for body in sent] == ["small", "small"]
+    assert [body.get("constraint") for body in sent] == [
+        {"type": "where", "value": "len(X) < 4"},
+        None,
+    ]
+
+
+def test_a_model_that_is_asked_for_goes_before_the_programs(program: str) -> None:
+    with performing_aside(letters) as scene:
+        run(program, "--url", scene.url, "--set", "n=2", "--model", "large")
+        assert scene.peers[0].received[1][1]["model"] == "large"
+
+
+def test_json_is_an_object_for_each_result() -> None:
+    text = (
+        'sample(n=2, temperature=1)\n    print("besides")\n    "A [X] is [Y]"\n    return X\n'
+        'distribute Y over ["good", "bad"]'
+    )
+    with performing_aside(letters) as scene:
+        code, out, err = run("-", "--url", scene.url, "--json", stdin=text)
+    assert code == 0
+    results = [json.loads(line) for line in out.splitlines()]
+    assert len(results) == 2
+    assert "besides" in err
+    result = results[1]
+    assert result["prompt"] == "A ab is good"
+    assert result["variables"] == {"X": "ab", "Y": "good"}
+    assert result["value"] == "ab"
+    shares = result["distributions"]["Y"]["plain"]
+    assert list(shares) == ["good", "bad"]
+    assert shares["good"] == pytest.approx(0.731, abs=0.001)
+    assert result["usage"] == {"prompt_tokens": 6, "cached_tokens": 2, "output_tokens": 101}
+    rows = result["requests"]
+    assert [(row["kind"], row["hole"], row["trace"]) for row in rows] == [
+        ("generate", "X", 1),
+        ("score", "Y", 1),
+    ]
+    assert rows[0]["finish_reason"] == "eos"
+    assert rows[0]["output_tokens"] == 2
+    assert rows[0]["cached_tokens"] == 1
+    assert rows[0]["duration_s"] >= 0
+
+
+def test_every_call_is_written_to_the_trace_file(program: str, tmp_path: Path) -> None:
+    trace = tmp_path / "calls.jsonl"
+    with performing_aside(letters) as scene:
+        run(program, "--url", scene.url, "--set", "n=2", "--trace", str(trace))
+    assert [json.loads(line)["hole"] for line in trace.read_text().splitlines()] == ["X", "Y"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [("n=2", "2"), ("n=two", "'two'"), ('n="2"', "'2'"), ("n=[1]", "[1]"), ("n=", "''")],
+)
+def test_a_variable_is_json_or_text(setting: str, shown: str) -> None:
+    with performing_aside(letters) as scene:
+        args = ("-", "--url", scene.url, "--set", setting)
+        _, out, _ = run(*args, stdin='"{n!r} [X]"')
+    assert out.startswith(f"{shown} ab\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "code", "said"),
+    [
+        (
+            '"A [X" ',
+            (),
+            2,
+            "<stdin>:1:4: '[' opens a hole that is never closed; write '[[' for the sign\n"
+            '    "A [X" \n'
+            "       ^\n",
+        ),
+        ('"[X]"\n1 / 0', (), 2, "<stdin>:2:1: ZeroDivisionError: division by zero\n    1 / 0\n"),
+        (
+            '"[X]" where len(X) < 0',
+            (),
+            3,
+            '    "[X]" where len(X) < 0\n                ^^^^^^^^^^\n',
+        ),
+        ('"[X]"', ("--set", "1=2"), 2, "--set must be NAME=VALUE with a name of Python"),
+        ('"[X]"', ("--set", "if=2"), 2, "Given: 'if=2'"),
+        ('"[X]"', ("--trace", "/nowhere/f"), 2, "/nowhere/f: No such file or directory"),
+        ('"[X]"', ("--url", "ftp://a"), 2, "url must be host:port"),
+        ('"[X]"', ("--url", "127.0.0.1:1"), 1, "nobody listens there\n<stdin>:1:2: asked for [X]"),
+    ],
+)
+def test_errors_point_into_the_program_and_have_their_codes(
+    text: str, args: tuple[str, ...], code: int, said: str
+) -> None:
+    with performing_aside(letters) as scene:
+        found, out, err = run("-", "--url", scene.url, *args, stdin=text)
+    assert (found, out) == (code, "")
+    assert err.startswith("error: ")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_file_that_is_not_there_is_the_commands_fault() -> None:
+    assert run("/nowhere/a") == (2, "", "error: /nowhere/a: No such file or directory\n")
+
+
+async def test_an_interrupt_ends_the_run() -> None:
+    async def endless(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        await peer.token(body["stream_id"], 0)
+        process.send_signal(signal.SIGINT)
+        await peer.until_closed()
+
+    async with performing(endless) as scene:
+        process = await asyncio.create_subprocess_exec(
+            *ARGV, "-", "--url", scene.url, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        out, err = await asyncio.wait_for(process.communicate(b'"[X]"'), 30)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+async def test_a_reader_who_leaves_ends_nothing_with_a_traceback(program: str) -> None:
+    async with performing(letters) as scene:
+        ours, theirs = os.pipe()
+        os.close(ours)
+        process = await asyncio.create_subprocess_exec(
+            *ARGV, program, "--url", scene.url, "--set", "n=2", stdout=theirs, stderr=PIPE
+        )
+        os.close(theirs)
+        _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0
+    assert b"Traceback" not in err
+
+
+async def test_on_a_terminal_the_prompt_fills_in_with_its_constraint_below(program: str) -> None:
+    async def slow(peer: Peer) -> None:
+        await peer.greet()
+        while True:
+            body = await peer.expect("GENERATE")
+            await peer.token(body["stream_id"], 0)
+            await asyncio.sleep(0.3)
+            await peer.token(body["stream_id"], 1)
+            await peer.done(body["stream_id"], "ab", "eos")
+
+    async with performing(slow) as scene:
+        shown = await on_a_terminal(program, "--url", scene.url, "--set", "n=2")
+    live, _, final = shown.rpartition("\x1b[?25h")
+    assert "A \x1b[1;36ma\x1b[0m\x1b[36m█" in live
+    assert "[X] where: len(X) < 4" in live
+    assert "A \x1b[1;36mab\x1b[0m and 2 \x1b[1;32ma\x1b[0m\x1b[32m█" in live
+    assert "A \x1b[1;36mab\x1b[0m and 2 \x1b[1;32mab\x1b[0m" in final
+    assert "\x1b[1mX\x1b[0m = 'ab'" in final
+
+
+async def on_a_terminal(*args: str) -> str:
+    ours, theirs = pty.openpty()
+    said: list[bytes] = []
+    loop = asyncio.get_running_loop()
+    is_over = asyncio.Event()
+
+    def read() -> None:
+        try:
+            said.append(os.read(ours, 1 << 16))
+        except OSError:
+            loop.remove_reader(ours)
+            is_over.set()
+
+    environ: dict[str, Any] = {**os.environ, "TERM": "xterm-256color"}
+    process = await asyncio.create_subprocess_exec(
+        *ARGV, *args, stdin=theirs, stdout=theirs, stderr=theirs, env=environ
+    )
+    os.close(theirs)
+    loop.add_reader(ours, read)
+    await asyncio.wait_for(process.wait(), 30)
+    await asyncio.wait_for(is_over.wait(), 5)
+    os.close(ours)
+    return b"".join(said).decode()
