@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -64,6 +65,7 @@ class Upstreams:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     num_sent: int = 0
     talk: Talk | None = None
+    heard: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     stored: dict[str, str] = field(default_factory=dict)
 
     def app(self, model: str) -> ASGIApp:

@@ -1,0 +1,79 @@
+"""A server of LMTP that counts: tokens 0, 1, 2 ... for GENERATE, and who it is for all else."""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from tests.fleet.house import Upstreams
+
+
+async def speak(upstreams: Upstreams, model: str, receive: Receive, send: Send) -> None:
+    """One socket, until its client leaves or the server dies."""
+    speaker = _Speaker(upstreams, model, send)
+    dying = asyncio.create_task(upstreams.dies.wait())
+    try:
+        while True:
+            reading = asyncio.ensure_future(_next(receive))
+            await asyncio.wait({reading, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                reading.cancel()
+                return
+            text = reading.result()
+            if text is None:
+                upstreams.left.set()
+                return
+            await speaker.take(text)
+    finally:
+        dying.cancel()
+        speaker.close()
+
+
+async def _next(receive: Receive) -> str | None:
+    message = await receive()
+    return None if message["type"] == "websocket.disconnect" else str(message["text"])
+
+
+class _Speaker:
+    def __init__(self, upstreams: Upstreams, model: str, send: Send) -> None:
+        self._upstreams = upstreams
+        self._model = model
+        self._send = send
+        self._version = 1
+        self._streams: dict[int, asyncio.Task[None]] = {}
+
+    async def take(self, text: str) -> None:
+        command, _, rest = text.partition(" ")
+        payload = json.loads(rest)
+        stream_id = payload["stream_id"]
+        self._upstreams.heard.append((self._model, command, payload))
+        if command == "HELLO":
+            self._version = 2
+            await self._say("MSG", stream_id, hello={"version": 2, "from": self._model})
+        elif command == "GENERATE":
+            self._streams[stream_id] = asyncio.create_task(self._generate(stream_id, payload))
+        elif command == "CANCEL":
+            self._streams[stream_id].cancel()
+            await self._say("DONE", stream_id, finish_reason="cancelled")
+        else:
+            await self._say("MSG", stream_id, model_info={"model": self._model})
+
+    def close(self) -> None:
+        for task in self._streams.values():
+            task.cancel()
+
+    async def _generate(self, stream_id: int, payload: dict[str, Any]) -> None:
+        for number in range(payload.get("max_tokens", 3)):
+            await self._say("TOKEN", stream_id, token=number, finish_reason=None)
+            if number == payload.get("wait_behind"):
+                await self._upstreams.go_on.wait()
+        if self._version > 1:
+            await self._say("DONE", stream_id, finish_reason="length", text=self._model)
+        else:
+            await self._say("TOKEN", stream_id, token=99, finish_reason="length")
+
+    async def _say(self, command: str, stream_id: int, **told: object) -> None:
+        # Without spaces, as the server writes it: the front looks at how a frame begins.
+        text = json.dumps({"stream_id": stream_id, **told}, separators=(",", ":"))
+        await self._send({"type": "websocket.send", "text": f"{command} [{text}]"})

@@ -1,0 +1,203 @@
+"""Models on demand, end to end: real processes, tiny models, HTTP and LMTP."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+
+from launcher.settings import BUNDLED_MODEL
+from tests.integration.server import (
+    RunningServer,
+    descendants_of,
+    launched,
+    wait_until_gone,
+)
+
+pytestmark = pytest.mark.slow
+FLAGS = ("--no-hub-models", "--kv-blocks", "100")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three folders, of which two are models."""
+    root = tmp_path_factory.mktemp("models")
+    for name in ("one", "two"):
+        shutil.copytree(BUNDLED_MODEL, root / name)
+    (root / "broken").mkdir()
+    (root / "broken" / "config.json").write_text("{}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def single(folder: Path) -> Iterator[RunningServer]:
+    """A server that has room for one model."""
+    with launched("--models-folder", str(folder), *FLAGS, model="auto") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def double(folder: Path) -> Iterator[RunningServer]:
+    """A server of two listed models, with room for both."""
+    ids = (str(folder / "one"), str(folder / "two"))
+    flags = ("--max-loaded-models", "2", *FLAGS)
+    with launched(ids[1], *flags, model=ids[0]) as server:
+        yield server
+
+
+def generate(server: RunningServer, **body: Any) -> httpx.Response:
+    body = {"inputs": "Once there was", "parameters": {"max_new_tokens": 5}, **body}
+    return httpx.post(f"{server.url}/generate", json=body, timeout=120)
+
+
+def states(server: RunningServer) -> dict[str, str]:
+    cards = httpx.get(f"{server.url}/v1/models", timeout=10).json()["data"]
+    return {card["id"]: card["state"] for card in cards}
+
+
+def stream_lines(server: RunningServer, model: str, num_tokens: int, lines: list[str]) -> None:
+    parameters = {"max_new_tokens": num_tokens, "ignore_eos": True}
+    body = {"inputs": "Once", "model": model, "parameters": parameters}
+    url = f"{server.url}/generate_stream"
+    with httpx.stream("POST", url, json=body, timeout=120) as stream:
+        lines += (line for line in stream.iter_lines() if line)
+
+
+def test_nothing_is_loaded_until_a_request_names_it(single: RunningServer) -> None:
+    assert states(single) == {"broken": "absent", "one": "absent", "two": "absent"}
+    refused = generate(single)
+    assert refused.status_code == 400
+    assert "`model` is required" in refused.json()["error"]
+
+
+def test_alternating_requests_take_turns_in_the_one_place(single: RunningServer) -> None:
+    texts = {name: generate(single, model=name).json() for name in ("one", "two", "one")}
+    assert texts["one"] == texts["two"]
+    chat = {"model": "two", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    answer = httpx.post(f"{single.url}/v1/chat/completions", json=chat, timeout=120)
+    assert answer.json()["model"] == "two"
+    assert states(single) == {"broken": "absent", "one": "absent", "two": "ready"}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        pytest.param("none", 404, "has no such folder", id="unknown"),
+        pytest.param("../models", 404, "begins with a dot", id="traversal"),
+        pytest.param("/etc", 404, "nothing is served", id="absolute"),
+        pytest.param("broken", 503, "model.safetensors", id="broken"),
+    ],
+)
+def test_a_name_that_cannot_be_loaded_says_why(
+    single: RunningServer, name: str, status: int, reason: str
+) -> None:
+    answers = [generate(single, model=name) for _ in range(2)]
+    assert [each.status_code for each in answers] == [status, status]
+    assert all(reason in each.json()["error"] for each in answers)
+    assert single.said.count("loading broken") <= 1
+
+
+def test_the_keys_of_a_server_are_those_of_its_front(folder: Path) -> None:
+    flags = ("--models-folder", str(folder), *FLAGS)
+    with launched(*flags, model="auto", API_KEY="secret") as server:
+        assert generate(server, model="one").status_code == 401
+        headers = {"authorization": "Bearer secret"}
+        body = {"inputs": "x", "model": "one", "parameters": {"max_new_tokens": 2}}
+        answer = httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=120)
+        assert answer.status_code == 200
+        page = httpx.get(f"{server.url}/metrics", timeout=10).text
+        assert 'tgi_request_count_total{model="one"} 1.0' in page
+
+
+def test_two_models_answer_at_a_time(double: RunningServer, folder: Path) -> None:
+    lines: dict[str, list[str]] = {"one": [], "two": []}
+    threads = [
+        threading.Thread(target=stream_lines, args=(double, str(folder / name), 40, told))
+        for name, told in lines.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(told) for told in lines.values()] == [40, 40]
+    last = {name: json.loads(told[-1].removeprefix("data:")) for name, told in lines.items()}
+    assert last["one"]["generated_text"] == last["two"]["generated_text"]
+    assert set(states(double).values()) == {"ready"}
+
+
+def test_one_lmtp_socket_asks_both(double: RunningServer, folder: Path) -> None:
+    async def ask() -> list[str]:
+        url = double.url.replace("http", "ws") + "/lmtp"
+        async with connect(url, proxy=None, max_size=None) as socket:
+            await socket.send('HELLO {"stream_id": 1, "version": 2}')
+            for stream_id, name in ((2, "one"), (3, "two")):
+                request = {"stream_id": stream_id, "model": str(folder / name), "text": "Once"}
+                await socket.send(f"GENERATE {json.dumps({**request, 'max_tokens': 8})}")
+            ends: dict[int, str] = {}
+            while len(ends) < 2:
+                text = await asyncio.wait_for(socket.recv(), 120)
+                assert isinstance(text, str)
+                command, _, rest = text.partition(" ")
+                if command == "DONE":
+                    ends |= {told["stream_id"]: told["text"] for told in json.loads(rest)}
+            return [ends[2], ends[3]]
+
+    first, second = asyncio.run(ask())
+    assert first == second
+    assert first
+
+
+def test_a_model_whose_server_was_killed_is_loaded_anew(
+    double: RunningServer, folder: Path
+) -> None:
+    name = str(folder / "two")
+    assert generate(double, model=name).status_code == 200
+    lines: list[str] = []
+    reading = threading.Thread(target=stream_lines, args=(double, name, 900, lines))
+    reading.start()
+    time.sleep(1)
+    os.kill(shard_of(double, name), signal.SIGKILL)
+    reading.join(60)
+    assert "error" in json.loads(lines[-1].removeprefix("data:"))
+    assert generate(double, model=name).status_code == 200
+
+
+def shard_of(server: RunningServer, model: str) -> int:
+    for pid in server.descendants():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"model_server" in words and model.encode() in words:
+            return pid
+    raise AssertionError(f"no shard holds {model}")
+
+
+def test_a_drain_ends_streams_well_and_leaves_nothing_behind(folder: Path) -> None:
+    with launched("--models-folder", str(folder), *FLAGS, model="auto") as server:
+        assert generate(server, model="one").status_code == 200
+        pids = server.descendants()
+        lines: list[str] = []
+        reading = threading.Thread(target=stream_lines, args=(server, "one", 300, lines))
+        reading.start()
+        time.sleep(0.5)
+        server.signal(signal.SIGTERM)
+        reading.join(60)
+        assert server.wait() == 0
+        assert json.loads(lines[-1].removeprefix("data:"))["generated_text"] is not None
+        assert wait_until_gone(pids) == []
+
+
+def test_a_front_that_is_killed_leaves_no_process(folder: Path) -> None:
+    with launched("--models-folder", str(folder), *FLAGS, model="auto") as server:
+        assert generate(server, model="one").status_code == 200
+        pids = descendants_of(server.process.pid)
+        assert len(pids) >= 3
+        server.process.kill()
+        assert wait_until_gone(pids, 20) == []
