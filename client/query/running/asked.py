@@ -13,7 +13,7 @@ from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.planner import plan
 from client.query.conditions.terms import Term
 from client.query.errors import QueryError, Unsatisfiable
-from client.query.running.blaming import locate
+from client.query.running.blaming import locate, shortened
 from client.query.running.body_run import Arrival, Entry
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
 from client.query.running.transcript import prompt_of
@@ -101,7 +101,7 @@ def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
             locate(error, hole.place, source)
             raise
         if truth is False:
-            what = f"`{check.text}` does not hold: [{hole.name}] is {value!r}"
+            what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
             raise Rejected(what, answer.text, value, hole.place, source)
     return Entry(
         finished=FinishedHole(name=hole.name, answer=answer, value=value),
@@ -123,5 +123,5 @@ def _read(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> tuple[object,
         return plan.value(answer.text), plan.prompt_text(answer.text)
     except ValueError as error:
         hole = arrival.hole
-        what = f"[{hole.name}] cannot be read from {answer.text!r}: {error}"
+        what = f"[{hole.name}] cannot be read from {shortened(answer.text)}: {error}"
         raise Rejected(what, answer.text, answer.text, hole.place, arrival.source) from error

@@ -10,6 +10,15 @@ from client.query.program import Program
 from client.query.reading.blame import blame
 
 
+_SHOWN_LEN = 80
+
+
+def shortened(value: object) -> str:
+    """A value for a message: its beginning, if it is long."""
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN_LEN else f"{shown[:_SHOWN_LEN]}…"
+
+
 def locate(error: QueryError, place: Place, source: Source) -> None:
     """Point an error into the program: at its own place, or at this one if it has none."""
     if error.source is None:

@@ -17,7 +17,7 @@ from client.query.conditions.writing import written
 from client.query.errors import BadProgram, QueryError
 from client.query.place import Place
 from client.query.program import Decorator, Hole, Program, Subquery
-from client.query.running.blaming import locate
+from client.query.running.blaming import locate, shortened
 from client.query.running.body_run import Arrival, BodyRun
 from client.query.running.decoding import Rejected
 from client.query.running.transcript import Piece, text_of
@@ -114,7 +114,7 @@ class Frame:
             if truth is None:
                 left.append(check)
             elif not truth:
-                what = f"`{check.text}` does not hold: [{hole.name}] is {value!r}"
+                what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
                 await self._stuck(Rejected(what, text, value, hole.place, self._source), hole)
         self._promises = tuple(left)
 
