@@ -13,8 +13,8 @@ from starlette.types import Send
 
 from fleet.errors import Cut, ServerGone
 from fleet.http.errors import http_error
+from fleet.http.upstream import Answer, ask
 from fleet.metrics import FleetMetrics
-from fleet.upstream import Answer, ask
 from router.http.disconnect import end, unless_disconnected, until_disconnected
 from router.http.errors import Dialect, Problem
 from router.http.exchange import Exchange

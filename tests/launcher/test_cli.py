@@ -41,6 +41,13 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--cors-allow-origin", "a/"), "SCHEME://HOST", id="bad-origin"),
         pytest.param(("--otlp-endpoint", "http://a:1/v1"), "without a path", id="bad-collector"),
         pytest.param(("--ssl-certfile", __file__), "needs --ssl-keyfile", id="half-of-tls"),
+        pytest.param(("auto", "b"), "auto is any model", id="auto-and-another"),
+        pytest.param(("b", "b"), "'b' is given twice", id="model-twice"),
+        pytest.param(("auto", "--trust-remote-code"), "add --no-hub-models", id="code-of-anybody"),
+        pytest.param(
+            ("a", "b", "--served-model-name", "c"), "goes by its own id", id="one-name-for-two"
+        ),
+        pytest.param(("auto", "--revision", "main"), "--revision main", id="revision-of-many"),
     ],
 )
 def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: str) -> None:

@@ -1,0 +1,46 @@
+"""The front's command line."""
+
+from pathlib import Path
+
+import pytest
+
+from fleet.config import read_config
+from router.knobs import BadConfig
+
+
+def test_models_flags_and_the_servers_flags_are_told_apart() -> None:
+    argv = ["--model", "a,b", "--port", "1", "--model", "-c d", "--", "--port", "2", "--dtype", "x"]
+    told = read_config(argv, {"MAX_LOADED_MODELS": "3", "API_KEY": "k,l"})
+    assert told.models == ("a,b", "-c d")
+    assert (told.config.port, told.config.max_loaded_models) == (1, 3)
+    assert told.config.api_key == ("k", "l")
+    assert told.child_flags == ("--port", "2", "--dtype", "x")
+    assert not told.takes_any
+
+
+def test_auto_takes_any_model() -> None:
+    assert read_config(["--model", "auto"], {}).takes_any
+    assert not read_config(["--model", "auto", "--model", "b"], {}).takes_any
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        pytest.param([], "--model: at least one", id="no-model"),
+        pytest.param(["--models-folder", "/no/such"], "'/no/such': must be a folder", id="folder"),
+        pytest.param(["--max-loaded-models", "0"], "at least 1", id="no-room"),
+        pytest.param(["--cuda-memory-fraction", "1.5"], "at most 1", id="share"),
+        pytest.param(["--whatever", "1"], "see --help", id="unknown"),
+    ],
+)
+def test_a_bad_flag_is_named_with_its_rule(argv: list[str], said: str) -> None:
+    models = [] if not argv else ["--model", "a"]
+    with pytest.raises(BadConfig, match=said):
+        read_config([*models, *argv], {})
+
+
+def test_the_folder_of_models_is_its_real_path(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    told = read_config(["--model", "auto", "--models-folder", str(tmp_path / "link")], {})
+    assert told.config.models_folder == tmp_path / "real"

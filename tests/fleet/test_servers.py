@@ -1,0 +1,129 @@
+"""A model's server as a child: its command, its environment, why it ended."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.servers import DidNotStart, LaunchedServers, ServerRules, reason_of
+from launcher.child import Child
+from launcher.console import Console
+from tests.fleet.fakes import model
+
+RULES = ServerRules(
+    flags=("--dtype", "float32"),
+    folder=Path("/tmp/f"),
+    max_loaded=2,
+    memory_fraction=0.8,
+    graceful_timeout_s=1.0,
+)
+
+
+class Scripted(ServerRules):
+    """Starts a script instead of a server."""
+
+    def argv(self, model: object, socket: Path, num_others: int) -> list[str]:
+        return [sys.executable, "-c", *self.flags, str(socket)]
+
+
+async def ended_with(script: str) -> Child:
+    child = await Child.start("x", [sys.executable, "-c", script], {}, Console(), quiet=True)
+    await child.wait()
+    return child
+
+
+def test_the_command_names_the_model_its_socket_and_its_parent() -> None:
+    argv = RULES.argv(model("a"), Path("/tmp/f/1.sock"), 0)
+    assert argv[1:5] == ["-m", "launcher", "serve", "/models/a"]
+    assert argv[argv.index("--http-uds") + 1] == "/tmp/f/1.sock"
+    assert argv[argv.index("--parent-pid") + 1] == str(os.getpid())
+    assert argv[argv.index("--served-model-name") + 1] == "a"
+    assert argv[argv.index("--dtype") + 1] == "float32"
+
+
+@pytest.mark.parametrize(("num_others", "share"), [(0, "0.4000"), (1, "0.8000")])
+def test_a_model_may_fill_its_share_beside_those_of_others(num_others: int, share: str) -> None:
+    argv = RULES.argv(model("a"), Path("s"), num_others)
+    assert argv[argv.index("--cuda-memory-fraction") + 1] == share
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        pytest.param(
+            [
+                "launcher | loading",
+                "shard 0 | error: no weights",
+                "launcher | error: shard 0 stopped",
+            ],
+            "no weights",
+            id="text",
+        ),
+        pytest.param(
+            ['{"message": "loading"}', '{"message": "error: no weights"}'], "no weights", id="json"
+        ),
+        pytest.param(["what?"], "x stopped with exit code 3", id="nothing-told"),
+    ],
+)
+async def test_the_reason_is_the_first_error_that_was_told(
+    lines: Sequence[str], reason: str
+) -> None:
+    script = f"import sys; [print(line) for line in {list(lines)!r}]; sys.exit(3)"
+    assert reason_of(await ended_with(script)) == reason
+
+
+async def test_a_server_that_ends_before_it_is_ready_did_not_start(tmp_path: Path) -> None:
+    script = "print('error: no such thing'); raise SystemExit(1)"
+    rules = Scripted((script,), tmp_path, 1, 0.9, 1.0)
+    with pytest.raises(DidNotStart, match="no such thing"):
+        await LaunchedServers(rules, os.environ, Console()).start(model("a"), 0)
+
+
+async def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    script = f"import time, pathlib; pathlib.Path({str(tmp_path / 'up')!r}).touch(); time.sleep(60)"
+    rules = Scripted((script,), tmp_path, 1, 0.9, 1.0)
+    starting = asyncio.create_task(
+        LaunchedServers(rules, os.environ, Console()).start(model("a"), 0)
+    )
+    while not (tmp_path / "up").exists():
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    left = [
+        path
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if str(tmp_path / "up") in path.read_text(errors="replace")
+        and int(path.parent.name) != os.getpid()
+    ]
+    assert left == []
+
+
+async def test_what_is_the_fronts_own_reaches_no_server(tmp_path: Path) -> None:
+    script = (
+        "import os; print('error: ' + ','.join(sorted(set(os.environ)"
+        " & {'PORT', 'API_KEY', 'MODEL_ID', 'DTYPE'}))); raise SystemExit(1)"
+    )
+    environ = {**os.environ, "PORT": "1", "API_KEY": "k", "MODEL_ID": "m", "DTYPE": "float32"}
+    servers = LaunchedServers(Scripted((script,), tmp_path, 1, 0.9, 1.0), environ, Console())
+    with pytest.raises(DidNotStart, match=r"^API_KEY,DTYPE$"):
+        await servers.start(model("a"), 0)
+
+
+async def test_a_place_where_no_process_starts_is_told(tmp_path: Path) -> None:
+    class NoSuchCommand(ServerRules):
+        def argv(self, model: object, socket: Path, num_others: int) -> list[str]:
+            return ["/no/such/command"]
+
+    rules = NoSuchCommand((), tmp_path, 1, 0.9, 1.0)
+    with pytest.raises(DidNotStart, match="No such file"):
+        await LaunchedServers(rules, os.environ, Console()).start(model("a"), 0)
+
+
+def test_rules_of_one_place_give_it_all_the_memory() -> None:
+    argv = replace(RULES, max_loaded=1).argv(model("a"), Path("s"), 0)
+    assert argv[-1] == "0.8000"

@@ -1,0 +1,85 @@
+"""One request to a server and its answer, byte by byte."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import Cut, ServerGone
+from fleet.http.upstream import ask
+
+Pieces = list[bytes]
+
+
+@asynccontextmanager
+async def answering(
+    socket: Path, pieces: Pieces, heard: Callable[[bytes], None] = lambda _: None
+) -> AsyncIterator[Path]:
+    """A server that says these pieces one by one, whatever it is asked, and hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard(await reader.readuntil(b"\r\n\r\n"))
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(socket))
+    async with server:
+        yield socket
+
+
+async def body_of(socket: Path, method: str = "GET") -> tuple[int, bytes]:
+    answer = await ask(socket, method, b"/x", [(b"host", b"h")])
+    try:
+        return answer.status, b"".join([piece async for piece in answer.pieces()])
+    finally:
+        answer.close()
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+CONTINUED = b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" + WHOLE
+
+
+@pytest.mark.parametrize("said", [WHOLE, CHUNKED, CONTINUED], ids=["length", "chunks", "1xx"])
+async def test_an_answer_is_whole_wherever_it_is_cut(tmp_path: Path, said: bytes) -> None:
+    for cut in range(1, len(said)):
+        socket = tmp_path / f"{cut}.sock"
+        async with answering(socket, [said[:cut], said[cut:]]):
+            assert await body_of(socket) == (200, b"hello")
+
+
+async def test_an_answer_to_head_has_no_body(tmp_path: Path) -> None:
+    async with answering(tmp_path / "s", [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"]) as s:
+        assert await body_of(s, "HEAD") == (200, b"")
+
+
+@pytest.mark.parametrize("said", [WHOLE[:-1], CHUNKED[:-4]], ids=["length", "chunks"])
+async def test_an_answer_that_is_not_whole_is_cut(tmp_path: Path, said: bytes) -> None:
+    async with answering(tmp_path / "s", [said]) as s:
+        with pytest.raises(Cut):
+            await body_of(s)
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n"])
+async def test_no_answer_at_all_is_a_server_that_is_gone(tmp_path: Path, said: bytes) -> None:
+    async with answering(tmp_path / "s", [said]) as s:
+        with pytest.raises(ServerGone):
+            await body_of(s)
+    with pytest.raises(ServerGone):
+        await body_of(tmp_path / "nobody")
+
+
+async def test_a_request_is_framed_by_its_body_alone(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+    async with answering(tmp_path / "s", [WHOLE], heard.append) as s:
+        answer = await ask(s, "POST", b"/a?b=c", [(b"host", b"h"), (b"x-y", b"z")], b"12345")
+        answer.close()
+    assert heard == [
+        b"POST /a?b=c HTTP/1.1\r\nhost: h\r\nx-y: z\r\ncontent-length: 5\r\n"
+        b"connection: close\r\n\r\n"
+    ]
