@@ -35,6 +35,7 @@ from client.query.functions import AsyncQuery, F, Query, SyncQuery, query
 from client.query.program import Program
 from client.query.running.decoders import Decoding, OptionIgnored
 from client.query.running.decoding import Choice
+from client.query.running.plain import plain
 from client.query.running.results import Request, Result, State
 from client.query.running.transcript import Span
 from client.query.serving import ModelLike, Server, model
@@ -67,6 +68,7 @@ __all__ = [
     "generate",
     "generate_sync",
     "model",
+    "plain",
     "query",
     "read_file",
     "run",

@@ -11,7 +11,9 @@ from client.query.conditions import values as known
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.planner import plan
+from client.query.conditions.reduce import names_of
 from client.query.conditions.terms import Term
+from client.query.conditions.writing import written
 from client.query.errors import QueryError, Unsatisfiable
 from client.query.running.blaming import locate, shortened
 from client.query.running.body_run import Arrival, Entry
@@ -22,11 +24,12 @@ from client.words import GenerateCall, ScoreCall
 
 def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> HolePlan:
     """What the hole's conditions mean for its request. Raises Unsatisfiable, BadCondition."""
-    if arrival.hole.support is not None:
-        return HolePlan()
+    terms = _terms(arrival)
     try:
+        if arrival.hole.support is not None:
+            return _plan_of_choice(arrival, terms)
         return plan(
-            _terms(arrival),
+            terms,
             arrival.hole.name,
             arrival.hole.kind,
             arrival.values,
@@ -36,6 +39,20 @@ def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> Hol
     except QueryError as error:
         locate(error, arrival.hole.place, arrival.source)
         raise
+
+
+def _plan_of_choice(arrival: Arrival, terms: tuple[Term, ...]) -> HolePlan:
+    """A distribution is not masked: its hole's kind says what a value means, and that is all."""
+    hole, known = arrival.hole, {arrival.hole.name, *arrival.values}
+    read = plan((), hole.name, hole.kind, arrival.values, StopMode.CUT)
+    about = ((term, names_of(term)) for term in terms)
+    return HolePlan(
+        deferred=tuple(
+            Check(term, names, written(term)) for term, names in about if not names <= known
+        ),
+        value=read.value,
+        prompt_text=read.prompt_text,
+    )
 
 
 def _terms(arrival: Arrival) -> tuple[Term, ...]:
@@ -70,12 +87,13 @@ def _budget(arrival: Arrival, plan: HolePlan, options: Options, log: Sequence[En
     return min(bounds, default=None)
 
 
-def score_call(arrival: Arrival, plan: HolePlan) -> ScoreCall | None:
+def score_call(arrival: Arrival, refused: tuple[str, ...]) -> ScoreCall | None:
     """The one request of a distribution: the values of its support that the conditions allow."""
     support = arrival.hole.support
     if support is None:
         return None
-    values = tuple(value for value in dict.fromkeys(support) if _is_allowed(arrival, value))
+    left = [value for value in dict.fromkeys(support) if value not in refused]
+    values = tuple(value for value in left if _is_allowed(arrival, value))
     if not values:
         what = f"no value of the distribution over [{arrival.hole.name}] is allowed"
         if not support:

@@ -9,7 +9,6 @@ from client.query.place import Place, Source
 from client.query.program import Program
 from client.query.reading.blame import blame
 
-
 _SHOWN_LEN = 80
 
 

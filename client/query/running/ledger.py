@@ -1,11 +1,12 @@
 """What a run has sent, in the order of its answers; and the file that every call is written to."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from client.query.running.plain import fields_of, plain
 from client.query.running.results import Request
 from client.words import Usage
 
@@ -58,24 +59,6 @@ class CallFile:
         self._file.close()
 
     def write(self, request: Request, call: object, answer: object) -> None:
-        line = {**_object(request), "call": plain(call), "answer": plain(answer)}
+        line = {**fields_of(request), "call": plain(call), "answer": plain(answer)}
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
-
-
-def plain(value: object) -> object:
-    """A frozen word as JSON's types."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _object(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)
-
-
-def _object(value: object) -> dict[str, object]:
-    assert is_dataclass(value)
-    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}

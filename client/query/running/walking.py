@@ -124,7 +124,7 @@ async def _started(start: Start, index: int) -> Trace:
 
 
 def exhausted(error: QueryError) -> QueryError:
-    """What is told where nothing is left to try: a rejected text as NotSatisfied, else the error."""
+    """What is told where nothing is left to try: NotSatisfied of a rejected text."""
     if isinstance(error, Rejected):
         return NotSatisfied(error.message, error.value, error.place, error.source)
     return error

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+from client.model import Model
 from client.query.conditions import build
 from client.query.place import Place, Source
 from client.query.program import Condition, Context, Hole, Program
@@ -9,7 +10,6 @@ from client.query.running.body_run import Job
 from client.query.running.decoders import decoding
 from client.query.running.results import Result
 from client.query.running.session import Surroundings, run_job
-from tests.client.query.running.scripted_model import ScriptedModel
 
 HERE = Place(1, 1, 1, 2)
 SOURCE = Source("the program's text", "<test>")
@@ -51,7 +51,7 @@ def checked(names: str, function: Callable[..., object], text: str = "check") ->
 
 async def run(
     body: Body,
-    model: ScriptedModel,
+    model: Model,
     decoder: str = "argmax",
     returns: bool = False,
     **options: object,
@@ -62,7 +62,7 @@ async def run(
 
 async def run_all(
     body: Body,
-    model: ScriptedModel,
+    model: Model,
     decoder: str = "argmax",
     returns: bool = False,
     **options: object,

@@ -7,7 +7,7 @@ import pytest
 from client.query.errors import Unsatisfiable
 from client.query.program import Context
 from client.words import ScoreCall
-from tests.client.query.running.programs import hole, one_of, run, say
+from tests.client.query.running.programs import checked, hole, one_of, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -62,3 +62,29 @@ async def test_a_support_of_which_nothing_is_allowed_is_impossible() -> None:
 
     with pytest.raises(Unsatisfiable, match="no value"):
         await run(body, ScriptedModel(in_turn(), liked))
+
+
+async def test_a_value_that_a_later_hole_cannot_do_with_is_left_out_when_chosen_again() -> None:
+    async def body(context: Context) -> None:
+        fits = checked("X Y", lambda x, y: x == "yessss" and y == "y")
+        await context.hole(hole("X", fits, support=("no", "yessss")))
+        say(context, " Y:")
+        await context.hole(hole("Y", fits, one_of("Y", "y", "n")))
+
+    result = await run(body, ScriptedModel(lambda prompt: ["n", "y"], liked))
+
+    assert result.prompt == "yessss Y:y"
+    assert [(row.hole, row.kind) for row in result.requests] == [
+        ("X", "score"),
+        ("X", "score"),
+        ("Y", "generate"),
+    ]
+
+
+async def test_a_type_says_what_the_chosen_text_means() -> None:
+    async def body(context: Context) -> None:
+        await context.hole(hole("X", kind=int, support=("3", "12")))
+
+    model = ScriptedModel(in_turn(), lambda prompt, value: -float(value))
+
+    assert (await run(body, model))["X"] == 3
