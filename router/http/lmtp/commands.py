@@ -66,7 +66,7 @@ class Commands:
         hello = {
             "version": self.version,
             "server": f"tandem {info.version}",
-            "models": list(info.model_names),
+            "models": [info.model_names[0]],
             "eos_token_ids": list(info.limits.eos_token_ids),
             "vocab_size": info.limits.vocab_size,
             "max_input_len": info.limits.max_input_len,
