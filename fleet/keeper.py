@@ -21,6 +21,7 @@ from fleet.metrics import FleetMetrics
 from fleet.names import Model
 from fleet.roster import Load, Roster, State
 from fleet.servers import DidNotStart, Server, Servers
+from launcher.readiness import socket_listens
 
 _logger = logging.getLogger("fleet")
 
@@ -138,6 +139,17 @@ class Keeper:
         self._roster.check(model.name, self._clock())
         lease = self.lend_ready(model.name)
         return lease if lease is not None else await self._wait(model)
+
+    def suspect(self, lease: Lease) -> None:
+        """The lease's server did not answer. If nobody is there, the model is loaded anew."""
+        name, server = lease.model.name, self._servers.get(lease.model.name)
+        berth = self._roster.berth(name)
+        is_current = berth.state is State.READY and berth.generation == lease.generation
+        if server is None or not is_current or socket_listens(lease.socket):
+            return
+        _logger.error("the server of %s does not answer", name)
+        self._roster.unload(name, self._clock())
+        self._spawn(self._unload(name, "died"))
 
     async def drain(self) -> None:
         """Lends nothing more, and ends every server when what runs there has ended."""

@@ -14,10 +14,11 @@ from client.errors import (
 )
 
 # The server's words for what it did not begin, and for requests that were wrong.
-_BUSY = frozenset({"overloaded", "unhealthy", "draining", "too_many_streams"})
+_BUSY = frozenset({"overloaded", "unhealthy", "draining", "too_many_streams", "model_loading"})
 _REFUSALS: Mapping[str, type[InvalidRequest | ConstraintRefused | ModelNotFound | Unauthorized]] = {
     "constraint_error": ConstraintRefused,
     "model_not_found": ModelNotFound,
+    "model_load_failed": ModelNotFound,
     "unauthorized": Unauthorized,
 }
 # What went wrong with requests that the server had taken.

@@ -18,7 +18,7 @@ import orjson
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
-from fleet.errors import FleetError, NotNow, ServerGone
+from fleet.errors import FleetError, LoadFailed, NotNow, ServerGone
 from fleet.http.errors import http_error
 from fleet.http.stream_book import StreamBook
 from fleet.keeper import Keeper, Lease
@@ -36,6 +36,7 @@ _NEXT_NOTICE_S = 10.0
 _CONNECT_S = 10.0
 _MAX_QUEUED_LEN = 1 << 24
 _RETRY_AFTER_S = 1.0
+_MAX_TRIES = 3
 # Of no stream that a client would open.
 _HELLO = 'HELLO {"stream_id":-1,"version":2}'
 _HELLO_ANSWER = 'MSG [{"stream_id":-1,"hello"'
@@ -51,7 +52,7 @@ class Upstream:
     headers: tuple[tuple[str, str], ...]
 
     async def connect(self, socket: Path) -> ClientConnection:
-        """An open socket. Raises ServerGone."""
+        """An open socket. Raises Unreachable."""
         try:
             return await unix_connect(
                 str(socket),
@@ -65,7 +66,11 @@ class Upstream:
                 proxy=None,
             )
         except (OSError, WebSocketException, TimeoutError) as error:
-            raise _gone(str(error)) from error
+            raise Unreachable(str(_gone(str(error))), _RETRY_AFTER_S) from error
+
+
+class Unreachable(ServerGone):
+    """No socket could be opened, so no frame was handed over."""
 
 
 class Channel:
@@ -167,20 +172,28 @@ class Channel:
         self._has_news.set()
 
     async def _serve(self) -> None:
+        num_tries = 0
         try:
             while self._queue:
                 try:
                     model = await self._find()
                     with await self._lend(model) as lease:
-                        await self._pump(lease, model)
+                        connection = await self._connected(lease)
+                        num_tries = 0
+                        await self._pump(connection, model)
+                except Unreachable as error:
+                    # The frames are where they were.
+                    num_tries += 1
+                    if num_tries == _MAX_TRIES:
+                        num_tries = 0
+                        await self._fail_all(error)
                 except (FleetError, HttpError, RouterError) as error:
                     await self._fail_all(error)
         finally:
             self._serving = None
 
-    async def _pump(self, lease: Lease, model: Model) -> None:
+    async def _pump(self, connection: ClientConnection, model: Model) -> None:
         """Hands frames to the server until no stream is open. Raises ServerGone."""
-        connection = await self._connected(lease)
         while self._queue or self._book:
             self._has_news.clear()
             while self._queue:
@@ -202,7 +215,11 @@ class Channel:
         if not is_old and self._connection is not None and self._is_read:
             return self._connection
         self.hang_up()
-        self._connection = await self._upstream.connect(lease.socket)
+        try:
+            self._connection = await self._upstream.connect(lease.socket)
+        except Unreachable:
+            self._keeper.suspect(lease)
+            raise
         self._generation = lease.generation
         self._reading = asyncio.create_task(self._read(self._connection))
         if self._book.version > 1:
@@ -283,6 +300,8 @@ def fields_of(error: FleetError | HttpError | RouterError) -> dict[str, object]:
     fields = error_fields(http_error(error))
     if isinstance(error, NotNow):
         fields["retry_after_s"] = error.retry_after_s
+        # What did not load just now will hardly load at once.
+        fields["retryable"] = not isinstance(error, LoadFailed)
     return fields
 
 

@@ -33,7 +33,7 @@ ERROR_TYPES: Mapping[type[FleetError], str] = MappingProxyType(
 
 def http_error(error: FleetError) -> HttpError:
     """The error as the edge answers it, in whichever dialect."""
-    error_type = ERROR_TYPES[type(error)]
+    error_type = next(ERROR_TYPES[kind] for kind in type(error).__mro__ if kind in ERROR_TYPES)
     if isinstance(error, UnknownModel):
         return HttpError(404, error_type, str(error), field="model")
     if isinstance(error, NoModelNamed):

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fleet.errors import FleetError
+from fleet.errors import FleetError, ServerGone
 from fleet.http.errors import http_error
 from fleet.http.naming import read_named
 from fleet.http.own import OwnRoutes
@@ -77,11 +77,20 @@ class Front:
             return
         body, asked = await read_named(request, self._bodies)
         model = await model_of(route.model or asked, self._names, self._keeper)
-        lending = self._keeper.lend(model)
-        with await unless_disconnected(request, lending) as lease:
-            self._metrics.requests.inc(model.name)
-            answer = await ask_for(request, lease.socket, body)
-            await pass_back(request, answer, send, self._metrics)
+        self._metrics.requests.inc(model.name)
+        for is_last in (False, False, True):
+            lending = self._keeper.lend(model)
+            with await unless_disconnected(request, lending) as lease:
+                try:
+                    answer = await ask_for(request, lease.socket, body)
+                except ServerGone:
+                    # Nothing of an answer came, so the request may be made once more.
+                    self._keeper.suspect(lease)
+                    if is_last:
+                        raise
+                    continue
+                await pass_back(request, answer, send, self._metrics)
+                return
 
     async def _pass_to_who_has_it(self, request: Request, send: Send) -> None:
         """What one of the servers keeps, and the others do not know."""

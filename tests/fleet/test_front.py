@@ -135,6 +135,22 @@ async def test_the_next_request_loads_a_dead_model_anew(house: House) -> None:
     assert house.servers.started == ["b", "b"]
 
 
+async def test_a_server_that_is_found_dead_is_started_anew_for_the_same_request(
+    house: House,
+) -> None:
+    assert (await post(house, "/generate", {"model": "b"})).status_code == 200
+    socket = house.servers.sockets["b"]
+    living = socket.rename(socket.with_suffix(".hidden"))
+    house.servers.may_start.clear()
+    asking = asyncio.create_task(post(house, "/generate", {"model": "b"}))
+    while len(house.servers.started) < 2:
+        await asyncio.sleep(0.001)
+    living.rename(socket)
+    house.servers.may_start.set()
+    assert (await asking).status_code == 200
+    assert house.metrics.unloads.value("died") == 1
+
+
 async def test_a_server_that_does_not_answer_is_told_as_503(house: House) -> None:
     house.https["b"].stop_at_once()
     await house.https["b"].stop()
