@@ -72,11 +72,16 @@ def _fits(hole: RandomHole, made: Mapping[str, Made]) -> bool:
         case "bool":
             return type(one.value) is bool and str(one.value) == one.text
         case "":
-            return one.value == one.text
+            # A condition `int(X)` says what the hole is, too.
+            return one.value in (one.text, _number(one.text))
     allowed = eval(hole.kind, {"__builtins__": {}})
     if isinstance(allowed, list):
         return one.value == one.text and one.text in allowed
     return one.value == one.text and re.fullmatch(allowed, one.text) is not None
+
+
+def _number(text: str) -> object:
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else None
 
 
 def _judged(hole: RandomHole, made: Made) -> object:

@@ -47,7 +47,7 @@ def several_texts(random: Random, witness: Text) -> list[Text]:
 
 
 @given(randoms, st.sampled_from(StopMode))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_one_hole_beside_a_finished_one(random: Random, stops: StopMode) -> None:
     known = witnesses(random, "XY")
     clause = Conditions(random, known).clause("X", "Y")
@@ -59,7 +59,7 @@ def test_one_hole_beside_a_finished_one(random: Random, stops: StopMode) -> None
 
 
 @given(randoms, st.sampled_from(StopMode))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_hole_that_speaks_of_one_to_come(random: Random, stops: StopMode) -> None:
     known = witnesses(random, "XZ")
     clause = Conditions(random, known).clause("X", "Z")
@@ -76,7 +76,7 @@ def test_a_hole_that_speaks_of_one_to_come(random: Random, stops: StopMode) -> N
 
 
 @given(randoms)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_refused_text_is_left_out_and_no_other(random: Random) -> None:
     known = witnesses(random, "X")
     clause = Conditions(random, known, checks=False).clause("X")
