@@ -11,6 +11,7 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.protocol import State
 
 from router.http.exchange import Exchange
 from router.http.outflow import Outflow
@@ -104,7 +105,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._fail(_POLICY_VIOLATION, f"what was sent was not read within {timeout_s:g} s")
 
     def _fail(self, code: int, reason: str) -> None:
-        if not self.close_sent:
+        if self.conn.state is State.OPEN:
             self.conn.send_close(code, reason)
         self._leave(code, reason)
 

@@ -10,9 +10,12 @@ _ANCHORS = ("\n", "a", ".", "0")
 
 
 async def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The token ids of `text` behind some other text. Raises InvalidRequest for invalid Unicode."""
+    """The token ids of `text` behind some other text. Raises InvalidRequest for invalid Unicode.
+
+    A tokenizer that changes what it is given (to small letters, say) has its own way.
+    """
     ids = await tokenizer.encode_async(text, add_special_tokens=False)
-    if not ids or text.startswith(" ") or not tokenizer.token_text(ids[0]).startswith(" "):
+    if _says(tokenizer, ids, text):
         return ids
     for anchor in _ANCHORS:
         before = tokenizer.encode(anchor, add_special_tokens=False)
