@@ -10,6 +10,7 @@ about its value. It knows no masks.
 from collections.abc import Collection, Iterator
 from decimal import Decimal
 
+from client.errors import TandemError
 from client.query.conditions.operators import PIECES, STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing, Pieces, compared, described
 from client.query.conditions.terms import (
@@ -109,6 +110,8 @@ def _opaque(term: Opaque, values: Values) -> object:
         return Missing.UNKNOWN
     try:
         return term.function(*(bare(values[name]) for name in term.names))
+    except TandemError:
+        raise
     except Exception as error:
         what = f"`{term.text}` raised {type(error).__name__}: {error}"
         raise ProgramFailed(what, term.place) from error

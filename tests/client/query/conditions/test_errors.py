@@ -2,6 +2,7 @@
 
 import pytest
 
+from client.errors import Unreachable
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import StopMode
 from client.query.conditions.planner import plan
@@ -112,3 +113,11 @@ def test_a_function_that_raises_fails_the_program_at_its_place() -> None:
     assert "`X.index('b')` raised ValueError: substring not found" in str(caught.value)
     assert caught.value.place == Place(1, 16, 1, 28)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_error_of_ours_in_a_function_stays_itself() -> None:
+    def asks(_: object) -> bool:
+        raise Unreachable("nobody answers at the address")
+
+    with pytest.raises(Unreachable):
+        evaluate(term("asks(X)", asks=asks), {"X": "a"})
