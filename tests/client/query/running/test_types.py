@@ -1,0 +1,50 @@
+"""What type checkers see of queries: `make types` is what holds these."""
+
+from typing import assert_type
+
+from client.query import AsyncQuery, Result, SyncQuery, query, sample
+from tests.client.query.running.scripted_model import ScriptedModel
+
+MODEL = ScriptedModel(lambda prompt: ["7"])
+
+
+@query(model=MODEL)
+async def number(word: str, *, times: int = 1) -> int:  # type: ignore[empty-body]
+    """
+    "{word * times}[X: int]"
+    return X
+    """
+
+
+@query(model=MODEL)
+def shown(word: str) -> None:
+    """
+    "{word}[X]"
+    """
+
+
+async def test_a_call_has_the_type_that_the_function_declares() -> None:
+    value = await number("a", times=2)
+
+    assert_type(value, int)
+    assert value == 7
+
+
+async def test_its_result_has_a_value_of_that_type() -> None:
+    result = await number.using(decoder=sample(2)).run("a")
+
+    assert_type(result, Result[int])
+    assert result.value + 1 == 8
+
+
+def test_a_query_that_returns_nothing_gives_its_result() -> None:
+    result = shown("a")
+
+    assert_type(result, Result[None])
+    assert result.prompt == "a7"
+
+
+def test_parameters_are_those_of_the_function() -> None:
+    assert isinstance(number, AsyncQuery)
+    assert isinstance(shown, SyncQuery)
+    assert (number.program.parameters, shown.program.parameters) == (("word", "times"), ("word",))
