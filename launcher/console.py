@@ -33,7 +33,9 @@ def _object(name: str, line: str, level: str) -> str:
     with contextlib.suppress(ValueError):
         said = json.loads(line)
         if isinstance(said, dict):
-            return json.dumps({"process": name, **said}, ensure_ascii=False)
+            # A server's line names its own process already; of several servers, both are told.
+            process = " | ".join([name, *([str(said["process"])] if "process" in said else [])])
+            return json.dumps({**said, "process": process}, ensure_ascii=False)
     now = datetime.now(UTC).isoformat()
     words = {"process": name, "timestamp": now, "level": level, "target": name, "message": line}
     return json.dumps(words, ensure_ascii=False)

@@ -106,6 +106,30 @@ def test_a_name_that_cannot_be_loaded_says_why(
     assert single.said.count("loading broken") <= 1
 
 
+def test_one_lmtp_socket_outlives_the_models_that_it_uses(single: RunningServer) -> None:
+    async def ask() -> list[tuple[str, list[str]]]:
+        url = single.url.replace("http", "ws") + "/lmtp"
+        got = []
+        async with connect(url, proxy=None, max_size=None) as socket:
+            await socket.send('HELLO {"stream_id": 1, "version": 2}')
+            for stream_id, name in enumerate(("one", "two"), start=2):
+                request = {"stream_id": stream_id, "model": name, "text": "Once", "max_tokens": 4}
+                await socket.send(f"GENERATE {json.dumps(request)}")
+                states, command = [], ""
+                while command != "DONE":
+                    text = await asyncio.wait_for(socket.recv(), 120)
+                    assert isinstance(text, str)
+                    command, _, rest = text.partition(" ")
+                    states += [each.get("state", "") for each in json.loads(rest)]
+                got.append((json.loads(rest)[0]["text"], [each for each in states if each]))
+        return got
+
+    (first, _), (second, states) = asyncio.run(ask())
+    assert first == second
+    assert states[0] in ("loading", "queued")
+    assert "running" in states
+
+
 def test_the_keys_of_a_server_are_those_of_its_front(folder: Path) -> None:
     flags = ("--models-folder", str(folder), *FLAGS)
     with launched(*flags, model="auto", API_KEY="secret") as server:

@@ -117,3 +117,11 @@ async def _is_gone(pid: int) -> bool:
             return True
         await asyncio.sleep(0.02)
     return False
+
+
+def test_a_servers_lines_name_the_server_and_its_process(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Console(as_json=True).pass_on("small", '{"process": "shard 0", "message": "loading"}')
+    said = json.loads(capfd.readouterr().err)
+    assert said == {"process": "small | shard 0", "message": "loading"}
