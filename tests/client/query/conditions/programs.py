@@ -57,7 +57,7 @@ class RandomProgram:
         wrong = [hole.name + ": " + hole.kind for hole in self.holes if not _fits(hole, made)]
         if wrong:
             return wrong
-        values = {hole.name: _judged(hole, made[hole.name]) for hole in self.holes}
+        values = {hole.name: judged(hole, made[hole.name]) for hole in self.holes}
         return [clause for clause in self.clauses if not holds(clause, values)]
 
 
@@ -84,7 +84,8 @@ def _number(text: str) -> object:
     return int(text) if re.fullmatch(r"-?[0-9]+", text) else None
 
 
-def _judged(hole: RandomHole, made: Made) -> object:
+def judged(hole: RandomHole, made: Made) -> object:
+    """What a clause sees of it."""
     if hole.kind == "float":
         return Decimal(made.text)
     return Text.of(made.text, made.num_tokens) if hole.is_text else made.value
@@ -94,13 +95,13 @@ def random_program(random: Random) -> RandomProgram:
     """A program of one to three holes."""
     names = "ABC"[: random.randint(1, 3)]
     holes = tuple(RandomHole(name, _kind(random)) for name in names)
-    witnesses = {hole.name: _witness(random, hole) for hole in holes}
+    witnesses = {hole.name: witness_of(random, hole) for hole in holes}
     clauses: dict[str, str] = {}
     for index, hole in enumerate(holes):
         if random.random() < 0.85:
             around = holes[:index] if random.random() < 0.8 else holes
             others = [other for other in around if other is not hole]
-            clauses[hole.name] = _clause(random, hole, others, witnesses)
+            clauses[hole.name] = clause_about(random, hole, others, witnesses)
     return RandomProgram(_written(random, holes, clauses), holes, tuple(clauses.values()))
 
 
@@ -109,7 +110,8 @@ def _kind(random: Random) -> str:
     return random.choice(("", "", "", "", "", "int", "int", "float", "bool", listed, _PATTERN))
 
 
-def _witness(random: Random, hole: RandomHole) -> object:
+def witness_of(random: Random, hole: RandomHole) -> object:
+    """A value that the hole could have."""
     match hole.kind:
         case "int":
             return random.randint(-9, 14)
@@ -126,12 +128,13 @@ def _witness(random: Random, hole: RandomHole) -> object:
     return Text.of(text, (len(text) + 1) // 2)
 
 
-def _clause(
+def clause_about(
     random: Random,
     hole: RandomHole,
     others: Sequence[RandomHole],
     witnesses: Mapping[str, object],
 ) -> str:
+    """A clause about a hole, and perhaps others, most of it true of the witnesses."""
     if hole.is_text:
         texts = {name: text for name, text in witnesses.items() if isinstance(text, Text)}
         names = [other.name for other in others if other.name in texts]

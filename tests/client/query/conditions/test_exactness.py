@@ -1,6 +1,7 @@
 """What a server may write and the checks let pass is what Python says is true, no more, no less."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from random import Random
 
 import pytest
@@ -15,6 +16,13 @@ from client.query.errors import Unsatisfiable
 from tests.client.query.conditions.admitting import admits, all_hold
 from tests.client.query.conditions.clauses import term
 from tests.client.query.conditions.judge import Text, holds
+from tests.client.query.conditions.programs import (
+    Made,
+    RandomHole,
+    clause_about,
+    judged,
+    witness_of,
+)
 from tests.client.query.conditions.random_clauses import Conditions, random_text, witnesses
 
 randoms = st.randoms(use_true_random=False)
@@ -73,6 +81,45 @@ def test_a_hole_that_speaks_of_one_to_come(random: Random, stops: StopMode) -> N
             assert left == ()
             both = is_passed and is_passed_later
             assert both == holds(clause, texts), (clause, texts)
+
+
+KINDS: dict[str, object] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "['ab', 'so', '7']": ["ab", "so", "7"],
+    "r'[a-z]{2,6}'": "[a-z]{2,6}",
+}
+NUMERALS = ("7", "-3", "007", "-0", "12", "0.5", "2.50", "-1.25", "True", "False", "ab", "so", "")
+
+
+@given(randoms, st.sampled_from(sorted(KINDS)))
+@settings(max_examples=150, deadline=None)
+def test_a_hole_of_a_type(random: Random, kind: str) -> None:
+    hole = RandomHole("X", kind)
+    clause = clause_about(random, hole, [], {"X": witness_of(random, hole)})
+    try:
+        made = plan((term(clause),), "X", KINDS[kind], {}, StopMode.CUT)
+    except Unsatisfiable:
+        made = None
+
+    for text in (*NUMERALS, str(random.randint(-12, 16)), random_text(random, 1)):
+        is_passed = made is not None and admits(made, text, 2)
+        if made is not None and is_passed:
+            holes = {"X": Finished(made.value(text), text, 2)}
+            is_passed = all_hold(made.checks, holes)
+        assert is_passed == is_true(hole, clause, text), (clause, text)
+
+
+def is_true(hole: RandomHole, clause: str, text: str) -> bool:
+    """Whether the text is one of the hole's type and satisfies the clause."""
+    pattern = {"int": r"-?\d+", "float": r"-?\d+(\.\d+)?", "bool": "True|False"}.get(hole.kind)
+    allowed = pattern or KINDS[hole.kind]
+    if text not in allowed if isinstance(allowed, list) else not re.fullmatch(str(allowed), text):
+        return False
+    values: dict[str, Callable[[str], object]] = {"int": int, "float": float, "bool": "True".__eq__}
+    value = values[hole.kind](text) if hole.kind in values else text
+    return holds(clause, {"X": judged(hole, Made(value, text, 2))})
 
 
 @given(randoms)
