@@ -12,6 +12,7 @@ import keyword
 import math
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -21,14 +22,21 @@ from pathlib import Path
 from rich.live import Live
 
 from client.errors import TandemError
-from client.query.api import watch
-from client.query.errors import BadCondition, BadProgram, ProgramFailed, QueryError
+from client.query import (
+    BadCondition,
+    BadProgram,
+    Program,
+    ProgramFailed,
+    QueryError,
+    Request,
+    Result,
+    Server,
+    plain,
+    watch,
+)
 from client.query.execution import RunOptions
-from client.query.program import Program
 from client.query.reading.reader import read
-from client.query.running.ledger import plain, total
-from client.query.running.results import Request, Result
-from client.query.serving import Server
+from client.query.running.ledger import total
 from client.words import ServerNotice, Usage
 from launcher.errors import BadSetting
 from launcher.query_view import LiveView, Palette, finished, outcome, probabilities
@@ -81,6 +89,15 @@ def read_variables(settings: Sequence[str]) -> dict[str, object]:
 def query(settings: QuerySettings) -> ExitCode:
     """The command. What goes wrong is told on stderr."""
     screen = Screen()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        code = _query(settings, screen)
+    for warning in warned:
+        screen.aside(f"warning: {warning.message}")
+    return code
+
+
+def _query(settings: QuerySettings, screen: Screen) -> ExitCode:
     try:
         asyncio.run(_run(settings, screen))
     except KeyboardInterrupt:

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from client.query.running.decoding import Choice
-from client.query.running.results import Result, State
-from client.query.running.transcript import Span
+from client.query import Choice, Result, Span, State
 from client.words import Constraint
 from launcher.terminal import harmless
 
