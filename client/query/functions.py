@@ -35,6 +35,9 @@ class Query(Generic[P, R, ValueT]):
         self._choices = choices
         self.__name__ = program.name
 
+    def __repr__(self) -> str:
+        return f"<query {self._program.name}({', '.join(self._program.parameters)})>"
+
     @property
     def program(self) -> Program:
         """What a call runs."""
