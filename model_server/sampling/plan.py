@@ -231,18 +231,16 @@ class Planner:
         return RawRows(places, self._unless_all(places, len(table)), top)
 
     def _bias(self, rows: Rows, places: Rows) -> Bias | None:
-        additions = [
-            (place, token_id, value)
-            for place in places.tolist()
-            for token_id, value in self._rows.additions(int(rows[place])).items()
-        ]
-        if not additions:
+        if len(places) == 0:
             return None
-        at, token_ids, values = zip(*additions, strict=True)
+        additions = [self._rows.additions(row) for row in rows[places].tolist()]
+        counts = [len(token_ids) for token_ids, _ in additions]
+        if not any(counts):
+            return None
         return Bias(
-            self._to_device(np.array(at)),
-            self._to_device(np.array(token_ids)),
-            self._to_device(np.array(values, dtype=np.float32)),
+            self._to_device(np.repeat(places, counts)),
+            self._to_device(np.concatenate([token_ids for token_ids, _ in additions])),
+            self._to_device(np.concatenate([values for _, values in additions])),
         )
 
     def _watermarked(self, rows: Rows, places: Rows) -> Watermarked | None:

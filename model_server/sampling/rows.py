@@ -52,6 +52,8 @@ ROW = np.dtype(
 )
 
 Rows = npt.NDArray[np.int64]
+# Token ids and what is added to their scores, one for each.
+Additions = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
 class SamplingRows:
@@ -64,7 +66,7 @@ class SamplingRows:
         self._draws = np.zeros((len(self.table), _WINDOW_LEN))
         self._free = list(range(len(self.table) - 1, -1, -1))
         self._row_of: dict[int, int] = {}
-        self._bias: dict[int, Mapping[int, float]] = {}
+        self._bias: dict[int, Additions] = {}
         self._end_token_ids: dict[int, tuple[int, ...]] = {}
         # Grows with every change of ownership, so that plans made before it are not used again.
         self.version = 0
@@ -81,7 +83,8 @@ class SamplingRows:
         """The new row. Raises InvalidStep for parameters out of range or an id held already."""
         if request_id in self._row_of:
             raise InvalidStep(f"request {request_id} is being sampled already")
-        _check(request_id, sampling, self._vocab_size)
+        _check(request_id, sampling)
+        bias = _bias(request_id, sampling.logit_bias, self._vocab_size)
         if not self._free:
             self._grow()
         row = self._free.pop()
@@ -93,7 +96,7 @@ class SamplingRows:
         entry["num_top_tokens"] = min(logprobs.num_top_tokens, self._vocab_size)
         entry["raw"] = logprobs.raw
         entry["window"] = np.iinfo(np.int64).max
-        self._bias[row] = dict(sampling.logit_bias)
+        self._bias[row] = bias
         eos_token_ids = () if stop.ignore_eos else self._eos_token_ids
         endings = dict.fromkeys((*eos_token_ids, *stop.stop_token_ids))
         self._end_token_ids[row] = tuple(i for i in endings if 0 <= i < self._vocab_size)
@@ -122,12 +125,14 @@ class SamplingRows:
         except KeyError as missing:
             raise InvalidStep(f"request {missing.args[0]} is not being sampled") from None
 
-    def additions(self, row: int) -> dict[int, float]:
+    def additions(self, row: int) -> Additions:
         """What to add to this row's scores: its bias, and -inf while it may not end."""
-        additions = dict(self._bias[row])
-        if self.table["position"][row] < self.table["min_len"][row]:
-            additions |= dict.fromkeys(self._end_token_ids[row], -math.inf)
-        return additions
+        token_ids, values = self._bias[row]
+        if self.table["position"][row] >= self.table["min_len"][row]:
+            return token_ids, values
+        ends = np.array(self._end_token_ids[row], dtype=np.int64)
+        impossible = np.full(len(ends), -math.inf, dtype=np.float32)
+        return np.concatenate((token_ids, ends)), np.concatenate((values, impossible))
 
     def may_not_end(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of the rows are below their least length."""
@@ -183,9 +188,22 @@ class SamplingRows:
         entry["seed"] = sampling.seed
 
 
-def _check(request_id: int, sampling: SamplingParams, vocab_size: int) -> None:
+def _bias(request_id: int, bias: Mapping[int, float], vocab_size: int) -> Additions:
+    """A bias as arrays: a mask has as many entries as the vocabulary. Raises InvalidStep."""
+    token_ids = np.fromiter(bias, np.int64, len(bias))
+    values = np.fromiter(bias.values(), np.float64, len(bias))
+    for given, rule, holds in (
+        (token_ids, f"for tokens 0..{vocab_size - 1}", (token_ids >= 0) & (token_ids < vocab_size)),
+        (values, "finite", np.abs(values) <= _MAX_FLOAT),
+    ):
+        if not holds.all():
+            first = given[np.argmin(holds)]
+            raise InvalidStep(f"request {request_id}: logit_bias {first} must be {rule}")
+    return token_ids, values.astype(np.float32)
+
+
+def _check(request_id: int, sampling: SamplingParams) -> None:
     """Raises InvalidStep that names the parameter, its value and the rule."""
-    bias = sampling.logit_bias
     factors = {
         "temperature": sampling.temperature,
         "repetition_penalty": sampling.repetition_penalty,
@@ -201,8 +219,6 @@ def _check(request_id: int, sampling: SamplingParams, vocab_size: int) -> None:
         ("top_p", sampling.top_p, "in (0, 1]", _is_share(sampling.top_p)),
         ("typical_p", sampling.typical_p, "in (0, 1]", _is_share(sampling.typical_p)),
         ("min_p", sampling.min_p, "in [0, 1]", 0.0 <= (sampling.min_p or 0.0) <= 1.0),
-        *(("logit_bias", i, f"for tokens 0..{vocab_size - 1}", 0 <= i < vocab_size) for i in bias),
-        *(("logit_bias", v, "finite", abs(v) <= _MAX_FLOAT) for v in bias.values()),
         ("seed", sampling.seed, "an unsigned 64-bit number", 0 <= sampling.seed < 2**64),
     ]
     for name, value, rule, holds in rules:
