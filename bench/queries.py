@@ -24,7 +24,7 @@ from random import Random
 from typing import Any
 
 from bench.compare import running, tandem
-from client.errors import TandemError
+from client.errors import ConstraintRefused, TandemError
 from client.lmtp.model import LmtpModel
 from client.model import Model
 from client.query import NotSatisfied, Result, Unsatisfiable, run
@@ -54,7 +54,7 @@ async def _judge(model: Model, seed: int, folder: Path, tally: Tally) -> None:
     try:
         result = await run(program.text, model=model, trace=trace)
     except _CLEAR as error:
-        tally.refused[type(error).__name__] += 1
+        tally.refused[_why(error)] += 1
         return
     except TandemError as error:
         told = f"{type(error).__name__}: {error}"
@@ -72,6 +72,15 @@ async def _judge(model: Model, seed: int, folder: Path, tally: Tally) -> None:
         tally.wrong.append(
             {"seed": seed, "program": program.text, "broken": broken, "holes": shown}
         )
+
+
+def _why(error: Unsatisfiable | NotSatisfied) -> str:
+    """Who said so: the client before any request, the server and its reason, or checks."""
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, ConstraintRefused):
+        cause = cause.__cause__
+    said = "" if cause is None else f" ({cause.details.get('reason', cause.error_type)})"
+    return type(error).__name__ + said
 
 
 def _made(program: RandomProgram, result: Result[object], trace: Path) -> dict[str, Made]:

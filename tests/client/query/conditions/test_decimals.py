@@ -52,3 +52,13 @@ def test_one_of_some_numbers(numeral: str, bounds: list[str], decimals: bool) ->
 def test_other_texts_are_no_numerals(text: str, relation: str) -> None:
     for bound in ("-10", "0", "2.5"):
         assert not re.fullmatch(related(relation, Decimal(bound), decimals=True), text)
+
+
+@pytest.mark.parametrize("relation", sorted(RELATIONS))
+@pytest.mark.parametrize("unit", ["1", "0.05"])
+def test_every_number_of_a_small_grid(relation: str, unit: str) -> None:
+    grid = [number * Decimal(unit) for number in range(-121, 122)]
+    for bound in grid:
+        pattern = re.compile(related(relation, bound, decimals=True))
+        found = [number for number in grid if pattern.fullmatch(str(number))]
+        assert found == [number for number in grid if RELATIONS[relation](number, bound)], bound

@@ -1,0 +1,61 @@
+"""What conditions mean for finished holes, where some may be missing."""
+
+import pytest
+
+from client.query.conditions.evaluate import evaluate
+from client.query.conditions.values import Finished
+from tests.client.query.conditions.clauses import term
+
+HOLES = {
+    "T": "cat. dog",
+    "N": Finished(7, "07", 2),
+    "F": Finished(0.5, "0.50", 3),
+    "L": Finished(["a", "b"], '["a", "b"]', 5),
+    "B": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("clause", "truth"),
+    [
+        ("len(T) == 8", True),
+        ("len(words(T)) == 2 and len(sentences(T)) == 2", True),
+        ("'cat.' in words(T)", True),
+        ("T == 'cat'", False),
+        ("'dog' in T", True),
+        ("T in ['cat. dog']", True),
+        # A number has a value and a text.
+        ("N == 7 and N == '07' and len(N) == 2", True),
+        ("N in [7] and N in ['07']", True),
+        ("N in ['7']", False),
+        ("int(N) < 8 and N < 8 and N > F", True),
+        ("len(tokens(N)) == 2", True),
+        ("F == 0.5 and F < 0.51 and float(F) == 0.5", True),
+        ("F in [0.5, 1]", True),
+        ("int(T) == 3", False),
+        ("int(T) != 3", False),
+        ("not int(T) == 3", True),
+        # Other values are Python's.
+        ("len(L) == 2 and 'a' in L", True),
+        ("L == ['a', 'b']", True),
+        ("L[0] == 'a'", True),
+        ("type(L) is list and type(N) is int", True),
+        ("B and not not B", True),
+        ("B is True", True),
+        # Z is not finished.
+        ("Z == 'a'", None),
+        ("len(Z) < 3 and T == 'cat'", False),
+        ("len(Z) < 3 and 'cat' in T", None),
+        ("'cat' in T and len(Z) < 3 and B", None),
+        ("len(Z) < 3 or 'cat' in T", True),
+        ("len(Z) < 3 or T == 'cat'", None),
+        ("not Z == 'a'", None),
+        ("stops_at(Z, '.')", None),
+        ("Z.strip() == T", None),
+        ("starts_with(T, Z)", None),
+        # How many tokens it has nobody told.
+        ("len(tokens(T)) < 3", None),
+    ],
+)
+def test_a_clause_of_finished_holes(clause: str, truth: bool | None) -> None:
+    assert evaluate(term(clause, "TNFLBZ"), HOLES) is truth
