@@ -18,6 +18,7 @@ from typing import Literal
 from client.query.errors import QueryError
 from client.query.running.branches import (
     DEAD,
+    MAX_WIDTH,
     Alternative,
     Branch,
     Finished,
@@ -132,10 +133,15 @@ class _Search:
                 self._keep(place, is_among_best=rank < self._beam.n)
                 rank += 1
 
+    @property
+    def _width(self) -> int:
+        """Alternatives that are asked for: as many of one trace as a step looks at of all."""
+        return min(2 * self._beam.n + _MAX_ENDS, MAX_WIDTH)
+
     async def _probe(self, branch: Branch) -> tuple[Branch, Answer] | Finished | None:
         """None: nothing may follow."""
         try:
-            return await probed(branch, self._asker, 2 * self._beam.n + _MAX_ENDS)
+            return await probed(branch, self._asker, self._width)
         except DEAD as error:
             self._failure = error
             return None

@@ -22,6 +22,7 @@ from client.errors import InvalidRequest
 from client.query.errors import QueryError
 from client.query.running.branches import (
     DEAD,
+    MAX_WIDTH,
     Alternative,
     Branch,
     Finished,
@@ -37,8 +38,6 @@ from client.query.running.together import together
 from client.query.running.walking import exhausted
 from client.words import Answer
 
-# What servers tell of alternatives to one token; those beyond are not looked at.
-_MAX_WIDTH = 256
 # Branches that are asked at once, for a server that computes them as fast as one.
 _LANES = 8
 _WHOLE = 1 << 20
@@ -133,10 +132,10 @@ class _Search:
     async def _asked(self, node: Branch | Rest) -> Sequence[Node]:
         """What a branch, or the rest of one, leads to."""
         self._num_left -= 1
-        branch, num_known, width = node, 0, self._best.width
+        branch, num_known, width = node, 0, min(self._best.width, MAX_WIDTH)
         if isinstance(node, Rest):
             branch, num_known = node.branch, node.num_known
-            width = min(4 * num_known, _MAX_WIDTH)
+            width = min(4 * num_known, MAX_WIDTH)
         assert isinstance(branch, Branch)
         try:
             probe = await probed(branch, self._asker, width)
@@ -203,7 +202,7 @@ def _nodes(branch: Branch, answer: Answer, num_known: int, width: int) -> Iterat
     told = list(alternatives(branch, answer))
     for alternative in told[num_known:]:
         yield alternative if alternative.ends_hole else alternative.branch_with_it()
-    if len(told) < width or width >= _MAX_WIDTH:
+    if len(told) < width or width >= MAX_WIDTH:
         return
     left = 1.0 - sum(math.exp(alternative.token_logprob) for alternative in told)
     # Each of the others is at most as probable as the last one told, and as all of them together.

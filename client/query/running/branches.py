@@ -23,6 +23,8 @@ from client.words import Answer, GenerateCall, Sampling
 
 # What ends a branch and is no fault of the program's: nothing may follow, or a check fails.
 DEAD = (Unsatisfiable, Rejected, NotSatisfied)
+# What servers tell of alternatives to one token; those beyond are not looked at.
+MAX_WIDTH = 256
 # More than any model's scores differ by, among tokens that it thinks of at all.
 _CERTAIN = 100.0
 
