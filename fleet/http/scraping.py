@@ -17,7 +17,7 @@ def merge(own: str, pages: Mapping[str, str]) -> str:
     heads: dict[str, list[str]] = {}
     for model, page in pages.items():
         family = ""
-        for line in page.splitlines():
+        for line in page.split("\n"):
             if line.startswith("#"):
                 _, kind, family, *_ = line.split(" ", 3)
                 known = heads.setdefault(family, [])
