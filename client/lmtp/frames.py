@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from client.errors import InvalidRequest, TandemError
 from client.lmtp.faults import read_fault
@@ -26,6 +26,8 @@ from client.words import (
     TokenMade,
     Usage,
 )
+
+T = TypeVar("T")
 
 VERSION = 2
 # How the server writes the logarithm of nothing, for readers that know no infinity.
@@ -170,15 +172,22 @@ def read_frame(text: str) -> Iterator[tuple[int | None, Part | ServerNotice]]:
                 yield stream_id, Failed(read_fault(fields))
             elif (part := read(fields)) is not None:
                 yield stream_id, part
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadFrame(f"{kind}: {type(error).__name__}: {error}") from None
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = fields[name]
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} {value!r}")
+    return value
 
 
 def _token(fields: Mapping[str, Any]) -> TokenMade:
     top = fields.get("top_logprobs") or {}
     return TokenMade(
-        token_id=fields["token"],
-        text=fields["text"],
+        token_id=_typed(fields, "token", int),
+        text=_typed(fields, "text", str),
         logprob=_logprob(fields["logprob"]),
         is_end=fields.get("is_end", False),
         top_logprobs=MappingProxyType({int(key): _logprob(value) for key, value in top.items()}),
@@ -187,8 +196,8 @@ def _token(fields: Mapping[str, Any]) -> TokenMade:
 
 def _ended(fields: Mapping[str, Any]) -> Ended:
     return Ended(
-        finish_reason=fields["finish_reason"],
-        text=fields["text"],
+        finish_reason=_typed(fields, "finish_reason", str),
+        text=_typed(fields, "text", str),
         usage=_usage(fields["usage"]),
         stop_string=fields.get("stop_string"),
         constraint_satisfied=fields.get("constraint_satisfied"),
@@ -218,7 +227,7 @@ def _logprob(value: float) -> float:
 
 def _usage(fields: Mapping[str, Any]) -> Usage:
     return Usage(
-        num_prompt_tokens=fields["prompt_tokens"],
+        num_prompt_tokens=_typed(fields, "prompt_tokens", int),
         num_cached_tokens=fields.get("cached_tokens") or 0,
         num_output_tokens=fields.get("output_tokens") or 0,
     )
@@ -240,7 +249,9 @@ def _message(fields: Mapping[str, Any]) -> Greeting | None:
 
 
 def _notice(fields: Mapping[str, Any]) -> ServerNotice:
-    return ServerNotice(fields["state"], fields.get("message") or "", fields["stream_id"])
+    return ServerNotice(
+        _typed(fields, "state", str), fields.get("message") or "", fields["stream_id"]
+    )
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Part | ServerNotice | None]] = {

@@ -13,11 +13,12 @@ class RetryPolicy:
     """Bounds of trying again; times in seconds.
 
     `max_tries`: in a row, without a token in between, after a lost connection or a failure that
-    may pass; 1: never again. The pauses double from `first_pause_s` to `max_pause_s`.
+    may pass; 1: never again. The pauses double from `first_pause_s` to `max_pause_s`: with these
+    values a server may be away for some 25 seconds.
     `max_wait_s`: for a server that has no room, in all; 0: Overloaded is raised at once.
     """
 
-    max_tries: int = 8
+    max_tries: int = 12
     first_pause_s: float = 0.1
     max_pause_s: float = 5.0
     max_wait_s: float = 30.0
