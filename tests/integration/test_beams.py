@@ -29,9 +29,10 @@ class Reference:
     """The bundled model in transformers."""
 
     def __init__(self) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-        self.model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
-        self._texts = [self.tokenizer.decode([each]) for each in range(len(self.tokenizer))]
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+        ids = range(len(self.tokenizer))
+        self._texts = [str(self.tokenizer.decode([token_id])) for token_id in ids]
 
     @torch.no_grad()
     def beams(self, prompt: str, n: int, num_new: int, **options: Any) -> list[tuple[str, float]]:

@@ -8,8 +8,10 @@ from model_server.request import (
     FinishReason,
     Generation,
     Growth,
+    LogprobParams,
     SampledToken,
     StepOutput,
+    StopParams,
     TopToken,
 )
 from proto import generate_pb2 as pb
@@ -41,6 +43,17 @@ def test_neutral_parameters_become_none() -> None:
     assert sequence.token_ids == (5, 6, 7)
     sampling = sequence.sampling
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (None,) * 4
+
+
+def test_a_pause_and_where_scores_begin_arrive() -> None:
+    message = request(
+        stopping=pb.StoppingParameters(pause_len=2),
+        logprobs=pb.LogprobParameters(prompt=True, prompt_from=1),
+    )
+    sequence = prefill(message).new[0]
+    assert sequence.stop == StopParams(4, pause_len=2)
+    assert sequence.logprobs == LogprobParams(prompt=True, prompt_from=1)
+    assert prefill(request()).new[0].stop.pause_len is None
 
 
 def test_a_watermark_is_made_for_those_who_ask() -> None:
@@ -120,7 +133,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     output = StepOutput(
         generations=(
             Generation(1, (token,), FinishReason.EOS),
-            Generation(2, (), FinishReason.ERROR, "NaN"),
+            Generation(2, (), FinishReason.ERROR, "NaN", is_refused=True),
             Generation(3, (), prompt_logprobs=(-1.0, -2.0)),
             Generation(
                 4,
@@ -145,6 +158,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     assert [t.id for t in first.tokens[0].top_tokens] == [3, 9]
     assert first.finish_reason == pb.FINISH_REASON_EOS
     assert (second.finish_reason, second.error) == (pb.FINISH_REASON_ERROR, "NaN")
+    assert (second.is_refused, first.is_refused) == (True, False)
     assert list(third.prompt_logprobs) == [-1.0, -2.0]
     assert fourth.finish_reason == pb.FINISH_REASON_CONSTRAINT_COMPLETE
     assert (len(fourth.tokens), fourth.num_forced, fourth.constraint_satisfied) == (2, 1, True)

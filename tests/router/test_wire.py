@@ -69,11 +69,14 @@ def test_every_parameter_arrives_in_its_field() -> None:
         stop_token_ids=(1, 2),
         stop_strings=("b", "c"),
         keep_stop_string=True,
+        pause_after=4,
     )
-    logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True)
+    logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True, prompt_from=1)
     spec = ConstraintSpec(Kind.REGEX, "a+", Whitespace.SPACED, lenient=True)
     constraint = Constraint(spec, cuts=True, dropped_phrases=("d",))
-    request = GenerateRequest((5, 6), "ab", sampling, stop, logprobs, constraint)
+    request = GenerateRequest(
+        (5, 6), "ab", sampling, stop, logprobs, constraint, output_ids=(7, 8, 9)
+    )
     sent = wire.prefill_to_pb(batch_of(request), 3, 1, None).batch.requests[0]
     assert sent.sampling == pb.SamplingParameters(
         do_sample=True,
@@ -90,9 +93,11 @@ def test_every_parameter_arrives_in_its_field() -> None:
         watermark=True,
     )
     assert sent.stopping == pb.StoppingParameters(
-        max_new_tokens=40, min_new_tokens=2, ignore_eos=True, stop_token_ids=[1, 2]
+        max_new_tokens=40, min_new_tokens=2, ignore_eos=True, stop_token_ids=[1, 2], pause_len=7
     )
-    assert sent.logprobs == pb.LogprobParameters(num_top_tokens=3, raw=True, prompt=True)
+    assert sent.logprobs == pb.LogprobParameters(
+        num_top_tokens=3, raw=True, prompt=True, prompt_from=1
+    )
     assert sent.constraint == pb.Constraint(
         kind=pb.CONSTRAINT_KIND_REGEX,
         text="a+",
@@ -199,6 +204,15 @@ def test_a_failed_row_brings_its_reason_and_no_token() -> None:
     )
     (made,) = wire.step_from_pb(answer(message), 1).result.generations
     assert made == Generation(9, error="NaN logits")
+    message.is_refused = True
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, error="NaN logits", is_refused=True)
+
+
+def test_a_pause_is_a_reason_to_end() -> None:
+    message = pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_PAUSED)
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, (SampledToken(5, -0.5),), FinishReason.PAUSED)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """Beams and best_k against a search of the whole tree."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client.query import beam, best_k
 from client.query.errors import NotSatisfied, Unsatisfiable
 from client.query.program import Context
+from client.query.running.beams import Beam
+from client.query.running.best_first import BestK
+from client.query.running.decoders import decoding
 from client.query.running.results import Result
 from client.words import Constraint, GenerateCall
 from tests.client.query.running.programs import checked, hole, one_of, run, run_all, say
@@ -277,7 +281,8 @@ class TestPrograms:
                 value = max(scored, key=scored.__getitem__)
                 every.append(joined(first, Trace((value,), scored[value], 1)))
             n = len(every)
-            results = await run_all(body, model, decoder, **{"n" if decoder == "beam" else "k": n})
+            count: dict[str, Any] = {"n" if decoder == "beam" else "k": n}
+            results = await run_all(body, model, decoder, **count)
             assert found(results) == expected(best(iter(every)))
             assert set(results[0].distributions["D"].plain) == {"a", "b", "ab"}
 
@@ -308,3 +313,32 @@ class TestCosts:
         num_asked, model.num_asked = model.num_asked, 0
         await run_all(branching, model, "best_k", k=500, budget=10_000)
         assert num_asked < model.num_asked / 2
+
+
+class TestOptions:
+    """What beams and best_k take."""
+
+    @pytest.mark.parametrize(
+        ("name", "options", "sentence"),
+        [
+            ("beam", {"stops": "cut"}, 'stops must be "exact"'),
+            ("beam", {"early_stopping": "soon"}, 'early_stopping must be True, False or "never"'),
+            ("beam", {"length_penalty": "1"}, "length_penalty must be a number"),
+            ("beam", {"temperature": 0.5}, "does not draw"),
+            ("beam", {"n": 0}, "n must be a whole number from 1 on"),
+            ("best_k", {"k": 0}, "k must be a whole number from 1 on"),
+            ("best_k", {"budget": 0}, "budget must be a whole number from 1 on"),
+            ("best_k", {"length_penalty": 1.0}, "has no option"),
+        ],
+    )
+    def test_what_they_do_not_take_is_refused(
+        self, name: str, options: dict[str, object], sentence: str
+    ) -> None:
+        with pytest.raises(ValueError, match=sentence):
+            decoding(name, (), options)
+
+    def test_phrases_end_their_holes_by_masks(self) -> None:
+        assert beam(3, length_penalty=0.5).options.stops == "exact"
+        assert best_k(3).options.stops == "exact"
+        assert beam(3, length_penalty=0.5, max_len=9).decoder == Beam(3, 0.5, False, 9)
+        assert best_k(3, budget=7, width=2).decoder == BestK(3, 7, 2)
