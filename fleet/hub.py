@@ -8,6 +8,7 @@ import re
 from typing import Protocol
 
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_OFFLINE
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -49,11 +50,10 @@ class HuggingFaceHub:
             raise UnknownModel(name, "a model of the hub is NAME or OWNER/NAME") from error
         except GatedRepoError as error:
             raise UnknownModel(name, "the hub gives it to some alone (set HF_TOKEN)") from error
-        except OfflineModeIsEnabled as error:
-            raise UnknownModel(
-                name, "it is not in the hub's cache, and this server is offline"
-            ) from error
-        except LocalEntryNotFoundError as error:
+        except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+            if HF_HUB_OFFLINE:
+                reason = "it is not in the hub's cache, and this server is offline"
+                raise UnknownModel(name, reason) from error
             raise LoadFailed(
                 f"the model {name!r} is not in the hub's cache, and the hub was not reached",
                 _RETRY_AFTER_S,
