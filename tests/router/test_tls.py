@@ -10,6 +10,8 @@ from time import monotonic
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
 
 from launcher.readiness import answers_health
 from router.errors import StartupFailed
@@ -44,6 +46,21 @@ async def serving_tls(
 
 def trusting(pem: Certificate) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=pem.cert)
+
+
+async def test_sockets_are_served_over_tls_and_closed_with_a_reason(pem: Certificate) -> None:
+    async with serving_tls(pem) as (house, port):
+        async with connect(f"wss://127.0.0.1:{port}/lmtp", ssl=trusting(pem)) as client:
+            await client.send('GENERATE {"stream_id": 1, "prompt": [3, 4], "max_tokens": 2}')
+            heard = [str(await client.recv())]
+            while '"finish_reason":"length"' not in heard[-1]:
+                heard.append(str(await client.recv()))
+            await client.send("no frame")
+            with pytest.raises(ConnectionClosedError, match="1007"):
+                await client.recv()
+        await settled(house.rig)
+
+    assert all(text.startswith("TOKEN [") for text in heard)
 
 
 async def test_answers_and_streams_are_served_over_tls(pem: Certificate) -> None:
