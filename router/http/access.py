@@ -83,6 +83,8 @@ class Access:
 
         try:
             await self._app(scope, receive, send_marked)
+        except OSError:
+            exchange.error_type = "cancelled"  # it left before it was let in
         except Exception:
             _logger.exception("request_id=%s failed by a bug", exchange.request_id)
             exchange.error_type = "internal_error"

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from typing import Any
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -89,6 +90,13 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().keepalive_timeout()
         self._rules.cuts.inc("no_pong")
         self._leave(1011, "keepalive ping timeout")
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """What the application says."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            # A refusal is an end of the handshake too; uvicorn would call it a mistake.
+            self.handshake_complete = True
 
     def _cut_slow_reader(self) -> None:
         self._rules.cuts.inc("slow_reader")

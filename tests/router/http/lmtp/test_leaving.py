@@ -1,6 +1,7 @@
 """Streams that end before their time: by CANCEL, by the socket's end, by a vanished client."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -115,3 +116,22 @@ async def test_clients_that_leave_while_their_prompt_is_read_leave_nothing() -> 
             said = await talk.ask("GENERATE", 1, prompt=byte_ids("Once"), max_tokens=3)
 
     assert said[-1][1]["finish_reason"] == "length"
+
+
+async def test_clients_that_leave_at_the_door_are_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    handshake = (
+        b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+    )
+    caplog.set_level(logging.WARNING)
+    async with served(FakeShard(), api_keys=("sk",)) as (house, port):
+        for index in range(60):
+            path = (b"/lmtp?key=sk", b"/lmtp", b"/elsewhere?key=sk")[index % 3]
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(handshake % path)
+            await asyncio.sleep(0.001 * (index % 4))
+            writer.transport.abort()
+        await asyncio.sleep(0.1)
+        assert house.rig.metrics.sockets.value() == 0
+
+    assert [record.getMessage() for record in caplog.records] == []
