@@ -83,17 +83,21 @@ async def _cancel_others() -> None:
 
 
 class BlockingModel:
-    """An LmtpModel whose methods block. May be shared by threads; close it, or use `with`."""
+    """An LmtpModel whose methods block. May be shared by threads; close it, or use `with`.
+
+    `on_notice` is called in the loop's thread.
+    """
 
     def __init__(
         self,
         url: str,
         *,
         key: str | None = None,
+        name: str | None = None,
         retry: RetryPolicy | None = None,
         on_notice: OnNotice = ignore_notice,
     ) -> None:
-        self._model = LmtpModel(url, key=key, retry=retry, on_notice=on_notice)
+        self._model = LmtpModel(url, key=key, name=name, retry=retry, on_notice=on_notice)
         self._thread = LoopThread("LMTP")
 
     def __enter__(self) -> Self:

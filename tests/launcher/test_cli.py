@@ -13,7 +13,7 @@ def launcher(*args: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command() -> None:
     said = launcher("--help")
     assert said.returncode == 0
-    for command in ("serve", "download-weights", "env"):
+    for command in ("serve", "client", "query", "download-weights", "env"):
         assert command in said.stdout
 
 
