@@ -93,6 +93,8 @@ def _said(body: bytes) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nobody listens there"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     return str(error) or type(error).__name__
