@@ -1,0 +1,1 @@
+"""The paper's evaluation again: query programs against chunk-wise generate()."""
