@@ -77,7 +77,6 @@ class Front:
             return
         body, asked = await read_named(request, self._bodies)
         model = await model_of(route.model or asked, self._names, self._keeper)
-        self._metrics.requests.inc(model.name)
         for is_last in (False, False, True):
             lending = self._keeper.lend(model)
             with await unless_disconnected(request, lending) as lease:
@@ -89,6 +88,7 @@ class Front:
                     if is_last:
                         raise
                     continue
+                self._metrics.requests.inc(model.name)
                 await pass_back(request, answer, send, self._metrics)
                 return
 

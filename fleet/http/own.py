@@ -148,13 +148,15 @@ class OwnRoutes:
             found = await self._names.find(asked)
         except UnknownModel as error:
             raise model_not_found(asked) from error
-        return _json(self._card(found.name))
+        return _json(await self._card(found.name))
 
     async def _cards(self) -> list[dict[str, object]]:
         listed = await asyncio.to_thread(self._names.listed)
-        return [self._card(name) for name in dict.fromkeys([*listed, *self._keeper.states()])]
+        names = dict.fromkeys([*listed, *self._keeper.states()])
+        return list(await asyncio.gather(*(self._card(name) for name in names)))
 
-    def _card(self, name: str) -> dict[str, object]:
+    async def _card(self, name: str) -> dict[str, object]:
+        """A model as OpenAI's and vLLM's clients read it; what its server knows, if it is there."""
         state = self._keeper.states().get(name, State.ABSENT)
         card: dict[str, object] = {
             "id": name,
@@ -164,8 +166,13 @@ class OwnRoutes:
             "state": str(state),
             "num_requests": self._keeper.num_users(name),
         }
-        failure = self._keeper.failure(name)
-        return card if failure is None else {**card, "failure": failure}
+        if (failure := self._keeper.failure(name)) is not None:
+            card["failure"] = failure
+        if state is State.READY:
+            status, body = await self._get(name, "/v1/models")
+            told = orjson.loads(body)["data"][0] if status == 200 else {}
+            card |= {key: told[key] for key in ("max_model_len",) if key in told}
+        return card
 
     async def _merged_metrics(self, request: Request) -> Response:
         names = self._ready_names()

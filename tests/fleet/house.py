@@ -98,6 +98,8 @@ class Upstreams:
         elif seen.path.startswith("/v1/responses/"):
             known = self.stored.get(seen.path.rpartition("/")[2]) == seen.model
             await _send_json(send, 200 if known else 404, {"from": seen.model})
+        elif seen.path == "/v1/models":
+            await _send_json(send, 200, {"data": [{"id": seen.model, "max_model_len": 64}]})
         elif seen.path == "/metrics":
             text = '# HELP t_total T\n# TYPE t_total counter\nt_total{err="x"} 1.0\n'
             await _send(send, 200, text.encode(), [(b"content-type", b"text/plain")])

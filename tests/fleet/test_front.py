@@ -299,5 +299,7 @@ async def test_probes_load_nothing(house: House) -> None:
     await post(house, "/generate", {"model": "a"})
     async with house.client as client:
         assert (await client.get("/v2/models/a/ready")).json()["ready"] is True
+        cards = (await client.get("/v1/models")).json()["data"]
+        assert [card.get("max_model_len") for card in cards] == [64, None]
         assert (await client.get("/v2/models/a")).json()["from"] == "a"
         assert (await client.head("/v2/models/a")).status_code == 200
