@@ -23,7 +23,7 @@ from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
 from router.http.inflow import MIN_BODY_LEN, Expected, Inflow
 from router.http.outflow import Outflow
-from router.http.request_size import RequestSize
+from router.http.request_size import RequestSize, check_handshake
 from router.http.upgrade import without_offer
 from router.instruments import Counter
 
@@ -150,6 +150,7 @@ class Protocol(HttpToolsProtocol):
             raise HttpError(400, "bad_request", message)
         super().on_headers_complete()
         if self.parser.should_upgrade():
+            check_handshake(self.url, self.headers)
             return  # `_feed` hands it over
         # Who has asked for more may leave too, which is seen by reading alone.
         if sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT:

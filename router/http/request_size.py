@@ -3,12 +3,30 @@
 What breaks a limit is raised as an `HttpError`.
 """
 
+from collections.abc import Iterable
+
 from router.http.errors import HttpError
 
 MAX_NUM_HEADERS = 100
 MAX_URL_LEN = 8_192
+# Of a URL or a header of a WebSocket's handshake.
+MAX_HANDSHAKE_LINE_LEN = 8_000
 # Bytes on the wire for each byte of a body, at most: chunks of one byte, and more than that.
 _MAX_FRAMING = 16
+
+
+def check_handshake(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise HttpError for lines that are longer than those of a WebSocket's handshake may be.
+
+    The library that reads it again would never answer.
+    """
+    lines = (len(name) + len(value) for name, value in headers)
+    if max((len(url), *lines)) > MAX_HANDSHAKE_LINE_LEN:
+        message = (
+            "a line of a WebSocket's handshake, a header or the URL, has more than "
+            f"{MAX_HANDSHAKE_LINE_LEN} bytes"
+        )
+        raise HttpError(431, "headers_too_large", message)
 
 
 class RequestSize:

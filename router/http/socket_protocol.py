@@ -14,6 +14,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.protocol import State
 
+from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
 from router.http.outflow import Outflow
 from router.http.protocol import ConnectionRules
@@ -57,8 +58,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of frames; those of a client that was told to go are dropped."""
-        if not self._hangs_up:
-            super().data_received(data)
+        if self._hangs_up:
+            return
+        super().data_received(data)
+        if not self.handshake_initiated and self.conn.handshake_exc is not None:
+            self._refuse(self.conn.handshake_exc)
 
     def pause_writing(self) -> None:
         """Much waits for the client."""
@@ -97,6 +101,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             # A refusal is an end of the handshake too; uvicorn would call it a mistake.
             self.handshake_complete = True
+
+    def _refuse(self, reason: Exception) -> None:
+        """Answers a handshake that the library read and would not answer (one with a body)."""
+        self._hangs_up = True
+        error = HttpError(400, "bad_request", f"no handshake of a WebSocket: {reason.__cause__}")
+        body = Problem.of(error, Dialect.TGI).body
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
     def _cut_slow_reader(self) -> None:
         self._rules.cuts.inc("slow_reader")

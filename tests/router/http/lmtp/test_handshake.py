@@ -111,7 +111,13 @@ async def test_a_connection_may_have_spoken_http_before() -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"sec-websocket-version: 12", b"sec-websocket-version: 13\r\nx: y"]
+    "header",
+    [
+        b"sec-websocket-version: 12",
+        b"sec-websocket-version: 13\r\nx: y",
+        b"sec-websocket-version: 13\r\ncontent-length: 5",
+        b"sec-websocket-version: 13\r\ntransfer-encoding: chunked",
+    ],
 )
 async def test_a_broken_handshake_is_answered_in_http(header: bytes) -> None:
     async with served(FakeShard()) as (_, port):
@@ -121,10 +127,32 @@ async def test_a_broken_handshake_is_answered_in_http(header: bytes) -> None:
             b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-key: short\r\n" + header + b"\r\n\r\n"
         )
-        answer = await reader.readuntil(b"\r\n\r\n")
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
         writer.close()
 
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 426 "))
+
+
+@pytest.mark.parametrize(
+    ("target", "header"),
+    [
+        (b"/lmtp", b"cookie: " + b"x" * 9_000),
+        (b"/lmtp?key=" + b"x" * 8_100, b"x: y"),
+    ],
+)
+async def test_a_handshake_with_a_long_line_is_answered(target: bytes, header: bytes) -> None:
+    async with served(FakeShard()) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"GET " + target + b" HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\n"
+            b"upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+            b"sec-websocket-version: 13\r\n" + header + b"\r\n\r\n"
+        )
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"a WebSocket's handshake" in answer
 
 
 async def test_each_stream_and_each_socket_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
