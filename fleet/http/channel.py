@@ -26,7 +26,6 @@ from fleet.metrics import FleetMetrics
 from fleet.names import Model
 from fleet.roster import State
 from router.errors import RouterError
-from router.http.disconnect import end
 from router.http.errors import HttpError
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame, write_frame
@@ -250,10 +249,12 @@ class Channel:
             return await self._keeper.lend(model)
         self._was_told = False
         telling = asyncio.create_task(self._tell(model))
+        # What ends it early is that the client is gone, which everybody else finds out too.
+        telling.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             lease = await self._keeper.lend(model)
         finally:
-            await end(telling)
+            telling.cancel()  # not awaited: a lease is in hand here
         if self._was_told:
             try:
                 await self._notify("running", f"{model.name} is ready")
@@ -287,7 +288,8 @@ class Channel:
         if isinstance(error, FleetError):
             self._metrics.rejected.inc(str(fields["error_type"]), len(self._book))
         for stream_id in self._book.ids():
-            await self._say(*self._book.breaks_off(stream_id, fields))
+            if stream_id in self._book:
+                await self._say(*self._book.breaks_off(stream_id, fields))
 
     async def _say(self, command: str, told: dict[str, object]) -> None:
         await self._send(write_frame(command, [orjson.dumps(told).decode()]))
