@@ -1,5 +1,6 @@
 """What is no frame closes the socket with a code and a reason; what is one is answered."""
 
+import asyncio
 import json
 
 import pytest
@@ -115,3 +116,31 @@ def test_no_text_is_no_frame() -> None:
     with pytest.raises(NoFrame) as raised:
         read_frame(None)
     assert raised.value.code == 1003
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"\x81\x02hi", 1002),  # not masked
+        (b"\xf1\x80\0\0\0\0", 1002),  # reserved bits
+        (b"\x83\x80\0\0\0\0", 1002),  # no such opcode
+        (b"\x80\x80\0\0\0\0", 1002),  # goes on with nothing
+        (b"\x09\x80\0\0\0\0", 1002),  # a ping in pieces
+        (b"\x81\xff\x00\x00\x01\x00\x00\x00\x00\x00\0\0\0\0", 1009),  # a petabyte
+    ],
+)
+async def test_broken_websocket_frames_close_the_socket(sent: bytes, code: int) -> None:
+    async with served(FakeShard()) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+    assert answer[0] == 0x88
+    assert int.from_bytes(answer[2:4], "big") == code
+    assert len(answer) > 4, "it has no reason"
