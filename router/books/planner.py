@@ -151,9 +151,7 @@ class Planner:
             # Nobody younger takes the blocks that it gave for an older one.
             if not self._running.has_left(entry.request_id):
                 return
-            allocation = None
-            if not awaits_prefix(entry, self._running, self._allocator):
-                allocation = self._allocate(entry, num_spare)
+            allocation = self._allocate(entry, num_spare)
             if allocation is None:
                 self._waiting.refuse(entry)
                 continue
@@ -163,6 +161,8 @@ class Planner:
 
     def _allocate(self, entry: Entry, num_spare: int) -> BlockAllocation | None:
         if self._running and self._allocator.num_gains < entry.retry_at_gains:
+            return None
+        if awaits_prefix(entry, self._running, self._allocator):
             return None
         allocation = self._allocator.allocate(
             entry.token_ids(), max_cached_len=entry.max_cached_len, num_spare=num_spare
