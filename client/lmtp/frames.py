@@ -50,6 +50,13 @@ class Greeting:
     facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the server says of one model. `end_token_ids` end its outputs."""
+
+    end_token_ids: frozenset[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A stream that ended well. `text`: all that it showed, also behind its tokens' pieces."""
@@ -71,7 +78,7 @@ class Failed:
     error: TandemError
 
 
-Part: TypeAlias = TokenMade | Ended | Scores | Greeting | Failed
+Part: TypeAlias = TokenMade | Ended | Scores | Greeting | ModelFacts | Failed
 
 
 class BadFrame(Exception):
@@ -86,6 +93,12 @@ def hello_frame(stream_id: int) -> str:
 def cancel_frame(stream_id: int) -> str:
     """Ends a stream of ours."""
     return _frame("CANCEL", {"stream_id": stream_id})
+
+
+def model_frame(name: str | None, stream_id: int) -> str:
+    """Asks for the facts of a model."""
+    data = {} if name is None else {"model": name}
+    return _frame("MODEL_INFO", {"stream_id": stream_id, "data": data, **data})
 
 
 def generate_frame(call: GenerateCall, stream_id: int) -> str:
@@ -233,7 +246,9 @@ def _usage(fields: Mapping[str, Any]) -> Usage:
     )
 
 
-def _message(fields: Mapping[str, Any]) -> Greeting | None:
+def _message(fields: Mapping[str, Any]) -> Greeting | ModelFacts | None:
+    if "model_info" in fields:
+        return ModelFacts(frozenset(fields["model_info"].get("eos_token_ids", ())))
     facts = fields.get("hello")
     if facts is None:
         return None

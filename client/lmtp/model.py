@@ -12,13 +12,21 @@ from typing import Self, TypeVar
 from client.errors import ConnectionLost, ServerFailed, TandemError, Unreachable
 from client.lmtp.address import read_address
 from client.lmtp.connection import Connection, FellBehind, Framed, OnNotice, Stream
-from client.lmtp.frames import Ended, Greeting, Part, generate_frame, score_frame
+from client.lmtp.frames import (
+    Ended,
+    Greeting,
+    ModelFacts,
+    Part,
+    generate_frame,
+    model_frame,
+    score_frame,
+)
 from client.lmtp.handshake import open_websocket
 from client.lmtp.patience import Patience, RetryPolicy
 from client.lmtp.progress import Progress
 from client.words import Answer, GenerateCall, ScoreCall, Scores, ServerNotice, TokenMade
 
-PartT = TypeVar("PartT", TokenMade, Scores)
+PartT = TypeVar("PartT", TokenMade, Scores, ModelFacts)
 
 
 def ignore_notice(_: ServerNotice) -> None:
@@ -67,6 +75,7 @@ class LmtpModel:
         self._connecting = asyncio.Lock()
         # One, but for those that are full, and those of servers that leave and finish their work.
         self._connections: list[Connection] = []
+        self._ends: dict[str | None, frozenset[int]] = {}
         self._was_reached = False
         self._is_closed = False
 
@@ -97,7 +106,7 @@ class LmtpModel:
                         if token is not None:
                             patience.renew()
                             yield token
-                yield progress.answer(part, connection.greeting.end_token_ids)
+                yield progress.answer(part, await self._end_token_ids(call, connection))
                 return
             except FellBehind:
                 # The reader has caught up with all that came before.
@@ -123,6 +132,17 @@ class LmtpModel:
                     return _expected(await parts.next(), Scores)
             except TandemError as error:
                 await self._bear(error, patience)
+
+    async def _end_token_ids(self, call: GenerateCall, connection: Connection) -> frozenset[int]:
+        """Those of the call's model, for who chooses tokens. A server of several greets without."""
+        known = connection.greeting.end_token_ids
+        if known or call.num_steps is None:
+            return known
+        if call.model not in self._ends:
+            with await self._ask(partial(model_frame, call.model)) as parts:
+                facts = _expected(await parts.next(), ModelFacts)
+            self._ends[call.model] = facts.end_token_ids
+        return self._ends[call.model]
 
     async def server(self) -> Greeting:
         """What the server says of itself; connects if need be."""

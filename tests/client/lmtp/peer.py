@@ -14,6 +14,7 @@ GREETING = {
     "version": 2,
     "server": "scripted 1.0",
     "models": ["scripted"],
+    "eos_token_ids": [25],
     "features": ["text"],
     "max_message_len": 10_000,
 }

@@ -216,6 +216,26 @@ async def test_what_cannot_come_at_all_has_no_probability() -> None:
     assert answer.tokens[0].top_logprobs == {1: -0.5, 2: -math.inf}
 
 
+async def test_the_ends_of_one_model_of_several_are_asked_for_once() -> None:
+    async def several(peer: Peer) -> None:
+        await peer.greet(eos_token_ids=[])
+        while True:
+            kind, body = await peer.read()
+            if kind == "MODEL_INFO":
+                info = {"model": body["model"], "eos_token_ids": [7]}
+                await peer.say("MSG", {"stream_id": body["stream_id"], "model_info": info})
+            else:
+                await peer.token(body["stream_id"], 0)
+                await peer.done(body["stream_id"], "a", "paused")
+
+    step = GenerateCall(prompt="Once", num_steps=1, model="small")
+    async with performing(several) as scene, LmtpModel(scene.url) as model:
+        answers = [await model.generate(step) for _ in range(2)]
+        kinds = [kind for kind, _ in scene.peers[0].received]
+    assert [answer.standing.end_token_ids for answer in answers] == [frozenset({7})] * 2
+    assert kinds == ["HELLO", "GENERATE", "MODEL_INFO", "GENERATE"]
+
+
 async def test_a_full_socket_gets_a_neighbour() -> None:
     all_are_in = asyncio.Barrier(5)
 
