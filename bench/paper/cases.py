@@ -1,15 +1,18 @@
 """The questions: held-out ones of the bundled model's world, drawn from a fixed seed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
 from models.training import arithmetic, dates, odd_one_out, search
-from models.training.document import Example
+from models.training.document import Example, Split
 
 SEED = "paper"
 SHEET = 3
+# So many worked examples as bring the prompts of the paper's Table 4 near to its own (about 700 and
+# 450 tokens) within the bundled model's context.
+NUM_EXAMPLES: Mapping[str, int] = MappingProxyType({"react": 2, "arithmetic": 6})
 _NO_PAGES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -17,13 +20,14 @@ _NO_PAGES: Mapping[str, str] = MappingProxyType({})
 class Case:
     """Questions, what answers may be (if that is given), and the right answer.
 
-    `pages`: what a search finds, by title.
+    `pages`: what a search finds, by title. `examples`: worked ones, in front of the prompt.
     """
 
     questions: tuple[str, ...]
     options: tuple[str, ...]
     target: str
     pages: Mapping[str, str]
+    examples: str = ""
 
     @property
     def question(self) -> str:
@@ -74,7 +78,20 @@ DRAWS: Mapping[str, Callable[[Random], Case]] = MappingProxyType(
 )
 
 
+_WORKED: Mapping[str, Callable[[Random, Split], Example]] = MappingProxyType(
+    {"react": search.draw, "arithmetic": arithmetic.draw}
+)
+
+
 def draw(study: str, num_cases: int) -> tuple[Case, ...]:
     """The first `num_cases` of a study; more of them begin with the same."""
     rng = Random(f"{SEED}/{study}")
-    return tuple(DRAWS[study](rng) for _ in range(num_cases))
+    examples = _examples(study)
+    return tuple(replace(DRAWS[study](rng), examples=examples) for _ in range(num_cases))
+
+
+def _examples(study: str) -> str:
+    """Questions that the model was trained on, with their answers: the same for every case."""
+    rng = Random(f"{SEED}/{study}/examples")
+    shown = [_WORKED[study](rng, "train") for _ in range(NUM_EXAMPLES.get(study, 0))]
+    return "".join(f"{e.plain_prompt()}{e.raw_lead}{e.answer_text}\n\n" for e in shown)

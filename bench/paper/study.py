@@ -90,6 +90,7 @@ async def measure_query(
             model = CountedModel(served, tokenizer)
             variables: dict[str, object] = {"OPTIONS": case.options, "PAGES": case.pages}
             variables |= {"QUESTIONS": case.questions, "QUESTION": case.questions[0]}
+            variables["EXAMPLES"] = case.examples
             result = await query.run_file(program_file(study), variables, model=model)
             answer = str(result[hole]).strip(around) if hole else str(result.value)
             return Solved(answer=answer, requests=tuple(model.requests))

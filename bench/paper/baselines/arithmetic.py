@@ -13,7 +13,7 @@ MAX_CHARS = 300
 
 async def solve(model: Generator, case: Case, chunk: int) -> str:
     """What stands behind each `So the answer is`; empty if nothing does."""
-    prompt = ""
+    prompt = case.examples
     answers = []
     for question in case.questions:
         prompt += f"Q: {question}\nA:"

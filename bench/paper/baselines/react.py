@@ -13,7 +13,8 @@ MAX_CHARS = 400
 
 async def solve(model: Generator, case: Case, chunk: int) -> str:
     """What the last action finishes with; empty if none does."""
-    prompt = "Answer with thoughts (Tho), searches (Act, Obs) and a finish.\n"
+    prompt = case.examples
+    prompt += "Answer with thoughts (Tho), searches (Act, Obs) and a finish.\n"
     prompt += f"Q: {case.question}\n"
     for _ in range(MAX_ACTIONS):
         text = ""

@@ -101,7 +101,7 @@ async def test_queries_at_the_same_time_answer_as_alone(model: lmql.LLM, served:
         answer: Awaitable[str] = calculator(QUESTION.format(*pair), model=fresh)
         return answer
 
-    together = await within(asyncio.gather(*map(asked, factors)), 90)
+    together = await within(asyncio.gather(*map(asked, factors)), 90.0)
     assert together == [await within(asked(pair)) for pair in factors]
     assert together == [str(a * b) for a, b in factors]
 
