@@ -69,9 +69,20 @@ def lmql_server(model: Path, port: int, home: str) -> Iterator[None]:
         process.wait(20)
 
 
+def readable_tokenizer(model: Path, folder: Path) -> str:
+    """A folder with the model's tokenizer under the class name that transformers 4 knows."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
 def ask(port: int, model: Path, args: argparse.Namespace, home: str) -> Round:
     """One process of lmql's: a warm-up and a measured round."""
-    words = (f"127.0.0.1:{port}", str(model), str(model), str(args.parallel), str(args.tokens))
+    tokenizer = readable_tokenizer(model, Path(home) / "tokenizer")
+    words = (f"127.0.0.1:{port}", str(model), tokenizer, str(args.parallel), str(args.tokens))
     done = subprocess.run(
         [str(LMQL_PYTHON), str(HERE / "lmql_client.py"), *words],
         capture_output=True,
