@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -109,6 +110,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args(argv)
+    # Ended by a signal, the servers must end as well: leave by an exception, not at once.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     ours, theirs = free_port(), free_port()
     rounds: list[tuple[Round, Round]] = []
     with (

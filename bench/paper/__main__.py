@@ -9,6 +9,7 @@ bench/results. Ten minutes on two cores that do nothing else.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
@@ -112,6 +113,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--studies", nargs="+", choices=tuple(PUBLISHED), default=tuple(PUBLISHED))
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to write")
     args = parser.parse_args(argv)
+    # Ended by a signal, the servers must end as well: leave by an exception, not at once.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     results = [result(study, args) for study in args.studies]
     told = {each.study: asdict(each) for each in results}
     (args.results / "paper.json").write_text(json.dumps(told, indent=1) + "\n")
