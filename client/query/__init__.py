@@ -4,8 +4,10 @@
 
     @query.query
     async def capital(country: str) -> str:
+        '''
         "The capital of {country} is[TOWN]." where stops_before(TOWN, ".")
         return TOWN
+        '''
 
 `from client.query import query, run, F` works as well. The package's name is taken, so the
 decorator is a name in it, as `lmql.query` is.

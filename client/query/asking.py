@@ -69,7 +69,10 @@ class Scoring:
 
 
 async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
-    """What the model writes behind a prompt, in one request."""
+    """What the model writes behind a prompt, in one request. Raises TypeError for other options."""
+    unknown = options.keys() - GenerateOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"generate() has no options {', '.join(map(repr, sorted(unknown)))}")
     async with opened(options.get("model"), None, options.get("url")) as answering:
         call = _generate_call(prompt, options)
         return await answering.model.generate(replace(call, model=answering.name))
@@ -89,8 +92,8 @@ async def score(
 ) -> Scoring:
     """How probable each of the values is behind the prompt, in one request."""
     wanted = tuple(dict.fromkeys(values))
-    if not wanted or "" in wanted:
-        raise ValueError(f"values must be one or more texts, none empty. Given: {values!r}")
+    if isinstance(values, str) or not wanted or "" in wanted:
+        raise ValueError(f"values must be a list of texts, none of them empty. Given: {values!r}")
     async with opened(model, None, url) as answering:
         call = ScoreCall(prompt=prompt, values=wanted, model=answering.name)
         return Scoring(wanted, (await answering.model.score(call)).values)

@@ -166,10 +166,20 @@ def _locals_of(decorator: FrameType | None) -> Mapping[str, object]:
     return dict(caller.f_locals)
 
 
-def F(prompt: str, where: str | None = None, **options: Unpack[RunOptions]) -> Template:
+def F(
+    prompt: str,
+    where: str | None = None,
+    *,
+    constraints: str | None = None,
+    **options: Unpack[RunOptions],
+) -> Template:
     """A query of one prompt: its names in braces are the call's keywords, its hole the value.
 
     `F("Say {a} politely: [X]", "len(X) < 40")(a="no")`. With several holes a call gives a dict.
-    `where` is a condition, as behind a prompt. Raises BadProgram.
+    `where` is a condition, as behind a prompt; `constraints` is LMQL's word for it. Raises
+    BadProgram, TypeError for both.
     """
-    return Template(read_template(prompt, where), Choices(**options))
+    if where is not None and constraints is not None:
+        raise TypeError("F() takes `where` or `constraints`, which mean the same")
+    condition = constraints if where is None else where
+    return Template(read_template(prompt, condition), Choices(**options))

@@ -119,8 +119,10 @@ def _json(annotation: object) -> HoleKind:
 
 
 TEXT = HoleKind("text", None, str, str)
-INT = HoleKind("a whole number", where.IsInt(), _integer, int)
-FLOAT = HoleKind("a number", where.IsFloat(), float, float)
+# No zeros in front: with them a model that begins "-" where X >= 0, or "0" where X < 10, could only
+# write zeros on, to the end of its context.
+INT = HoleKind("a whole number", where.Matches("0|-?[1-9][0-9]*"), _integer, int)
+FLOAT = HoleKind("a number", where.Matches(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"), float, float)
 _TRUTHS = MappingProxyType({"True": True, "False": False})
 
 

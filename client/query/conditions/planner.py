@@ -23,7 +23,7 @@ from client.query.conditions.writing import written
 from client.query.errors import BadCondition, Unsatisfiable
 from client.query.place import Place
 from constraints.where.conflict import top_parts
-from constraints.where.terms import Compare, Expression, IsInt, Measure
+from constraints.where.terms import Compare, Expression, IsFloat, IsInt, Measure
 
 
 class PlannedHole(Protocol):
@@ -144,6 +144,9 @@ def _parts(kind: HoleKind, says: Sequence[Bounds]) -> tuple[Expression, ...]:
     texts = () if kind.texts is None else (kind.texts,)
     whole = all_of((*texts, *(said.upper for said in says)))
     parts = dict.fromkeys(part for part in top_parts(whole) if part != TRUE)
-    if any(isinstance(part, Compare) and part.measure is Measure.INT for part in parts):
+    is_compared = any(isinstance(part, Compare) and part.measure is Measure.INT for part in parts)
+    if is_compared or kind.name == INT.name:
         parts.pop(IsInt(), None)
+    if kind.name == FLOAT.name:
+        parts.pop(IsFloat(), None)
     return tuple(parts)

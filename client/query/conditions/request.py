@@ -9,9 +9,11 @@ anything else                                          ->  where
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
+from client.query.conditions import decimals
 from client.query.conditions.expressions import all_of
-from client.query.conditions.kinds import HoleKind
+from client.query.conditions.kinds import FLOAT, HoleKind
 from client.query.conditions.plan import Check, StopMode
 from client.query.conditions.stops import Stops
 from client.query.conditions.terms import Opaque
@@ -57,10 +59,18 @@ def asked(
     if not left_out and stops is StopMode.CUT and _is_cut(parts, phrases):
         return _cut(kind, phrases, num_tokens)
     if left_out:
-        parts = (*parts, where.Not(where.OneOf(left_out)))
+        parts = (*parts, _anything_but(kind, left_out))
     parts = listed(parts)
     _refuse_empty(name, parts)
     return Asked(value=kind.value, constraint=_constraint(parts), max_tokens=num_tokens)
+
+
+def _anything_but(kind: HoleKind, texts: tuple[str, ...]) -> where.Expression:
+    """None of the texts; of decimals none of their values: "0.5" and "0.50" are the same one."""
+    if kind.name == FLOAT.name:
+        values = sorted({Decimal(text) for text in texts})
+        return where.Not(where.Matches(decimals.among(values, decimals=True)))
+    return where.Not(where.OneOf(texts))
 
 
 def _most_tokens(part: where.Expression) -> int | None:

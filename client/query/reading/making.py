@@ -86,6 +86,7 @@ def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> 
     own = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells = tuple(scope.cells.get(name, cell) for name, cell in own.items())
     made = types.FunctionType(function.__code__, function.__globals__, around.name, None, cells)
+    made.__qualname__ = around.name
     parameters = around.parameters.parameters.values()
     declared = [each for each in parameters if each.default is not each.empty]
     named = [each for each in declared if each.kind == each.KEYWORD_ONLY]

@@ -5,6 +5,8 @@ def make(calls, *captured):
     def decoder(*parameters):                   preamble, the decoder's arguments
     def model(*parameters):                     preamble, the model's expression
     return program, decoder, model
+
+These names begin so that programs, which see what stands around them, cannot mean them.
 """
 
 import ast
@@ -34,6 +36,7 @@ from client.query.reading.text import Fragment, Span, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 MAKE = "__tandem_make"
+_PROGRAM, _DECODER, _MODEL = "__tandem_program", "__tandem_decoder", "__tandem_model"
 _WHERE = "__tandem_where"
 _WORD = re.compile(r"\w+")
 # Python 3.12 and later want to be told of type parameters.
@@ -146,7 +149,7 @@ class _Writer:
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
         parameters = _parameters(self._around.parameters, CONTEXT)
         block = [*opening, *body] or [ast.Pass()]
-        made = ast.AsyncFunctionDef("program", parameters, block, [], **_EMPTY)
+        made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
@@ -167,7 +170,7 @@ class _Writer:
             given = self._decoder_call(decoder.arguments)
             call.args.extend(given.args)
             call.keywords.extend(given.keywords)
-        return [self._function("decoder", call, span)]
+        return [self._function(_DECODER, call, span)]
 
     def _decoder_call(self, arguments: Span) -> ast.Call:
         """The decoder's arguments, read together with their brackets."""
@@ -184,7 +187,7 @@ class _Writer:
         if span is None:
             return []
         value = expression(self._text, self._text.slice(span), "in the `from` clause")
-        return [self._function("model", value, span)]
+        return [self._function(_MODEL, value, span)]
 
     def _function(self, name: str, value: ast.expr, span: Span) -> ast.FunctionDef:
         block = [*copy.deepcopy(self._preamble), ast.Return(value)]
@@ -226,6 +229,14 @@ class _Prompts(ast.NodeTransformer):
                 text = self._nodes.text
                 value = expression(text, text.slice(string.span), "in a string")
                 return self._nodes.at(ast.Expr(value), string.span)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """A class is shown by its own name, as in a module: prompts may recall its instances."""
+        self.generic_visit(node)
+        named = ast.Assign([ast.Name("__qualname__", ast.Store())], ast.Constant(node.name))
+        behind = 0 if ast.get_docstring(node) is None else 1
+        node.body.insert(behind, self._nodes.at(named, self._nodes.span(node)))
         return node
 
 

@@ -104,7 +104,11 @@ def score_call(arrival: Arrival, refused: tuple[str, ...]) -> ScoreCall | None:
 
 def _is_allowed(arrival: Arrival, value: str) -> bool:
     values = {**arrival.values, arrival.hole.name: known.Finished(value, value)}
-    return all(evaluate(term, values) is not False for term in _terms(arrival))
+    try:
+        return all(evaluate(term, values) is not False for term in _terms(arrival))
+    except QueryError as error:
+        locate(error, arrival.hole.place, arrival.source)
+        raise
 
 
 def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:

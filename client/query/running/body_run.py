@@ -104,8 +104,16 @@ class BodyRun:
         return self._raised[1] if self._raised and self._raised[0] is error else None
 
     def give(self, entry: Entry) -> None:
-        """What fills the hole that was arrived at."""
+        """What fills the hole that was arrived at.
+
+        Raises BadProgram if nobody waits for it: a timeout of the program's own, say. When that
+        ends a hole depends on the clock, so no log could tell it.
+        """
         given, loop = self._given, asyncio.get_running_loop()
+        if given.cancelled():
+            left = self._arrived.result()
+            what = f"the program stopped waiting for [{left.hole.name}]; put timeouts around runs"
+            raise BadProgram(what, left.hole.place, left.source)
         self._arrived, self._given = loop.create_future(), loop.create_future()
         given.set_result(entry)
 

@@ -113,7 +113,11 @@ def test_a_hole_of_a_type(random: Random, kind: str) -> None:
 
 def is_true(hole: RandomHole, clause: str, text: str) -> bool:
     """Whether the text is one of the hole's type and satisfies the clause."""
-    pattern = {"int": r"-?\d+", "float": r"-?\d+(\.\d+)?", "bool": "True|False"}.get(hole.kind)
+    pattern = {
+        "int": r"0|-?[1-9]\d*",
+        "float": r"-?(0|[1-9]\d*)(\.\d+)?",
+        "bool": "True|False",
+    }.get(hole.kind)
     allowed = pattern or KINDS[hole.kind]
     if text not in allowed if isinstance(allowed, list) else not re.fullmatch(str(allowed), text):
         return False

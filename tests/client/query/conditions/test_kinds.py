@@ -19,6 +19,10 @@ class Colour(enum.Enum):
     BLUE = "blue"
 
 
+# A whole number's texts, beside conditions.
+WHOLE = 'regex(X, "0|-?[1-9][0-9]*")'
+
+
 def planned(kind: object, *clauses: str, **earlier: object) -> HolePlan:
     terms = tuple(term(clause, {"X", *earlier}, Colour=Colour) for clause in clauses)
     return plan(terms, "X", kind, earlier, StopMode.CUT)
@@ -65,8 +69,8 @@ def test_another_text_is_no_value(kind: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "constraint"),
     [
-        (int, Constraint("where", "int(X)")),
-        (float, Constraint("where", "float(X)")),
+        (int, Constraint("regex", "0|-?[1-9][0-9]*")),
+        (float, Constraint("regex", r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")),
         (bool, Constraint("choice", ["True", "False"])),
         (["a", "b", "a"], Constraint("choice", ["a", "b"])),
         (["a", ""], Constraint("where", 'X in ["a", ""]')),
@@ -87,19 +91,17 @@ def test_is_asked_as_one_constraint(kind: object, constraint: Constraint) -> Non
 @pytest.mark.parametrize(
     ("kind", "clause", "asked"),
     [
-        (int, "X < 5", "int(X) < 5"),
-        (int, "1 <= X <= 5 and X != 3", "int(X) >= 1 and int(X) <= 5 and int(X) != 3"),
-        (int, "X == 3", "int(X) == 3"),
-        (int, "X in range(1, 6)", "int(X) >= 1 and int(X) <= 5"),
-        (int, "len(X) < 3", "int(X) and len(X) < 3"),
-        (int, "X < Y", "int(X) < 7"),
-        (int, "X < len(Y)", "int(X) < 1"),
-        (int, "type(X) is int", "int(X)"),
-        (int, "X < float('inf')", "int(X)"),
+        (int, "X < 5", f"{WHOLE} and int(X) < 5"),
+        (int, "1 <= X <= 5 and X != 3", f"{WHOLE} and int(X) >= 1 and int(X) <= 5 and int(X) != 3"),
+        (int, "X == 3", f"{WHOLE} and int(X) == 3"),
+        (int, "X in range(1, 6)", f"{WHOLE} and int(X) >= 1 and int(X) <= 5"),
+        (int, "len(X) < 3", f"{WHOLE} and len(X) < 3"),
+        (int, "X < Y", f"{WHOLE} and int(X) < 7"),
+        (int, "X < len(Y)", f"{WHOLE} and int(X) < 1"),
         (str, "len(X) < 3", "len(X) < 3"),
         (r"a*", "len(X) < 3", 'regex(X, "a*") and len(X) < 3'),
         (r"a*", "stops_at(X, 'aa')", 'regex(X, "a*") and stops_at(X, "aa")'),
-        (int, "stops_before(X, '\\n')", 'int(X) and stops_before(X, "\\n")'),
+        (int, "stops_before(X, '\\n')", f'{WHOLE} and stops_before(X, "\\n")'),
     ],
 )
 def test_a_type_and_conditions_are_one_constraint(kind: object, clause: str, asked: str) -> None:
@@ -134,13 +136,14 @@ def test_of_finitely_many_values_those_that_satisfy(
 @pytest.mark.parametrize(
     ("kind", "clause", "holding", "others"),
     [
-        (int, "X in [1, 5, -3]", ["1", "05", "-3"], ["2", "-1", "x", "15"]),
-        (int, "X not in [1, 5]", ["2", "-1"], ["1", "05", ""]),
+        (int, "X in [1, 5, -3]", ["1", "5", "-3"], ["05", "2", "-1", "x", "15"]),
+        (int, "X not in [1, 5]", ["2", "-1"], ["1", "02", ""]),
+        (int, "0 <= X < 10", ["0", "9"], ["-0", "-00", "00", "09"]),
         (int, "X > 10 ** 20", ["1" + "0" * 19 + "11"], ["9" * 19, "-" + "9" * 30]),
         (float, "X < 2.5", ["2.49", "-7", "0", "2.4999999999999999999"], ["2.5", "2.50", "3"]),
         (float, "0 <= X <= 1", ["0.5", "1", "-0", "0", "1.000"], ["1.01", "-0.1", ".5"]),
-        (float, "X == 0.1", ["0.1", "00.100"], ["0.11", "1", "0.10000001"]),
-        (float, "X not in [0.5]", ["0.51", "5"], ["0.5", "00.50", "a"]),
+        (float, "X == 0.1", ["0.1", "0.100"], ["00.1", "0.11", "1", "0.10000001"]),
+        (float, "X not in [0.5]", ["0.51", "5"], ["0.5", "0.50", "00.51", "a"]),
         (float, "X != 2", ["2.1", "3"], ["2", "2.0"]),
         (None, "float(X) > 1.25", ["1.26", "2"], ["1.25", "x", "-2"]),
     ],
@@ -158,7 +161,9 @@ def test_numbers_are_compared_as_they_are_written(
 def test_a_number_of_an_earlier_hole_is_a_number() -> None:
     seven = Finished(7, "07", 1)
 
-    assert planned(int, "X > Y", Y=seven).constraint == Constraint("where", "int(X) > 7")
+    assert planned(int, "X > Y", Y=seven).constraint == Constraint(
+        "where", f"{WHOLE} and int(X) > 7"
+    )
     assert planned(None, "X != Y", Y=seven).constraint == Constraint("where", 'X != "07"')
 
 
@@ -177,3 +182,10 @@ def test_conditions_on_the_value_of_json_are_checks_and_tokens_a_bound() -> None
     assert made.constraint == Constraint("json", {"type": "array", "items": {"type": "integer"}})
     assert made.max_tokens == 30
     assert [check.text for check in made.checks] == ["sum(X) < 9", "X != [1]"]
+
+
+def test_a_refused_number_is_left_out_however_it_is_written() -> None:
+    made = plan((), "X", float, {}, StopMode.CUT, ("0.5", "-2"))
+
+    assert [admits(made, text, 1) for text in ("0.50", "0.5", "-2.0")] == [False] * 3
+    assert [admits(made, text, 1) for text in ("0.51", "2", "-2.1")] == [True] * 3

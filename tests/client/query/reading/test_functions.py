@@ -311,3 +311,29 @@ def test_a_decorator_is_a_function() -> None:
     assert "Given: 3" in caught.value.message
     assert caught.value.place is not None
     assert (caught.value.place.line, caught.value.place.column) == (2, 6)
+
+
+@pytest.mark.parametrize("name", ["program", "decoder", "model"])
+def test_a_program_may_use_any_name_that_stands_around_it(name: str) -> None:
+    program = read(
+        f'argmax(n={name})\n"{{{name}}}"\nfrom {name}\nwhere True', namespace={name: "mine"}
+    )
+
+    assert ran(program)[0] == ["mine"]
+    assert program.decoder is not None
+    assert program.decoder().options == {"n": "mine"}
+    assert program.model is not None
+    assert program.model() == "mine"
+
+
+def test_classes_of_a_program_are_shown_by_their_own_names() -> None:
+    program = read(
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class P:\n"
+        "    'A point.'\n"
+        "    n: int\n"
+        '"{P(3)} {P.__doc__}"'
+    )
+
+    assert ran(program)[0] == ["P(n=3) A point."]

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from client import query
-from client.query import F, Result, read_file, run, run_file, run_sync, sample, watch
+from client.query import (
+    F,
+    Result,
+    generate,
+    read_file,
+    run,
+    run_file,
+    run_sync,
+    sample,
+    score,
+    watch,
+)
 from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
 from client.query.running.results import State
 from client.words import Answer, GenerateCall, Sampling, TokenMade
@@ -224,3 +235,50 @@ async def test_every_call_of_the_model_is_written_to_the_trace_file(tmp_path: Pa
     await run('"[X] [Y]"', model=ScriptedModel(in_turn("a", "b")), trace=path)
 
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_template_takes_lmqls_word_for_its_condition() -> None:
+    model = ScriptedModel(lambda prompt: ["no", "a"])
+
+    assert F("Say [X]", constraints="len(X) < 2", model=model)() == "a"
+    with pytest.raises(TypeError, match="mean the same"):
+        F("Say [X]", "len(X) < 2", constraints="len(X) < 2")
+
+
+def test_a_call_without_an_argument_is_told_by_the_querys_name() -> None:
+    with pytest.raises(ProgramFailed, match=r"TypeError: whole\(\) missing"):
+        whole()
+
+
+async def test_one_call_takes_no_unknown_option() -> None:
+    model = ScriptedModel(lambda prompt: ["yes"])
+
+    with pytest.raises(TypeError, match="'max_tokns'"):
+        await generate("a", model=model, max_tokns=3)  # type: ignore[call-arg]
+
+
+async def test_the_values_of_a_score_are_no_single_text() -> None:
+    with pytest.raises(ValueError, match="a list of texts"):
+        await score("a", "yes", model=ScriptedModel(lambda prompt: ["yes"]))
+
+
+@pytest.mark.parametrize("then", ["pass", '"too late[Y]"'])
+async def test_a_program_cannot_stop_waiting_for_a_hole(then: str) -> None:
+    text = (
+        "import asyncio\n"
+        "try:\n"
+        "    async with asyncio.timeout(0):\n"
+        '        "[X]"\n'
+        "except TimeoutError:\n"
+        f"    {then}"
+    )
+
+    with pytest.raises(BadProgram, match=r"<query>:4:10: .* stopped waiting for \[X\]"):
+        await run(text, model=ScriptedModel(lambda prompt: ["yes"]))
+
+
+async def test_what_a_condition_on_a_distribution_raises_points_to_it() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run('"[X]" distribution X in ["a"] where int(X) / 0 < 1')
+
+    assert str(caught.value).splitlines()[0].startswith("<query>:1:")
