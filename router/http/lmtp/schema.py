@@ -17,12 +17,20 @@ def _bias(value: Any) -> dict[int, float]:
     try:
         bias = dict(zip(map(int, value), value.values(), strict=True))
     except ValueError:
-        wrong = next(key for key in value if not key.lstrip("-").isdecimal())
+        wrong = next(key for key in value if not _is_whole(key))
         raise WrongPart("must have token ids for its keys", wrong) from None
     if not set(map(type, bias.values())) <= {int, float}:
         wrong = next(each for each in bias.values() if type(each) not in _NUMBERS)
         raise WrongPart("must have numbers for its values", wrong)
     return bias
+
+
+def _is_whole(key: str) -> bool:
+    try:
+        int(key)
+    except ValueError:
+        return False
+    return True
 
 
 def _scored(value: Any) -> Any:

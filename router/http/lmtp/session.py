@@ -239,7 +239,7 @@ class Session:
             await work.run(frame, self.say)
         except (RouterError, HttpError) as error:
             exchange.error_type = error_type_of(error)
-            await self.say(work.fail(error))
+            await self._say_end(stream_id, work.fail(error))
         except asyncio.CancelledError:
             exchange.error_type = "cancelled"
             if not self._streams.was_cancelled(stream_id):
@@ -249,11 +249,21 @@ class Session:
             _logger.exception("request_id=%s failed by a bug", exchange.request_id)
             exchange.error_type = "internal_error"
             message = f"a bug; the server's log has more under request_id {exchange.request_id}"
-            await self.say(work.fail(HttpError(500, "internal_error", message)))
+            told = work.fail(HttpError(500, "internal_error", message))
+            await self._say_end(stream_id, told)
         finally:
             self._services.metrics.socket_streams.add(-1)
             model = self._services.info.model_id
             tell(exchange, self._services.metrics, frame.command, ROUTE, model)
+
+    async def _say_end(self, stream_id: int, said: Iterable[Said]) -> None:
+        """The one object that ends a stream, though it be cancelled while that waits for room."""
+        try:
+            await self.say(said)
+        except asyncio.CancelledError:
+            if not self._streams.was_cancelled(stream_id):
+                raise
+            await self.say(said)
 
 
 def as_shown(value: object) -> str:

@@ -31,7 +31,8 @@ class Streams:
         task = self._tasks.get(stream_id)
         if task is not None and stream_id not in self._cancelled:
             self._cancelled.add(stream_id)
-            task.cancel()
+            # Not at once: a task that is cancelled before its first step never says its end.
+            asyncio.get_running_loop().call_soon(task.cancel)
 
     def was_cancelled(self, stream_id: int) -> bool:
         """Whether an open stream ends at its client's word."""

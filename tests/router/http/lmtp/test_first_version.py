@@ -89,6 +89,8 @@ async def test_an_empty_prompt_is_the_beginning_of_a_sequence() -> None:
         ({"top_logprobs": 1000}, "top_logprobs", "between 0 and 256"),
         ({"logit_bias": {str(VOCAB_SIZE): 100}}, "logit_bias", "between 0 and 257"),
         ({"logit_bias": {"x": 100}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"--5": 100}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"9" * 5000: 100}}, "logit_bias", "token ids"),
         ({"logit_bias": {"5": "100"}}, "logit_bias", "numbers"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "between -100 and 100"),
         ({"logit_bias": [5]}, "logit_bias", "object"),

@@ -1,6 +1,7 @@
 """Streams that end before their time: by CANCEL, by the socket's end, by a vanished client."""
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -55,6 +56,29 @@ async def test_a_cancelled_stream_of_version_1_ends_where_its_client_sees_it(
     last = said[-1][1]
     assert last.get("finish_reason") == "cancelled" or last["error_type"] == "cancelled"
     assert "error" not in last or len(said) + num_heard <= 4
+
+
+@pytest.mark.parametrize("command", ["GENERATE", "SCORE"])
+async def test_a_stream_that_is_cancelled_before_it_began_says_so(command: str) -> None:
+    fields = {"GENERATE": LONG, "SCORE": {"scored": byte_ids(" upon")}}[command]
+    async with served(slow()) as (house, port), talking(port) as talk:
+        await talk.hello()
+        # In one segment: the server has both before the stream's first step.
+        frames = [
+            f"{command} {json.dumps({'stream_id': 1, 'prompt': byte_ids('Once')} | fields)}",
+            'CANCEL {"stream_id": 1}',
+        ]
+        async with talk.socket.send_context():
+            for frame in frames:
+                talk.socket.protocol.send_text(frame.encode())
+        async with asyncio.timeout(10):
+            said = await talk.stream(1)
+        again = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
+        await settled(house.rig)
+
+    told = said[-1][1]
+    assert "cancelled" in (told.get("finish_reason"), told.get("error_type"))
+    assert again[-1][1]["finish_reason"] == "length"
 
 
 async def test_an_unknown_stream_cancels_nothing() -> None:
