@@ -86,26 +86,28 @@ async def test_streams_of_a_slow_reader_pause_and_go_on() -> None:
 
 
 async def test_an_error_that_waits_for_a_slow_reader_is_not_lost_by_cancelling_its_stream() -> None:
-    async with served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port):
-        async with narrow(port) as talk:
-            await fill(talk)
-            stop_reading(talk)
-            begun_s = time.monotonic()
-            while not house.rig.metrics.paused_sequences.value():
-                assert time.monotonic() - begun_s < 20
-                await asyncio.sleep(0.02)
-            await talk.say("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=0)
-            while house.rig.metrics.socket_streams.value() <= NUM_STREAMS:
-                assert time.monotonic() - begun_s < 20
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.1)
-            await talk.say("CANCEL", stream_id=77)
-            await asyncio.sleep(0.1)
-            talk.socket.transport.resume_reading()
-            told: dict[str, object] = {}
-            async with asyncio.timeout(20):
-                while told.get("stream_id") != 77:
-                    _, told = await talk.hear()
+    async with (
+        served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port),
+        narrow(port) as talk,
+    ):
+        await fill(talk)
+        stop_reading(talk)
+        begun_s = time.monotonic()
+        while not house.rig.metrics.paused_sequences.value():
+            assert time.monotonic() - begun_s < 20
+            await asyncio.sleep(0.02)
+        await talk.say("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=0)
+        while house.rig.metrics.socket_streams.value() <= NUM_STREAMS:
+            assert time.monotonic() - begun_s < 20
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+        await talk.say("CANCEL", stream_id=77)
+        await asyncio.sleep(0.1)
+        talk.socket.transport.resume_reading()
+        told: dict[str, object] = {}
+        async with asyncio.timeout(20):
+            while told.get("stream_id") != 77:
+                _, told = await talk.hear()
 
     assert told["field"] == "max_tokens"
 
