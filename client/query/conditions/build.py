@@ -13,6 +13,7 @@ from collections.abc import Callable
 from client.query.conditions.terms import (
     All,
     AnyOf,
+    Calculated,
     Called,
     Compared,
     Not,
@@ -23,7 +24,7 @@ from client.query.conditions.terms import (
 )
 from client.query.place import Place
 
-_TERMS = (Value, Ref, All, AnyOf, Not, Compared, Called, Opaque)
+_TERMS = (Value, Ref, All, AnyOf, Not, Compared, Calculated, Called, Opaque)
 
 
 def term(value: object) -> Term:
@@ -79,6 +80,11 @@ def not_(place: Place, part: object) -> Term:
 def compare(place: Place, left: object, relation: str, right: object) -> Term:
     """One comparison."""
     return Compared(term(left), relation, term(right), place)
+
+
+def calculated(place: Place, left: object, symbol: str, right: object, text: str) -> Term:
+    """One step of arithmetic."""
+    return Calculated(term(left), symbol, term(right), place, text)
 
 
 def called(place: Place, operator: str, *arguments: object) -> Term:

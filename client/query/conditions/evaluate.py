@@ -7,15 +7,17 @@ compares them. A hole is both: `X == "3"` and `len(X)` are about the text of an 
 about its value. It knows no masks.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from decimal import Decimal
 
 from client.errors import TandemError
+from client.query.conditions.linear import ARITHMETIC
 from client.query.conditions.operators import PIECES, STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing, Pieces, compared, described
 from client.query.conditions.terms import (
     All,
     AnyOf,
+    Calculated,
     Called,
     Compared,
     Not,
@@ -99,6 +101,8 @@ def operand(term: Term, values: Values) -> object:
             return finished(values[name]) if name in values else Missing.UNKNOWN
         case Opaque():
             return _opaque(term, values)
+        case Calculated():
+            return _calculated(term, values)
         case Called():
             return _measured(term, values)
     truth = evaluate(term, values)
@@ -108,8 +112,20 @@ def operand(term: Term, values: Values) -> object:
 def _opaque(term: Opaque, values: Values) -> object:
     if any(name not in values for name in term.names):
         return Missing.UNKNOWN
+    return _made(term, lambda: term.function(*(bare(values[name]) for name in term.names)))
+
+
+def _calculated(term: Calculated, values: Values) -> object:
+    left, right = operand(term.left, values), operand(term.right, values)
+    for missing in (Missing.UNKNOWN, Missing.NO_NUMBER):
+        if left is missing or right is missing:
+            return missing
+    return _made(term, lambda: ARITHMETIC[term.symbol](bare(left), bare(right)))
+
+
+def _made(term: Opaque | Calculated, make: Callable[[], object]) -> object:
     try:
-        return term.function(*(bare(values[name]) for name in term.names))
+        return make()
     except TandemError:
         raise
     except Exception as error:

@@ -15,12 +15,14 @@ from typing import assert_never
 from client.query.conditions import compare
 from client.query.conditions.evaluate import as_condition, evaluate, operand
 from client.query.conditions.expressions import FALSE, TRUE, all_of, any_of, opposite
-from client.query.conditions.kinds import HoleKind
+from client.query.conditions.kinds import INT, HoleKind
+from client.query.conditions.linear import Linear
 from client.query.conditions.operators import PIECES, STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing, described
 from client.query.conditions.terms import (
     All,
     AnyOf,
+    Calculated,
     Called,
     Compared,
     Not,
@@ -76,7 +78,7 @@ def names_of(term: Term) -> frozenset[str]:
             return names_of(part)
         case All(parts) | AnyOf(parts) | Called(arguments=parts):
             return frozenset().union(*map(names_of, parts))
-        case Compared(left, _, right):
+        case Compared(left, _, right) | Calculated(left, _, right):
             return names_of(left) | names_of(right)
     assert_never(term)
 
@@ -209,7 +211,7 @@ class _Sort:
 
 
 _HOLE, _DECIMAL, _TYPE, _DARK = _Sort("hole"), _Sort("float"), _Sort("type"), _Sort("unknown")
-_Side = _Constant | _Pieces | _Sort
+_Side = _Constant | _Pieces | _Sort | Linear
 
 
 def _side(term: Term, current: Current) -> _Side:
@@ -222,7 +224,34 @@ def _side(term: Term, current: Current) -> _Side:
         case Called():
             name, about = operator_of(term), _side(term.arguments[0], current)
             return _applied(name, about, term.place, current)
+        case Calculated():
+            return _calculated(term, current)
     return _DARK
+
+
+def _calculated(term: Calculated, current: Current) -> _Side:
+    """A measure of the hole with whole numbers; all else is calculated when the hole is there."""
+    if current.kind.schema is not None:
+        return _DARK
+    left, right = _side(term.left, current), _side(term.right, current)
+    is_left = isinstance(left, _Constant)
+    about, other = (right, left) if is_left else (left, right)
+    number = bare(other.value) if isinstance(other, _Constant) else None
+    base = _linear(about, current.kind)
+    if base is None or type(number) is not int:
+        return _DARK
+    return base.calculated(term.symbol, number, is_left=is_left) or _DARK
+
+
+def _linear(side: _Side, kind: HoleKind) -> Linear | None:
+    match side:
+        case Linear():
+            return side
+        case _Sort(where.Measure() as measure):
+            return Linear(measure)
+        case _Sort("hole") if kind.name == INT.name:
+            return Linear(where.Measure.INT)
+    return None
 
 
 def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
@@ -272,6 +301,8 @@ def _against(
 ) -> Bounds:
     """What is not known on the left, a constant on the right."""
     match side:
+        case Linear():
+            return _linear_against(side, relation, bare(constant), place)
         case _Sort(where.Measure() as measure):
             return exactly(compare.measured(measure, relation, constant, place))
         case _Sort("float"):
@@ -281,6 +312,14 @@ def _against(
         case _Sort("hole"):
             return _hole_against(relation, constant, place, current.kind)
     return OPEN
+
+
+def _linear_against(side: Linear, relation: str, constant: object, place: Place) -> Bounds:
+    if relation not in compare.FLIPPED or type(constant) is not int:
+        return OPEN
+    if side.scale < 0:
+        relation = compare.FLIPPED[relation]
+    return exactly(compare.measured(side.measure, relation, side.bound(constant), place))
 
 
 def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:

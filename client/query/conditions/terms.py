@@ -3,7 +3,7 @@
 `reading/` rewrites the clause into calls of `build.py`, which make these. What is Python's own (its
 variables, its functions of finished values) is a Value by then.
 
-    Term = Value | Ref | All | AnyOf | Not | Compared | Called | Opaque
+    Term = Value | Ref | All | AnyOf | Not | Compared | Calculated | Called | Opaque
 """
 
 from collections.abc import Callable
@@ -66,6 +66,17 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Calculated:
+    """`left symbol right`; symbol is +, - or *. `text` is what the program says."""
+
+    left: "Term"
+    symbol: str
+    right: "Term"
+    place: Place
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Called:
     """An operator of the language, by its lower-case name (len, words, stops_at, regex, ...)."""
 
@@ -84,4 +95,4 @@ class Opaque:
     text: str
 
 
-Term: TypeAlias = Value | Ref | All | AnyOf | Not | Compared | Called | Opaque
+Term: TypeAlias = Value | Ref | All | AnyOf | Not | Compared | Calculated | Called | Opaque

@@ -3,6 +3,7 @@
 from client.query.conditions.terms import (
     All,
     AnyOf,
+    Calculated,
     Called,
     Compared,
     Not,
@@ -24,7 +25,7 @@ def written(term: Term) -> str:
             return shown if len(shown) <= _SHOWN_LEN else shown[: _SHOWN_LEN - 1] + "…"
         case Ref(name):
             return name
-        case Opaque(text=text):
+        case Opaque(text=text) | Calculated(text=text):
             return text
         case Called(operator, arguments):
             return f"{operator}({', '.join(map(written, arguments))})"

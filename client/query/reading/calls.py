@@ -106,6 +106,9 @@ class Calls:
     def compare(self, number: int, left: object, relation: str, right: object) -> Term:
         return build.compare(self._places[number], left, relation, right)
 
+    def calculated(self, number: int, left: object, symbol: str, right: object, text: str) -> Term:
+        return build.calculated(self._places[number], left, symbol, right, text)
+
     def called(self, number: int, operator: str, *arguments: object) -> Term:
         return build.called(self._places[number], operator, *arguments)
 

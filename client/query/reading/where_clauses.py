@@ -33,6 +33,7 @@ _RELATIONS: dict[type[ast.cmpop], str] = {
     ast.Is: "is",
     ast.IsNot: "is not",
 }
+_SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _METHODS = {"startswith": "starts_with", "endswith": "ends_with"}
 _OPERATORS_OF_PYTHON = frozenset({"len", "int", "float", "type"})
 _HOLE = re.compile(r"\[\s*([^\W\d]\w*)\s*\]")
@@ -131,7 +132,15 @@ class WhereClauses:
                 return self._nodes.call("ref", span, ast.Constant(node.id))
             case ast.Call():
                 return self._called(node)
+            case ast.BinOp() if type(node.op) in _SYMBOLS:
+                return self._calculated(node)
         return self._opaque(node)
+
+    def _calculated(self, node: ast.BinOp) -> ast.expr:
+        span = self._nodes.span(node)
+        symbol, shown = ast.Constant(_SYMBOLS[type(node.op)]), ast.Constant(self._shown(node))
+        left, right = self._rewritten(node.left), self._rewritten(node.right)
+        return self._nodes.call("calculated", span, left, symbol, right, shown)
 
     def _later(self, node: ast.expr) -> ast.expr:
         return self._nodes.at(lambda_of((), self._rewritten(node)), self._nodes.span(node))
@@ -178,14 +187,18 @@ class WhereClauses:
     def _opaque(self, node: ast.expr) -> ast.expr:
         span = self._nodes.span(node)
         holes = self._named(node)
-        shown = " ".join(self._nodes.text.text[span.start : span.end].split())
         return self._nodes.call(
             "opaque",
             span,
             tuple_of([ast.Constant(name) for name in holes]),
             lambda_of(holes, node),
-            ast.Constant(shown),
+            ast.Constant(self._shown(node)),
         )
+
+    def _shown(self, node: ast.expr) -> str:
+        """What the program says there, in one line."""
+        span = self._nodes.span(node)
+        return " ".join(self._nodes.text.text[span.start : span.end].split())
 
     def _bad(self, message: str, node: ast.AST) -> BadProgram:
         assert isinstance(node, ast.expr)

@@ -14,7 +14,7 @@ from client.query.conditions.plan import Check
 from client.query.conditions.reduce import names_of
 from client.query.conditions.terms import Term
 from client.query.conditions.writing import written
-from client.query.errors import BadProgram, QueryError
+from client.query.errors import BadProgram, ProgramFailed, QueryError
 from client.query.place import Place
 from client.query.program import Decorator, Hole, Program, Subquery
 from client.query.running.blaming import locate, shortened
@@ -86,7 +86,12 @@ class Frame:
         terms = await self._terms(hole)
         inner = Frame(self._run, sub.program)
         try:
-            value = await sub.program.body(inner, *sub.arguments, **sub.keywords)
+            body = sub.program.body(inner, *sub.arguments, **sub.keywords)
+        except TypeError as error:
+            # It takes other arguments: that is wrong where it is called.
+            raise ProgramFailed(f"TypeError: {error}", hole.place, self._source) from error
+        try:
+            value = await body
         except Exception as error:
             self._run.note(error, sub.program)
             raise

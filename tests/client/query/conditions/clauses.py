@@ -51,6 +51,10 @@ class _Reader:
                 return build.called(place, name.lower(), *map(self._read, arguments))
             case ast.Name(name) if names:
                 return build.ref(place, name)
+            case ast.BinOp(left, ast.Add() | ast.Sub() | ast.Mult() as symbol, right) if names:
+                shown = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}[type(symbol)]
+                text = self._clause[node.col_offset : node.end_col_offset]
+                return build.calculated(place, self._read(left), shown, self._read(right), text)
         if not names:
             return eval(self._clause[node.col_offset : node.end_col_offset], self._values)
         code = self._clause[node.col_offset : node.end_col_offset]

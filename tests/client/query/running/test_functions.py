@@ -282,3 +282,17 @@ async def test_what_a_condition_on_a_distribution_raises_points_to_it() -> None:
         await run('"[X]" distribution X in ["a"] where int(X) / 0 < 1')
 
     assert str(caught.value).splitlines()[0].startswith("<query>:1:")
+
+
+async def test_a_nested_query_called_wrongly_points_to_where_it_is() -> None:
+    with pytest.raises(ProgramFailed, match=r"<query>:1:2: TypeError: shout\(\) missing"):
+        await run('"[X: shout]"', {"shout": shout}, model=ScriptedModel(lambda prompt: ["yes"]))
+
+
+async def test_arithmetic_on_numbers_of_holes_is_part_of_the_request() -> None:
+    model = ScriptedModel(lambda prompt: ["1", "3", "7"])
+
+    result = await run('"[X: int] [Y: int]" where X + Y == 10 and Y - 2 > X', model=model)
+
+    assert (result["X"], result["Y"]) == (3, 7)
+    assert len(result.requests) == 4  # 1 needs a 9, which the model does not write

@@ -1,0 +1,130 @@
+"""Arithmetic on holes: with whole numbers it is part of the mask, and means what Python says."""
+
+import operator
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.errors import TandemError
+from client.query.conditions.evaluate import evaluate
+from client.query.conditions.plan import HolePlan, StopMode
+from client.query.conditions.planner import plan
+from client.query.conditions.values import Finished
+from client.query.errors import ProgramFailed, Unsatisfiable
+from client.words import Constraint
+from tests.client.query.conditions.admitting import admits
+from tests.client.query.conditions.clauses import term
+
+CAT = Finished("cat or dog", "cat or dog", 4)
+
+
+def planned(clause: str, kind: object = None, **values: object) -> HolePlan:
+    return plan((term(clause, "XYZ", **values),), "X", kind, {"Y": CAT}, StopMode.CUT)
+
+
+@pytest.mark.parametrize(
+    ("clause", "asked"),
+    [
+        ("len(X) + 1 < 9", "len(X) < 8"),
+        ("9 > 1 + len(X)", "len(X) < 8"),
+        ("len(X) - n == len(Y)", "len(X) == 13"),
+        ("10 - len(X) > 3", "len(X) < 7"),
+        ("2 * len(words(X)) <= 5", "len(words(X)) <= 2"),
+        ("len(X) * -2 < -5", "len(X) >= 3"),
+        ("2 * (len(X) + len(Y)) - 1 <= 30", "len(X) <= 5"),
+        ("len(tokens(X)) + len(tokens(Y)) != 9", "len(tokens(X)) != 5"),
+        ("1 < int(X) + 1 <= 10 ** 30", "int(X) > 0 and regex"),
+    ],
+)
+def test_a_measure_with_whole_numbers_is_a_bound_of_it(clause: str, asked: str) -> None:
+    made = planned(clause, n=3)
+
+    assert made.constraint is not None
+    assert str(made.constraint.value).startswith(asked)
+    assert (made.checks, made.deferred) == ((), ())
+
+
+def test_the_value_of_a_number_is_such_a_measure() -> None:
+    made = planned("X + 3 == 10", int)
+
+    assert [admits(made, text, 1) for text in ("7", "10", "-7")] == [True, False, False]
+    assert made.checks == ()
+
+
+@pytest.mark.parametrize(
+    ("clause", "kind"),
+    [
+        ("len(X) + 0.5 < 9", None),
+        ("len(X) + len(X) < 9", None),
+        ("X + 'a' == Y", None),
+        ("X * 2 < 9", float),
+        ("0 * len(X) < 9", None),
+        ("(len(X) + 1) in [2, 3]", None),
+        ("len(X) + 1 < 9", list[int]),
+    ],
+)
+def test_other_arithmetic_is_asked_at_the_end(clause: str, kind: object) -> None:
+    made = planned(clause, kind)
+
+    assert [check.text for check in made.checks] == [clause.replace("(len(X) + 1)", "len(X) + 1")]
+
+
+def test_arithmetic_with_a_hole_to_come_is_kept_at_that() -> None:
+    clause = "len(X) + len(Z) < 20"
+    made = plan((term(clause),), "X", None, {}, StopMode.CUT)
+    later = plan((made.deferred[0].term,), "Z", None, {"X": CAT}, StopMode.CUT)
+
+    assert (made.constraint, made.checks) == (None, ())
+    assert later.constraint == Constraint("where", "len(X) < 10")
+
+
+def test_what_cannot_be_is_told_at_once() -> None:
+    with pytest.raises(Unsatisfiable):
+        planned("2 * len(X) == 5")
+
+
+def test_what_it_raises_points_to_it() -> None:
+    with pytest.raises(ProgramFailed, match=r"`X - 1` raised TypeError") as caught:
+        evaluate(term("X - 1 < 2"), {"X": Finished("a", "a")})
+
+    assert isinstance(caught.value, TandemError)
+    assert caught.value.place is not None
+
+
+small = st.integers(-4, 4)
+COMPARED = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+
+
+@given(
+    st.sampled_from(["{a} * len(X) + {b}", "{b} - {a} * len(X)", "(len(X) - {b}) * {a}"]),
+    st.sampled_from(sorted(COMPARED)),
+    small,
+    small,
+    st.integers(-12, 12),
+)
+def test_the_texts_that_may_be_written_are_those_for_which_python_says_so(
+    formula: str, relation: str, a: int, b: int, constant: int
+) -> None:
+    formula = formula.format(a=f"({a})", b=f"({b})")
+    try:
+        made = planned(f"{formula} {relation} ({constant})")
+    except Unsatisfiable:
+        made = None
+
+    for length in range(9):
+        text = "x" * length
+        wanted = COMPARED[relation](eval(formula, {"X": text}), Fraction(constant))
+        holes = {"X": Finished(text, text, 1)}
+        passed = made is not None and admits(made, text, 1)
+        if made is not None and made.checks:
+            passed = passed and evaluate(made.checks[0].term, holes) is True
+        assert passed == wanted
