@@ -8,6 +8,7 @@ from typing import TypedDict, Unpack
 
 from client.query.running.choosing import best_of, choice_of
 from client.query.running.decoding import Choice
+from client.query.running.session import booked
 from client.query.serving import ModelLike, opened
 from client.query.waiting import wait_for
 from client.words import Answer, Constraint, GenerateCall, Prompt, Sampling, ScoreCall, Scored
@@ -74,8 +75,8 @@ async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer
     if unknown:
         raise TypeError(f"generate() has no options {', '.join(map(repr, sorted(unknown)))}")
     async with opened(options.get("model"), None, options.get("url")) as answering:
-        call = _generate_call(prompt, options)
-        return await answering.model.generate(replace(call, model=answering.name))
+        call = replace(_generate_call(prompt, options), model=answering.name)
+        return await booked("generate", call, answering.model.generate(call))
 
 
 def generate_sync(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
@@ -96,7 +97,8 @@ async def score(
         raise ValueError(f"values must be a list of texts, none of them empty. Given: {values!r}")
     async with opened(model, None, url) as answering:
         call = ScoreCall(prompt=prompt, values=wanted, model=answering.name)
-        return Scoring(wanted, (await answering.model.score(call)).values)
+        scores = await booked("score", call, answering.model.score(call))
+        return Scoring(wanted, scores.values)
 
 
 def score_sync(

@@ -15,6 +15,8 @@ ValueT_co = TypeVar("ValueT_co", covariant=True)
 class Request:
     """A request that was sent. `kind` is generate or score, `trace` the number of its trace.
 
+    `query` and `hole` are empty for what a program's Python asks by itself.
+
     `finish_reason` is the server's; None for a score, and for a request that was not answered,
     whose `error` says why.
     """

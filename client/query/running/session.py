@@ -4,20 +4,26 @@ A query that a program's Python calls finds what it runs in by a context variabl
 caller, and the ledger in which its requests are booked, too.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
+from client.errors import TandemError
 from client.model import Model
 from client.query.running.asking import Books, OnState, ended
 from client.query.running.body_run import Job
 from client.query.running.decoders import Decoding
 from client.query.running.decoding import Choice, Ended
 from client.query.running.ledger import Account, CallFile, Ledger, total
-from client.query.running.results import Result
+from client.query.running.results import Request, Result
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of
+from client.words import Answer, Scores, Usage
+
+AnswerT = TypeVar("AnswerT", Answer, Scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,43 @@ _SURROUNDINGS: ContextVar[Surroundings | None] = ContextVar("_SURROUNDINGS", def
 def surroundings() -> Surroundings | None:
     """Those of the program that calls, None outside of programs."""
     return _SURROUNDINGS.get()
+
+
+async def booked(kind: str, call: object, answering: Awaitable[AnswerT]) -> AnswerT:
+    """The answer to a call without a program; booked with the program whose Python makes it."""
+    around, began_s = surroundings(), time.perf_counter()
+    if around is None or around.account is None:
+        return await answering
+    try:
+        answer = await answering
+    except TandemError as error:
+        _book(kind, began_s, call, error, around, around.account)
+        raise
+    _book(kind, began_s, call, answer, around, around.account)
+    return answer
+
+
+def _book(
+    kind: str,
+    began_s: float,
+    call: object,
+    answer: Answer | Scores | TandemError,
+    around: Surroundings,
+    account: Account,
+) -> None:
+    request = Request(
+        kind=kind,
+        query="",
+        hole="",
+        trace=account.trace,
+        duration_s=time.perf_counter() - began_s,
+        usage=Usage() if isinstance(answer, TandemError) else answer.usage,
+        finish_reason=answer.finish_reason if isinstance(answer, Answer) else None,
+        error=str(answer) if isinstance(answer, TandemError) else None,
+    )
+    account.ledger.book(account.trace, request)
+    if around.calls is not None:
+        around.calls.write(request, call, answer)
 
 
 async def run_job(job: Job, decoding: Decoding, within: Surroundings) -> tuple[Result[object], ...]:

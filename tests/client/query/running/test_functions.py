@@ -296,3 +296,18 @@ async def test_arithmetic_on_numbers_of_holes_is_part_of_the_request() -> None:
 
     assert (result["X"], result["Y"]) == (3, 7)
     assert len(result.requests) == 4  # 1 needs a 9, which the model does not write
+
+
+async def test_what_a_programs_python_asks_by_itself_is_booked_with_it(tmp_path: Path) -> None:
+    text = 'said = await generate("a")\nbest = (await score("b", ["x", "yy"])).best()\n"{best}[X]"'
+    model, trace = ScriptedModel(lambda prompt: ["yes"]), tmp_path / "calls.jsonl"
+
+    result = await run(text, {"generate": generate, "score": score}, model=model, trace=trace)
+
+    assert result.prompt == "xyes"
+    assert [(row.kind, row.hole) for row in result.requests] == [
+        ("generate", ""),
+        ("score", ""),
+        ("generate", "X"),
+    ]
+    assert len(trace.read_text().splitlines()) == 3
