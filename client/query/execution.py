@@ -22,13 +22,14 @@ class RunOptions(TypedDict, total=False):
 
     model:    goes before the program's `from` clause
     url:      the server, where the model is only named
-    decoder:  goes before the program's decoder clause: argmax(), sample(n), beam(n), best_k()
+    decoder:  goes before the program's decoder clause: argmax(), sample(n), beam(n), best_k(), or
+              the name of one
     trace:    a file to which every call of the model is written, as JSON lines
     """
 
     model: ModelLike
     url: str
-    decoder: Decoding
+    decoder: Decoding | str
     trace: str | Path
 
 
@@ -38,8 +39,13 @@ class Choices:
 
     model: ModelLike | None = None
     url: str | None = None
-    decoder: Decoding | None = None
+    decoder: Decoding | str | None = None
     trace: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.decoder, Decoding | str | None):
+            what = "decoder must be argmax(), sample(n), beam(n), best_k(k) or the name of one"
+            raise TypeError(f"{what}. Given: {self.decoder!r}")
 
 
 async def execute(
@@ -52,6 +58,8 @@ async def execute(
     """All results. Raises QueryErrors, and the TandemErrors of who answers."""
     job = Job(program=program, arguments=arguments, keywords=keywords or {})
     chosen = choices.decoder or _decoding(job)
+    if isinstance(chosen, str):
+        chosen = decoding(chosen, (), {})
     around = surroundings()
     with CallFile(choices.trace) if choices.trace is not None else nullcontext() as calls:
         async with opened(choices.model, _model(job), choices.url) as answering:

@@ -158,7 +158,8 @@ def _refuse_empty(name: str, parts: Parts) -> None:
         raise Unsatisfiable(f"none of the texts that `{name}` could be satisfies its conditions")
     if is_plainly_empty(whole):
         why = contradiction(whole, is_plainly_empty)
-        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {why}")
+        subject = "" if name == "X" else f" (X is `{name}`)"
+        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {why}{subject}")
 
 
 def _constraint(parts: Parts) -> Constraint | None:

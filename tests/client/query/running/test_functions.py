@@ -311,3 +311,15 @@ async def test_what_a_programs_python_asks_by_itself_is_booked_with_it(tmp_path:
         ("generate", "X"),
     ]
     assert len(trace.read_text().splitlines()) == 3
+
+
+async def test_a_decoder_may_be_given_by_its_name() -> None:
+    model = ScriptedModel(lambda prompt: ["yes"])
+
+    await shout.using(model=model, decoder="sample").run("hi")
+
+    assert model.generate_calls[0].sampling.temperature == 1.0
+    with pytest.raises(ValueError, match="there is no decoder `samples`"):
+        await shout.using(decoder="samples").run("hi")
+    with pytest.raises(TypeError, match="decoder must be"):
+        shout.using(decoder=sample)  # type: ignore[arg-type]
