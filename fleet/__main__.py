@@ -103,13 +103,15 @@ async def _run(told: Told, folder: Path) -> int:
     await signals.first.wait()
     _logger.info("draining, at most %g s", config.graceful_termination_timeout)
     draining = asyncio.create_task(keeper.drain())
-    await sockets.tell_draining()
+    # Beside it: a client that does not read would hold up everybody, and the second signal.
+    telling = asyncio.create_task(sockets.tell_draining())
     await first_of(signals.second.wait(), draining)
     if not draining.done():
         keeper.hurry()
         http.stop_at_once()
         await draining
     await sockets.close()
+    telling.cancel()
     await http.stop()
     _logger.info("stopped")
     return 1 if signals.second.is_set() else 0

@@ -103,15 +103,13 @@ class AnyModel:
 
     async def find(self, name: str) -> Model:
         """The folder of this name, or else the hub's model."""
-        relative = self._relative(name)
-        folder = self._root / relative
-        if (folder / _CONFIG).is_file():
-            resolved = folder.resolve()
-            if not resolved.is_relative_to(self._root):
-                raise UnknownModel(name, f"it leads out of {self._root}")
-            return Model(relative, str(resolved))
-        if folder.is_dir():
-            raise UnknownModel(name, f"{folder} has no {_CONFIG}")
+        try:
+            found = self._find_folder(name)
+        except OSError as error:
+            # Longer than a file's name may be, or closed to us.
+            raise UnknownModel(name, f"{self._root}: {error.strerror}") from error
+        if found is not None:
+            return found
         if self._hub is None or name.startswith("/"):
             raise UnknownModel(name, f"{self._root} has no such folder")
         await self._ask_hub(name)
@@ -130,6 +128,18 @@ class AnyModel:
                 if _is_sound(name) and path.parent.resolve().is_relative_to(self._root):
                     found.append(name)
         return sorted(found)
+
+    def _find_folder(self, name: str) -> Model | None:
+        relative = self._relative(name)
+        folder = self._root / relative
+        if (folder / _CONFIG).is_file():
+            resolved = folder.resolve()
+            if not resolved.is_relative_to(self._root):
+                raise UnknownModel(name, f"it leads out of {self._root}")
+            return Model(relative, str(resolved))
+        if folder.is_dir():
+            raise UnknownModel(name, f"{folder} has no {_CONFIG}")
+        return None
 
     def _relative(self, name: str) -> str:
         if name == str(self._root):

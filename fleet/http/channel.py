@@ -9,6 +9,7 @@ keeps for it (buffers) ends with it.
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -30,12 +31,15 @@ from router.http.errors import HttpError
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame, write_frame
 
+_logger = logging.getLogger("fleet")
+
 _FIRST_NOTICE_S = 0.2
 _NEXT_NOTICE_S = 10.0
 _CONNECT_S = 10.0
 _MAX_QUEUED_LEN = 1 << 24
 _RETRY_AFTER_S = 1.0
 _MAX_TRIES = 3
+_BUG = "a bug; the server's log has more"
 # Of no stream that a client would open.
 _HELLO = 'HELLO {"stream_id":-1,"version":2}'
 _HELLO_ANSWER = 'MSG [{"stream_id":-1,"hello"'
@@ -188,6 +192,8 @@ class Channel:
                         await self._fail_all(error)
                 except (FleetError, HttpError, RouterError) as error:
                     await self._fail_all(error)
+                except Exception as error:  # noqa: BLE001 (it is logged)
+                    await self._fail_by_bug(error)
         finally:
             self._serving = None
 
@@ -290,6 +296,14 @@ class Channel:
         for stream_id in self._book.ids():
             if stream_id in self._book:
                 await self._say(*self._book.breaks_off(stream_id, fields))
+
+    async def _fail_by_bug(self, error: Exception) -> None:
+        """A stream that has no end would keep its client waiting for ever."""
+        self.hang_up()
+        # A client that is gone is no bug, and finds nobody to tell.
+        with contextlib.suppress(OSError):
+            await self._fail_all(HttpError(500, "internal_error", _BUG))
+            _logger.error("%s", _BUG, exc_info=error)
 
     async def _say(self, command: str, told: dict[str, object]) -> None:
         await self._send(write_frame(command, [orjson.dumps(told).decode()]))

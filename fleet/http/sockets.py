@@ -143,15 +143,21 @@ class FleetSocket:
             await self.leave(error.code, str(error))
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)
+        except Exception:
+            _logger.exception("a socket failed by a bug")
+            await self.leave(_BUG, "a bug; the server's log has more")
         finally:
             await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
     async def tell_draining(self) -> None:
         """To clients that know what that is."""
-        if self._version > 1:
-            message = "the server is shutting down; nothing new is taken"
-            told = {"stream_id": None, "state": "draining", "message": message}
-            await self._say("SYS", told)
+        if self._version == 1:
+            return
+        message = "the server is shutting down; nothing new is taken"
+        try:
+            await self._say("SYS", {"stream_id": None, "state": "draining", "message": message})
+        except OSError as error:
+            _logger.debug("a socket's client left: %s", error)
 
     async def leave(self, code: int, reason: str) -> None:
         """Sends the client away."""

@@ -131,3 +131,8 @@ async def test_listed_models_are_these_alone(root: Path) -> None:
     assert await names.find("org/name") == Model("org/name", "org/name")
     with pytest.raises(UnknownModel, match="served are"):
         await names.find("small")
+
+
+async def test_a_name_that_is_too_long_for_a_file_is_unknown(root: Path) -> None:
+    with pytest.raises(UnknownModel, match="too long"):
+        await AnyModel(root, None, 1.0, lambda: 0.0).find("x" * 300)
