@@ -17,8 +17,8 @@ from fleet.http.channel import Channel, Upstream
 from fleet.http.front import model_of
 from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
-from fleet.names import Model, Names
-from router.errors import InvalidRequest
+from fleet.names import PLACEHOLDERS, Model, Names
+from router.errors import InvalidRequest, Overloaded
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
 from router.http.lmtp.commands import FEATURES, VERSION
@@ -36,6 +36,8 @@ _MAX_CHANNELS = 16
 _MAX_REASON_LEN = 123
 _GOING_AWAY = 1001
 _BUG = 1011
+# When another stream may have ended.
+_STREAM_ENDS_S = 1.0
 
 
 class FleetSockets:
@@ -176,7 +178,7 @@ class FleetSocket:
             return
         try:
             await self._answer(stream_id, frame)
-        except (HttpError, InvalidRequest) as error:
+        except (HttpError, InvalidRequest, Overloaded) as error:
             kind = "TOKEN" if frame.command in _STREAMS else "MSG"
             if isinstance(error, HttpError) and error.error_type == "stream_in_use":
                 kind = "MSG"
@@ -203,7 +205,7 @@ class FleetSocket:
         most = self._limits.max_streams
         if sum(channel.num_streams for channel in self._channels.values()) >= most:
             message = f"a socket has at most {most} streams at a time"
-            raise HttpError(429, "too_many_streams", message)
+            raise Overloaded(message, _STREAM_ENDS_S)
 
     async def _greet(self, stream_id: int, frame: Frame) -> None:
         version = frame.payload.get("version", VERSION)
@@ -224,7 +226,9 @@ class FleetSocket:
 
     def _channel(self, named: str | None) -> Channel:
         """The channel of a model's name; of the last one, where none is given."""
-        name = named if named is not None else self._last_named
+        # One name for what means one model: what a socket's buffers are kept by.
+        is_none = named is None or named in PLACEHOLDERS
+        name = self._last_named if is_none else named
         self._last_named = name
         found = self._channels.get(name)
         if found is not None:
@@ -251,7 +255,7 @@ class FleetSocket:
                 channel.hang_up()
                 return
         message = f"a socket uses at most {_MAX_CHANNELS} models at a time"
-        raise HttpError(429, "too_many_streams", message)
+        raise Overloaded(message, _STREAM_ENDS_S)
 
     async def _find(self, name: str | None) -> Model:
         return await model_of(name, self._names, self._keeper)

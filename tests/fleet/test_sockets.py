@@ -102,7 +102,9 @@ async def test_what_names_no_model_goes_where_the_last_one_went(house: House) ->
         assert (await client.hear())[1]["model_info"] == {"model": "a"}
         await client.say("MODEL_INFO", stream_id=2, model="b")
         assert (await client.hear())[1]["model_info"] == {"model": "b"}
-        await client.say("DROP", stream_id=3, name="x")
+        await client.say("MODEL_INFO", stream_id=3, model="tgi")
+        assert (await client.hear())[1]["model_info"] == {"model": "b"}
+        await client.say("DROP", stream_id=4, name="x")
         await client.hear()
     assert house.upstreams.heard[-1][:2] == ("b", "DROP")
 
@@ -182,7 +184,8 @@ async def test_ids_in_use_and_too_many_streams_are_refused(house: House) -> None
         await client.say("GENERATE", stream_id=9, model="b")
         while "error_type" not in (told := (await client.until("TOKEN"))[1]):
             pass
-        assert (told["stream_id"], told["error_type"]) == (9, "too_many_streams")
+        assert (told["stream_id"], told["error_type"]) == (9, "overloaded")
+        assert (told["retryable"], told["retry_after_s"]) == (True, 1.0)
 
 
 async def test_a_server_that_dies_ends_its_streams_and_leaves_the_others(house: House) -> None:
