@@ -82,7 +82,7 @@ class WhereClauses:
         return [self._conjunct(part) for part in parts]
 
     def _conjunct(self, part: ast.expr) -> Conjunct:
-        made = plain_call(CALLS, "term", [self._rewritten(part)])
+        made = plain_call(CALLS, "term", [self._condition(part)])
         function = self._nodes.at(lambda_of((), made), self._nodes.span(part))
         return Conjunct(frozenset(self._named(part)), function)
 
@@ -116,6 +116,17 @@ class WhereClauses:
 
     # Terms
 
+    def _condition(self, node: ast.expr) -> ast.expr:
+        """What is true or false. `a if t else b` is `t and a or not t and b`."""
+        if not isinstance(node, ast.IfExp) or not self._named(node):
+            return self._rewritten(node)
+        span = self._nodes.span(node)
+        opposite = self._nodes.at(ast.UnaryOp(ast.Not(), node.test), self._nodes.span(node.test))
+        pairs = ((node.test, node.body), (opposite, node.orelse))
+        cases = (self._nodes.call("all_", span, *map(self._later, pair)) for pair in pairs)
+        later = (self._nodes.at(lambda_of((), case), span) for case in cases)
+        return self._nodes.call("any_", span, *later)
+
     def _rewritten(self, node: ast.expr) -> ast.expr:
         if not self._named(node):
             return node
@@ -125,7 +136,7 @@ class WhereClauses:
                 method = "all_" if isinstance(node.op, ast.And) else "any_"
                 return self._nodes.call(method, span, *map(self._later, node.values))
             case ast.UnaryOp(op=ast.Not()):
-                return self._nodes.call("not_", span, self._rewritten(node.operand))
+                return self._nodes.call("not_", span, self._condition(node.operand))
             case ast.Compare():
                 return self._compared(node)
             case ast.Name():
@@ -143,7 +154,7 @@ class WhereClauses:
         return self._nodes.call("calculated", span, left, symbol, right, shown)
 
     def _later(self, node: ast.expr) -> ast.expr:
-        return self._nodes.at(lambda_of((), self._rewritten(node)), self._nodes.span(node))
+        return self._nodes.at(lambda_of((), self._condition(node)), self._nodes.span(node))
 
     def _compared(self, node: ast.Compare) -> ast.expr:
         """A comparison; of a chain, each pair is one."""

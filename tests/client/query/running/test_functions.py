@@ -323,3 +323,18 @@ async def test_a_decoder_may_be_given_by_its_name() -> None:
         await shout.using(decoder="samples").run("hi")
     with pytest.raises(TypeError, match="decoder must be"):
         shout.using(decoder=sample)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("before", "asked"), [("a", ["q"]), ("b", "len(X) < 3"), ("c", ["r"])])
+async def test_a_condition_may_depend_on_another(before: str, asked: object) -> None:
+    text = (
+        '"[X][Y]" where X in ["a", "b", "c"] and '
+        '(Y == "q" if X == "a" else len(Y) < n if X == "b" else Y == "r")'
+    )
+    model = ScriptedModel(lambda prompt: [before, "q", "rr", "r"])
+
+    await run(text, {"n": 3}, model=model)
+
+    constraint = model.generate_calls[1].constraint
+    assert constraint is not None
+    assert constraint.value == asked
