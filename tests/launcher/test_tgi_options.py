@@ -21,8 +21,9 @@ FLAGS = """
     watermark-delta ngrok tokenizer-config-path disable-grammar-support env max-client-batch-size
     lora-adapters usage-stats payload-limit enable-prefill-logprobs graceful-termination-timeout
 """.split()
-# HOSTNAME is the machine's name; the others TGI reads in another way, or not at all.
-WITHOUT_VARIABLE = {"hostname", "env"}
+# HOSTNAME is the machine's name; MODEL_ID is read for the argument, which may be several; the others
+# TGI reads in another way, or not at all.
+WITHOUT_VARIABLE = {"hostname", "env", "model-id"}
 
 
 def options() -> dict[str, Any]:
@@ -35,7 +36,7 @@ def options() -> dict[str, Any]:
 def test_a_flag_of_tgi_is_known_by_its_name_and_its_variable(flag: str) -> None:
     known = options()
     option = known["--" + flag]
-    variables = option.envvar or known["model_id"].envvar
+    variables = option.envvar
     if flag not in WITHOUT_VARIABLE:
         names = [variables] if isinstance(variables, str) else list(variables or ())
         assert flag.upper().replace("-", "_") in names
