@@ -43,9 +43,13 @@ class Choices:
     trace: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.decoder, Decoding | str | None):
-            what = "decoder must be argmax(), sample(n), beam(n), best_k(k) or the name of one"
-            raise TypeError(f"{what}. Given: {self.decoder!r}")
+        _check_decoder(self.decoder)
+
+
+def _check_decoder(given: object) -> None:
+    if not isinstance(given, Decoding | str | None):
+        what = "decoder must be argmax(), sample(n), beam(n), best_k(k) or the name of one"
+        raise TypeError(f"{what}. Given: {given!r}")
 
 
 async def execute(
