@@ -93,7 +93,18 @@ class Scoring:
             names={"inputs": "scored"},
         )
         token_ids = (*prompt_ids, *value)
+        self._check_len(len(token_ids))
         return await self._services.intake.check(self._exchange, token_ids, raw)
+
+    def _check_len(self, num_tokens: int) -> None:
+        """In words of SCORE, which knows no tokens to be made."""
+        limits = self._services.info.limits
+        most = min(limits.max_input_len, limits.max_total_len - 1)
+        if num_tokens > most:
+            raise InvalidRequest(
+                f"`scored` and the prompt must have at most {most} tokens. Given: {num_tokens}",
+                "scored",
+            )
 
     async def _score(self, requests: Sequence[GenerateRequest], prompt_len: int) -> list[_Scored]:
         scored: list[_Scored] = []

@@ -94,6 +94,7 @@ async def test_an_empty_text_is_scored_behind_the_beginning() -> None:
         ({}, "scored", "required"),
         ({"scored": [258]}, "scored", "between 0 and 257"),
         ({"scored": [3] * 120}, "scored", "at most 120"),
+        ({"scored": [3] * 160}, "scored", "at most 120"),
         ({"scored": ["a"], "prompt": None}, "prompt", "required"),
         ({"scored": ["a"], "model": "another"}, "model", "does not exist"),
         ({"scored": ["a"] * 4097}, "scored", "at most 4096"),
