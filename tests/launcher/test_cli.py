@@ -66,3 +66,10 @@ def test_a_port_in_use_is_told_at_once() -> None:
         answer = launcher("serve", "--port", str(port))
     assert answer.returncode == 1
     assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
+
+
+def test_the_model_may_come_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_ID", "/no such/folder")
+    told = launcher("serve", "--port", "0")
+    assert told.returncode == 1
+    assert "/no such/folder" in told.stderr

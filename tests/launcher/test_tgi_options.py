@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from launcher.cli import app
-from launcher.errors import BadSetting, LauncherError
+from launcher.errors import BadSetting
 from launcher.tgi_options import in_our_words, refuse
 
 FLAGS = """
@@ -62,12 +62,3 @@ def test_what_asks_for_something_is_refused_with_its_reason() -> None:
 )
 def test_sharded_takes_a_word_as_tgi_s_does(said: list[str], meant: list[str]) -> None:
     assert in_our_words(said) == meant
-
-
-@pytest.mark.parametrize("args", [[], ["--port", "3000"]])
-def test_the_model_may_come_from_its_variable(
-    args: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MODEL_ID", "/no such/folder")
-    with pytest.raises(LauncherError, match="/no such/folder"):
-        app(["serve", *args], standalone_mode=False)
