@@ -21,8 +21,8 @@ FLAGS = """
     watermark-delta ngrok tokenizer-config-path disable-grammar-support env max-client-batch-size
     lora-adapters usage-stats payload-limit enable-prefill-logprobs graceful-termination-timeout
 """.split()
-# HOSTNAME is the machine's name; MODEL_ID is read for the argument, which may be several; the others
-# TGI reads in another way, or not at all.
+# HOSTNAME is the machine's name; MODEL_ID is read for the argument, which may be several; the
+# others TGI reads in another way, or not at all.
 WITHOUT_VARIABLE = {"hostname", "env", "model-id"}
 
 
