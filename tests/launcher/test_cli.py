@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from launcher.settings import free_port
+
 
 def launcher(*args: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", "from launcher.cli import main; main()", *args]
@@ -70,6 +72,6 @@ def test_a_port_in_use_is_told_at_once() -> None:
 
 def test_the_model_may_come_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_ID", "/no such/folder")
-    told = launcher("serve")
+    told = launcher("serve", "--port", str(free_port()))
     assert told.returncode == 1
     assert "/no such/folder" in told.stderr
