@@ -51,7 +51,8 @@ class Entry:
 class Arrival:
     """A run waits at a hole. `terms` are the hole's conditions, with Python's variables as of now.
 
-    `values` are the finished holes of the frame, `pieces` the prompt so far.
+    `values` are the finished holes of the frame, `pieces` the prompt so far. `owes`: conditions
+    speak of a hole around it, which a nested query fills.
     """
 
     hole: Hole
@@ -60,6 +61,7 @@ class Arrival:
     values: Mapping[str, object]
     promises: tuple[Check, ...]
     pieces: Pieces
+    owes: bool = False
 
 
 class BodyRun:

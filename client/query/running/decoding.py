@@ -129,6 +129,11 @@ class AtHole(Protocol):
         ...
 
     @property
+    def owes(self) -> bool:
+        """Whether conditions speak of a hole around it, which a nested query fills."""
+        ...
+
+    @property
     def finished(self) -> Sequence[FinishedHole]:
         """The log: all holes before this one, in their order."""
         ...

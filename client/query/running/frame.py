@@ -28,9 +28,11 @@ ROLES = ("system", "user", "assistant", "tool")
 class Frame:
     """Owner of the values of one call's holes, and of what later holes have to keep."""
 
-    def __init__(self, run: BodyRun, program: Program) -> None:
+    def __init__(self, run: BodyRun, program: Program, *, owes: bool = False) -> None:
+        """`owes`: conditions speak of the hole that this call fills."""
         self._run = run
         self._source = program.source
+        self._owes = owes
         self.values: dict[str, known.Finished] = {}
         self._promises: tuple[Check, ...] = ()
 
@@ -71,7 +73,13 @@ class Frame:
             values={name: value for name, value in self.values.items() if name != hole.name},
             promises=self._promises,
             pieces=self._run.transcript.pieces,
+            owes=self._owes,
         )
+
+    def _is_spoken_of(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
+        """Whether a condition may fail because of what this hole will be."""
+        about = [*map(names_of, terms), *(check.names for check in self._promises)]
+        return any(hole.name in names for names in about)
 
     async def _terms(self, hole: Hole) -> tuple[Term, ...]:
         """The conditions, asked now. What is wrong with them is not the body's to catch."""
@@ -84,7 +92,8 @@ class Frame:
         transcript = self._run.transcript
         mark = transcript.mark()
         terms = await self._terms(hole)
-        inner = Frame(self._run, sub.program)
+        owes = self._owes or self._is_spoken_of(hole, terms)
+        inner = Frame(self._run, sub.program, owes=owes)
         try:
             body = sub.program.body(inner, *sub.arguments, **sub.keywords)
         except TypeError as error:

@@ -133,6 +133,7 @@ class WaitingTrace:
         self.hole = arrival.hole
         self.source = arrival.source
         self.pieces = arrival.pieces
+        self.owes = arrival.owes
         self.plan, self.call, self.score_call = traces.at(arrival, index, log, refused)
 
     @property

@@ -4,8 +4,9 @@
                    nothing is left of Z, or it was asked `tries` times: back to the last hole that
                    promised something, its text refused; what came behind it is forgotten
 
-A hole has promised where its conditions speak of holes behind it, too. A text is refused only
-behind the very texts that it was tried behind. A walk goes back at most `tries` times.
+A hole has promised where its conditions speak of holes behind it, too, and where it is one of a
+nested query of whose value conditions speak. A text is refused only behind the very texts that it
+was tried behind. A walk goes back at most `tries` times.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ class Visit:
     @property
     def has_promised(self) -> bool:
         """Holes behind this one may turn out impossible because of its text."""
-        return any(self.at.hole.name in check.names for check in self.at.plan.deferred)
+        deferred = self.at.plan.deferred
+        return self.at.owes or any(self.at.hole.name in check.names for check in deferred)
 
     @property
     def can_differ(self) -> bool:

@@ -9,7 +9,7 @@ from client.query.program import Context, Program, Subquery
 from client.query.running.body_run import Job
 from client.query.running.decoders import decoding
 from client.query.running.session import run_job, surroundings
-from tests.client.query.running.programs import checked, hole, program, run, say
+from tests.client.query.running.programs import checked, hole, one_of, program, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -74,6 +74,36 @@ async def test_a_check_on_a_nested_value_asks_the_inner_hole_again() -> None:
 
     assert result["X"] == "dog"
     assert len(model.calls) == 2
+
+
+async def test_an_earlier_inner_hole_is_asked_again_where_the_last_one_cannot_help() -> None:
+    async def inner(context: Context) -> object:
+        said = await context.hole(hole("T", one_of("T", "cow", "dog")))
+        await context.hole(hole("U", one_of("U", "only")))
+        return said
+
+    async def body(context: Context) -> None:
+        kind = nested(program(inner, returns=True))
+        await context.hole(hole("X", checked("X", lambda x: x == "dog"), kind=kind))
+
+    result = await run(body, ScriptedModel(lambda prompt: ["cow", "dog", "only"]))
+
+    assert result["X"] == "dog"
+
+
+async def test_a_hole_to_come_may_send_a_nested_query_back() -> None:
+    async def inner(context: Context) -> object:
+        return await context.hole(hole("T", one_of("T", "cow", "dog")))
+
+    async def body(context: Context) -> None:
+        differ = checked("X Y", lambda x, y: x != y)
+        kind = nested(program(inner, returns=True))
+        await context.hole(hole("X", differ, kind=kind))
+        await context.hole(hole("Y", differ, one_of("Y", "cow")))
+
+    result = await run(body, ScriptedModel(lambda prompt: ["cow", "dog"]))
+
+    assert result.variables == {"X": "dog", "Y": "cow"}
 
 
 async def test_a_check_on_a_value_that_no_hole_made_fails_at_once() -> None:
