@@ -96,6 +96,9 @@ def bounds(term: Term, current: Current) -> Bounds:
     match term:
         case All(parts):
             return _joined(all_of, (bounds(part, current) for part in parts))
+        case AnyOf(parts) if all(map(_is_stop, parts)):
+            # Whichever comes first: that is what several stop operators say in any case.
+            return _joined(all_of, (bounds(part, current) for part in parts))
         case AnyOf(parts):
             _refuse_stops(parts, "or", ("stops_before",))
             return _joined(any_of, (bounds(part, current) for part in parts))
@@ -123,6 +126,10 @@ def _joined(
 
 def _opposite(inner: Bounds) -> Bounds:
     return Bounds(opposite(inner.upper), opposite(inner.lower))
+
+
+def _is_stop(part: Term) -> bool:
+    return isinstance(part, Called) and operator_of(part) in STOPS
 
 
 def _refuse_stops(parts: Iterable[Term], joined_by: str, stops: tuple[str, ...]) -> None:

@@ -42,3 +42,15 @@ def test_a_refused_text_is_told_without_what_is_dropped() -> None:
 
     assert made.constraint is not None
     assert made.constraint.value == 'stops_at(X, ".") and stops_before(X, "\\n") and X != "One"'
+
+
+@pytest.mark.parametrize("operator", ["stops_at", "stops_before"])
+def test_either_of_two_phrases_ends_a_hole_whichever_word_joins_them(operator: str) -> None:
+    either, both = (
+        plan((term(f"{operator}(X, '.') {word} {operator}(X, '!')"),), "X", None, {}, StopMode.CUT)
+        for word in ("or", "and")
+    )
+
+    assert either.stop == both.stop == (".", "!")
+    assert either.keeps_stop is (operator == "stops_at")
+    assert either.constraint is None
