@@ -8,6 +8,8 @@ import asyncio
 import resource
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -49,8 +51,7 @@ def test_there_are_two_hundred_and_no_two_are_the_same() -> None:
     assert {each.spec.kind for each in found} >= set(Kind) - {Kind.CHOICE}
 
 
-@pytest.mark.slow
-async def test_each_is_answered_in_time_when_they_come_one_after_the_other() -> None:
+async def answer_all() -> None:
     workers = pool()
     try:
         await workers.wait_ready()
@@ -60,8 +61,19 @@ async def test_each_is_answered_in_time_when_they_come_one_after_the_other() -> 
         assert isinstance(await workers.do(_HARMLESS), Passed)
     finally:
         await workers.close()
-    # Of all processes that were ended, the largest: KiB.
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_200_000
+
+
+def largest_child_kib() -> int:
+    """The most memory that a process had which was started for them. To be run in a process whose
+    only children they are."""
+    asyncio.run(answer_all())
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+
+
+@pytest.mark.slow
+def test_each_is_answered_in_time_when_they_come_one_after_the_other() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        assert alone.submit(largest_child_kib).result() < 1_200_000
 
 
 @pytest.mark.slow
