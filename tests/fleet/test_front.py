@@ -94,8 +94,9 @@ async def test_a_client_that_leaves_ends_the_servers_work(house: House) -> None:
     ):
         await anext(stream.aiter_text())
     await asyncio.wait_for(house.upstreams.left.wait(), 5)
-    while house.keeper.num_users("a"):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        while house.keeper.num_users("a"):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_client_that_does_not_read_slows_its_server_down(house: House) -> None:

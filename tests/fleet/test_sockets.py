@@ -231,8 +231,9 @@ async def test_a_client_that_leaves_ends_its_upstream_sockets(house: House) -> N
         await client.say("GENERATE", stream_id=1, model="a", wait_behind=0)
         await client.until("TOKEN")
     await asyncio.wait_for(house.upstreams.left.wait(), 5)
-    while house.keeper.num_users("a"):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        while house.keeper.num_users("a"):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_frame_that_is_none_closes_the_socket_with_a_reason(house: House) -> None:

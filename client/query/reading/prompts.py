@@ -6,6 +6,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -136,10 +137,8 @@ class PromptRewriter:
             as_it_stands = self._text.slice(Span(start, end))
             if as_it_stands.code == fragment.code:
                 raise
-            try:
+            with suppress(BadProgram):  # the first complaint is about what was meant
                 return expression(self._text, as_it_stands, what)
-            except BadProgram:
-                pass
             raise
 
     def _role(self, tag: RoleTag) -> ast.stmt:

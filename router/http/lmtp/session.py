@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -117,12 +118,10 @@ class Session:
 
     async def end(self, close: Close) -> None:
         """Closes the socket once its streams have come to their ends and all that is written."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_BYTES_S):
                 await self._streams.until_empty()
                 await self._outbox.until_empty()
-        except TimeoutError:
-            pass
         self._end(close)
 
     def _end(self, close: Close | None) -> None:
