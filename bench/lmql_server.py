@@ -4,9 +4,9 @@
     python -m bench.lmql_server --rounds 2
 
 Both servers stay up, one works at a time: A B A B. Eight queries of lmql 0.7.3 at a time, each with
-a connection of its own, greedy, in float32 on both, so that the texts can be compared. LMQL's
-server runs with Tandem's torch and transformers, since its own environment has no torch.
-Prints JSON.
+a connection of its own, greedy, in the same dtype on both: in float32 their texts are equal, in
+bfloat16 rounding parts them. LMQL's server runs with Tandem's torch and transformers, since its own
+environment has no torch. Prints JSON.
 """
 
 import argparse
@@ -47,9 +47,9 @@ class Round:
 
 
 @contextlib.contextmanager
-def lmql_server(model: Path, port: int, home: str) -> Iterator[None]:
+def lmql_server(model: Path, port: int, dtype: str, home: str) -> Iterator[None]:
     """LMQL's own server; ended with the block."""
-    words = (sysconfig.get_path("purelib"), str(model), str(port), "float32")
+    words = (sysconfig.get_path("purelib"), str(model), str(port), dtype)
     log = Path(home) / "lmql-server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -109,6 +109,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     args = parser.parse_args(argv)
     # Ended by a signal, the servers must end as well: leave by an exception, not at once.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
@@ -116,8 +117,8 @@ def main(argv: Sequence[str]) -> int:
     rounds: list[tuple[Round, Round]] = []
     with (
         tempfile.TemporaryDirectory() as home,
-        running(tandem(args.model, ours, ("--dtype", "float32"))),
-        lmql_server(args.model, theirs, home),
+        running(tandem(args.model, ours, ("--dtype", args.dtype))),
+        lmql_server(args.model, theirs, args.dtype, home),
     ):
         for number in range(args.rounds):
             pair = (ask(ours, args.model, args, home), ask(theirs, args.model, args, home))
@@ -127,6 +128,7 @@ def main(argv: Sequence[str]) -> int:
     same = sum(a == b for x, y in rounds for a, b in zip(x.texts, y.texts, strict=True))
     report = {
         "parallel": args.parallel,
+        "dtype": args.dtype,
         "rounds": [{"tandem": asdict(x), "lmql": asdict(y)} for x, y in rounds],
         "equal_texts": f"{same} of {args.parallel * args.rounds}",
         "tokens_per_s": [[round(each.tokens_per_s, 1) for each in pair] for pair in rounds],
