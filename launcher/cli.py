@@ -23,6 +23,7 @@ from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constrain
 from launcher.console import Console
 from launcher.environment import describe
 from launcher.errors import BadSetting, LauncherError
+from launcher.help_page import SectionedCommand, WholeGroup
 from launcher.precheck import check_router
 from launcher.settings import (
     BUNDLED_MODEL,
@@ -47,14 +48,16 @@ CONSTRAINT_KINDS = {
 
 app = typer.Typer(
     name="launcher",
+    cls=WholeGroup,
     help="Serve a language model: TGI's API, OpenAI's API, one router over sharded workers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
-@app.command()
+@app.command(cls=SectionedCommand)
 def serve(
     context: typer.Context,
     model_ids: options.ModelIds = None,
@@ -272,7 +275,9 @@ def serve(
 @app.command("download-weights")
 def download_weights(
     model_id: Annotated[str, typer.Argument(envvar="MODEL_ID", help="A hub id.")],
-    revision: Annotated[Optional[str], typer.Option(envvar="REVISION")] = None,
+    revision: Annotated[
+        Optional[str], typer.Option(envvar="REVISION", help="Branch, tag or commit.")
+    ] = None,
     allow_pickle: Annotated[
         bool, typer.Option(help="Take .bin weights when there are no others; unpickling runs code.")
     ] = False,

@@ -32,10 +32,15 @@ MODEL, PLACE, ACCESS, LIMITS, LOGS = (
     "Model", "Where it runs", "Who may ask, and how", "Limits", "Logs and traces"
 )  # fmt: skip
 
+
+def _limit(variable: str, least: int, told: str) -> object:
+    return typer.Option(envvar=variable, min=least, rich_help_panel=LIMITS, help=told)
+
+
 ModelIds = Annotated[
     Optional[list[str]],
     typer.Argument(
-        metavar="[MODEL_ID]...",
+        metavar="MODEL_ID",
         show_default="the bundled model",
         help="A local folder or a hub id, also from the variable MODEL_ID. Several: each is loaded "
         "when a request names it. auto: any that a request names.",
@@ -140,7 +145,13 @@ Hostname = Annotated[
 Port = Annotated[
     int,
     typer.Option(
-        "--port", "-p", envvar=["PORT", "AIP_HTTP_PORT"], min=1, max=65535, rich_help_panel=PLACE
+        "--port",
+        "-p",
+        envvar=["PORT", "AIP_HTTP_PORT"],
+        min=1,
+        max=65535,
+        rich_help_panel=PLACE,
+        help="Port to listen at.",
     ),
 ]
 ShardUdsPath = Annotated[
@@ -157,7 +168,12 @@ MasterAddr = Annotated[
 ]
 MasterPort = Annotated[
     Optional[int],
-    typer.Option(envvar="MASTER_PORT", rich_help_panel=PLACE, show_default="a free one"),
+    typer.Option(
+        envvar="MASTER_PORT",
+        rich_help_panel=PLACE,
+        show_default="a free one",
+        help="Its port.",
+    ),
 ]
 ApiKey = Annotated[
     Optional[list[str]],
@@ -272,12 +288,7 @@ MaxSocketStreams = Annotated[
 ]
 MaxConcurrentRequests = Annotated[
     int,
-    typer.Option(
-        envvar="MAX_CONCURRENT_REQUESTS",
-        min=1,
-        rich_help_panel=LIMITS,
-        help="Beyond these, requests are refused with 429.",
-    ),
+    _limit("MAX_CONCURRENT_REQUESTS", 1, "Beyond these, requests are refused with 429."),
 ]
 MaxInputTokens = Annotated[
     Optional[int],
@@ -287,12 +298,16 @@ MaxInputTokens = Annotated[
         envvar=["MAX_INPUT_TOKENS", "MAX_INPUT_LENGTH"],
         min=1,
         rich_help_panel=LIMITS,
+        help="Longest prompt (default: --max-total-tokens less one).",
     ),
 ]
 MaxTotalTokens = Annotated[
     Optional[int],
     typer.Option(
-        envvar="MAX_TOTAL_TOKENS", min=2, rich_help_panel=LIMITS, help="Prompt and output."
+        envvar="MAX_TOTAL_TOKENS",
+        min=2,
+        rich_help_panel=LIMITS,
+        help="Longest prompt and output together (default: what model and pool hold).",
     ),
 ]
 MaxBatchPrefillTokens = Annotated[
@@ -305,17 +320,13 @@ MaxBatchPrefillTokens = Annotated[
     ),
 ]
 MaxBatchSize = Annotated[
-    Optional[int], typer.Option(envvar="MAX_BATCH_SIZE", min=1, rich_help_panel=LIMITS)
+    Optional[int], _limit("MAX_BATCH_SIZE", 1, "Sequences that run at once; others wait.")
 ]
-MaxBestOf = Annotated[int, typer.Option(envvar="MAX_BEST_OF", min=1, rich_help_panel=LIMITS)]
-MaxStopSequences = Annotated[
-    int, typer.Option(envvar="MAX_STOP_SEQUENCES", min=0, rich_help_panel=LIMITS)
-]
-MaxTopNTokens = Annotated[
-    int, typer.Option(envvar="MAX_TOP_N_TOKENS", min=0, rich_help_panel=LIMITS)
-]
+MaxBestOf = Annotated[int, _limit("MAX_BEST_OF", 1, "Largest best_of of a request.")]
+MaxStopSequences = Annotated[int, _limit("MAX_STOP_SEQUENCES", 0, "Most stop strings.")]
+MaxTopNTokens = Annotated[int, _limit("MAX_TOP_N_TOKENS", 0, "Largest top_n_tokens.")]
 MaxClientBatchSize = Annotated[
-    int, typer.Option(envvar="MAX_CLIENT_BATCH_SIZE", min=1, rich_help_panel=LIMITS)
+    int, _limit("MAX_CLIENT_BATCH_SIZE", 1, "Most prompts of one /v1/completions call.")
 ]
 DisableGrammarSupport = Annotated[
     bool,
@@ -328,7 +339,7 @@ PayloadLimit = Annotated[
     typer.Option(envvar="PAYLOAD_LIMIT", min=1, rich_help_panel=LIMITS, help="Bytes of a request."),
 ]
 ValidationWorkers = Annotated[
-    int, typer.Option(envvar="VALIDATION_WORKERS", min=1, rich_help_panel=LIMITS)
+    int, _limit("VALIDATION_WORKERS", 1, "Threads that tokenize long prompts.")
 ]
 MaxRequestDuration = Annotated[
     Optional[float],

@@ -19,6 +19,16 @@ def test_help_names_every_command() -> None:
         assert command in said.stdout
 
 
+def test_the_help_of_serve_names_every_flag_whole_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = launcher("serve", "--help").stdout
+    for flag in ("--max-batch-prefill-tokens", "--graceful-termination-timeout", "--num-shard"):
+        assert f"  {flag} " in said
+    assert said.index("Where it runs:") < said.index("--num-shard") < said.index("Limits:")
+
+
 def test_env_names_versions_and_hardware() -> None:
     said = launcher("env")
     assert said.returncode == 0
