@@ -1,52 +1,46 @@
-"""Some queries of the unmodified lmql at a time; run by lmql's own Python.
+"""Some programs of the unmodified lmql at a time; run by lmql's own Python.
 
-    .venv-conformance/lmql/bin/python bench/lmql_client.py ENDPOINT MODEL TOKENIZER PARALLEL TOKENS
+    .venv-conformance/lmql/bin/python bench/lmql_client.py ENDPOINT MODEL TOKENIZER PROGRAMS
 
-Prints a line of JSON: the texts, the seconds they took, and how many tokens they are. One round is
-thrown away first: lmql computes its masks then.
+PROGRAMS is a JSON file: lists of programs "warm_up" and "measured". Prints a line of JSON: the
+texts of the measured ones' holes, the seconds they took, how many tokens they are, and the seconds
+that lmql itself computed. The others come first: lmql computes its masks then.
 """
 
 import asyncio
 import json
 import sys
 import time
+from pathlib import Path
 
 import lmql
 
-PROMPTS = (
-    "Once there was a fox",
-    "Once there was an old man",
-    "Once there was a goat",
-    "Once there was a town",
-    "The weather was cold",
-    "My friend has a cat",
-    "Once there was a bear",
-    "Once there was a girl",
-)
 
-
-async def text(endpoint: str, model: str, tokenizer: str, prompt: str, num_tokens: int) -> str:
-    """What one query, with a connection of its own, makes of a prompt."""
+async def holes(endpoint: str, model: str, tokenizer: str, program: str) -> list[str]:
+    """What one query, with a connection of its own, makes of its holes, in their order."""
     served = lmql.model(model, endpoint=endpoint, tokenizer=tokenizer)
-    program = f'argmax "{prompt}[TEXT]" where len(TOKENS(TEXT)) < {num_tokens}'
     result = await lmql.run(program, model=served)
-    return str((result[0] if isinstance(result, list) else result).variables["TEXT"])
+    made = result[0] if isinstance(result, list) else result
+    return [str(value) for value in made.variables.values()]
 
 
-async def main(endpoint: str, model: str, tokenizer: str, parallel: int, num_tokens: int) -> None:
+async def main(endpoint: str, model: str, tokenizer: str, programs: str) -> None:
     """The warm-up and one measured round."""
-    prompts = [PROMPTS[number % len(PROMPTS)] for number in range(parallel)]
-    await asyncio.gather(*(text(endpoint, model, tokenizer, each, 8) for each in prompts))
-    began_s = time.perf_counter()
-    texts = await asyncio.gather(
-        *(text(endpoint, model, tokenizer, each, num_tokens) for each in prompts)
-    )
-    wall_s = time.perf_counter() - began_s
+    asked = json.loads(Path(programs).read_text())
+
+    async def together(which: str) -> list[list[str]]:
+        each = (holes(endpoint, model, tokenizer, program) for program in asked[which])
+        return await asyncio.gather(*each)
+
+    await together("warm_up")
+    began_s, computed_s = time.perf_counter(), time.process_time()
+    texts = await together("measured")
+    wall_s, client_s = time.perf_counter() - began_s, time.process_time() - computed_s
     counter = lmql.tokenizer(tokenizer)
-    num_made = sum(len(counter.tokenize(each)) for each in texts)
-    print(json.dumps({"texts": texts, "wall_s": wall_s, "num_tokens": num_made}))
+    num_made = sum(len(counter.tokenize(hole)) for each in texts for hole in each)
+    told = {"texts": texts, "wall_s": wall_s, "client_s": client_s, "num_tokens": num_made}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":
-    where, name, folder, num_queries, length = sys.argv[1:]
-    asyncio.run(main(where, name, folder, int(num_queries), int(length)))
+    asyncio.run(main(*sys.argv[1:]))

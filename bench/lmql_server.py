@@ -5,12 +5,13 @@
 
 Both servers stay up, one works at a time: A B A B. Eight queries of lmql 0.7.3 at a time, each with
 a connection of its own, greedy, in the same dtype on both: in float32 their texts are equal, in
-bfloat16 rounding parts them. LMQL's server runs with Tandem's torch and transformers, since its own
-environment has no torch. Prints JSON.
+bfloat16 rounding parts them. What is asked is in `bench/lmql_queries.py`. LMQL's server runs with
+Tandem's torch and transformers, since its own environment has no torch. Prints JSON.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -24,26 +25,51 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from bench.compare import running, tandem
+from bench.lmql_queries import few_shot, short
 from launcher.settings import BUNDLED_MODEL, free_port
 
 HERE = Path(__file__).parent
 LMQL_PYTHON = HERE.parent / ".venv-conformance" / "lmql" / "bin" / "python"
 _READY_TIMEOUT_S = 180.0
 _ROUND_TIMEOUT_S = 300.0
+_QUERIES = ("short", "few-shot")
+_WARM_UP_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One server's texts, and how quickly its tokens came."""
+    """One server's texts, hole by hole, and how quickly its tokens came.
 
-    texts: tuple[str, ...]
+    `client_s`: what lmql's own process computed meanwhile.
+    """
+
+    texts: tuple[tuple[str, ...], ...]
     num_tokens: int
     wall_s: float
+    client_s: float
 
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.wall_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One round on either server."""
+
+    tandem: Round
+    lmql: Round
+
+    @property
+    def ratio(self) -> float:
+        return self.tandem.tokens_per_s / self.lmql.tokens_per_s
+
+    @property
+    def num_equal(self) -> int:
+        return sum(a == b for a, b in zip(self.tandem.texts, self.lmql.texts, strict=True))
 
 
 @contextlib.contextmanager
@@ -80,10 +106,12 @@ def readable_tokenizer(model: Path, folder: Path) -> str:
     return str(folder)
 
 
-def ask(port: int, model: Path, args: argparse.Namespace, home: str) -> Round:
+def ask(port: int, model: Path, programs: Mapping[str, Sequence[str]], home: str) -> Round:
     """One process of lmql's: a warm-up and a measured round."""
     tokenizer = readable_tokenizer(model, Path(home) / "tokenizer")
-    words = (f"127.0.0.1:{port}", str(model), tokenizer, str(args.parallel), str(args.tokens))
+    asked = Path(home) / "programs.json"
+    asked.write_text(json.dumps(programs))
+    words = (f"127.0.0.1:{port}", str(model), tokenizer, str(asked))
     done = subprocess.run(
         [str(LMQL_PYTHON), str(HERE / "lmql_client.py"), *words],
         capture_output=True,
@@ -93,7 +121,22 @@ def ask(port: int, model: Path, args: argparse.Namespace, home: str) -> Round:
         env=_environment(home),
     )
     told = json.loads(done.stdout.splitlines()[-1])
-    return Round(tuple(told["texts"]), told["num_tokens"], told["wall_s"])
+    told["texts"] = tuple(map(tuple, told["texts"]))
+    return Round(**told)
+
+
+def programs_of(queries: str, number: int, args: argparse.Namespace) -> dict[str, list[str]]:
+    """The programs of one round: some to warm up with, and those that are measured."""
+    if queries == "short":
+        return {
+            "warm_up": short(args.parallel, _WARM_UP_TOKENS),
+            "measured": short(args.parallel, args.tokens),
+        }
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    return {
+        part: few_shot(args.parallel, tokenizer, f"{part}/{number}")
+        for part in ("warm_up", "measured")
+    }
 
 
 def _environment(home: str) -> Mapping[str, str]:
@@ -106,38 +149,51 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.lmql_server", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
+    parser.add_argument("--queries", nargs="+", choices=_QUERIES, default=_QUERIES)
     parser.add_argument("--parallel", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64, help="of a short query")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     args = parser.parse_args(argv)
     # Ended by a signal, the servers must end as well: leave by an exception, not at once.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     ours, theirs = free_port(), free_port()
-    rounds: list[tuple[Round, Round]] = []
+    pairs: dict[str, list[Pair]] = {queries: [] for queries in args.queries}
     with (
         tempfile.TemporaryDirectory() as home,
         running(tandem(args.model, ours, ("--dtype", args.dtype))),
         lmql_server(args.model, theirs, args.dtype, home),
     ):
-        for number in range(args.rounds):
-            pair = (ask(ours, args.model, args, home), ask(theirs, args.model, args, home))
-            rounds.append(pair)
-            speeds = " against ".join(f"{each.tokens_per_s:.1f}" for each in pair)
-            sys.stderr.write(f"round {number + 1}: {speeds} tok/s\n")
-    same = sum(a == b for x, y in rounds for a, b in zip(x.texts, y.texts, strict=True))
-    report = {
-        "parallel": args.parallel,
-        "dtype": args.dtype,
-        "rounds": [{"tandem": asdict(x), "lmql": asdict(y)} for x, y in rounds],
-        "equal_texts": f"{same} of {args.parallel * args.rounds}",
-        "tokens_per_s": [[round(each.tokens_per_s, 1) for each in pair] for pair in rounds],
-        "median_ratio": round(
-            statistics.median(x.tokens_per_s / y.tokens_per_s for x, y in rounds), 2
-        ),
-    }
-    sys.stdout.write(json.dumps(report) + "\n")
+        for number, queries in itertools.product(range(args.rounds), args.queries):
+            programs = programs_of(queries, number, args)
+            pair = Pair(
+                tandem=ask(ours, args.model, programs, home),
+                lmql=ask(theirs, args.model, programs, home),
+            )
+            pairs[queries].append(pair)
+            speeds = f"{pair.tandem.tokens_per_s:.1f} against {pair.lmql.tokens_per_s:.1f}"
+            sys.stderr.write(f"{queries}, round {number + 1}: {speeds} tok/s\n")
+    report = {queries: summary(measured) for queries, measured in pairs.items()}
+    told = {"model": str(args.model), "parallel": args.parallel, "dtype": args.dtype, **report}
+    sys.stdout.write(json.dumps(told) + "\n")
     return 0
+
+
+def summary(pairs: Sequence[Pair]) -> dict[str, object]:
+    """What is said of one kind of queries."""
+    num_texts = sum(len(pair.tandem.texts) for pair in pairs)
+    return {
+        "rounds": [asdict(pair) for pair in pairs],
+        "equal_texts": f"{sum(pair.num_equal for pair in pairs)} of {num_texts}",
+        "tokens_per_s": [
+            [round(each.tokens_per_s, 1) for each in (pair.tandem, pair.lmql)] for pair in pairs
+        ],
+        "client_share": [
+            [round(each.client_s / each.wall_s, 2) for each in (pair.tandem, pair.lmql)]
+            for pair in pairs
+        ],
+        "median_ratio": round(statistics.median(pair.ratio for pair in pairs), 2),
+    }
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python -m bench.paper [--cases 200] [--curve-cases 40] [--studies react arithmetic]
 
 Starts servers of the bundled model and writes paper.md, paper.json and paper-chunks.svg into
-bench/results. Ten minutes on two cores that do nothing else.
+bench/results. Ten minutes on two cores that do nothing else. With --rewrite it runs nothing: page
+and picture are made again of the figures in paper.json, lines of code counted anew.
 """
 
 import argparse
@@ -11,15 +12,16 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
 from bench.compare import running, tandem
 from bench.paper.cases import draw
+from bench.paper.counting import Counts
 from bench.paper.curve import Panel, svg
 from bench.paper.lines import of_files
 from bench.paper.page import StudyResult, page
@@ -67,14 +69,28 @@ def result(study: str, args: argparse.Namespace) -> StudyResult:
     _told(f"{study}, program", program)
     baseline = served(lambda url, tokenizer: measure_generate(url, tokenizer, study, cases, at, n))
     _told(f"{study}, {at}", baseline)
-    own, *shared = baseline_files(study)
+    return _with_lines(study, program, {at: baseline} | served(others))
+
+
+def study_result(told: Mapping[str, Any]) -> StudyResult:
+    """A study as paper.json tells of it."""
+    by_chunk = {int(size): _measured(each) for size, each in told["by_chunk"].items()}
+    return _with_lines(told["study"], _measured(told["program"]), by_chunk)
+
+
+def _with_lines(study: str, program: Measured, by_chunk: Mapping[int, Measured]) -> StudyResult:
     return StudyResult(
         study=study,
         program=program,
-        by_chunk={at: baseline} | served(others),
+        by_chunk=by_chunk,
         program_lines=of_files(program_file(study)),
-        baseline_lines=of_files(own, *shared),
+        baseline_lines=of_files(*baseline_files(study)),
     )
+
+
+def _measured(told: Mapping[str, Any]) -> Measured:
+    counts = {name: Counts(**told[name]) for name in ("counted", "in_full", "sent")}
+    return Measured(**{**told, **counts})
 
 
 def _told(what: str, done: Measured) -> Measured:
@@ -112,12 +128,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--at-a-time", type=int, default=32, help="cases under way at once")
     parser.add_argument("--studies", nargs="+", choices=tuple(PUBLISHED), default=tuple(PUBLISHED))
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to write")
+    parser.add_argument("--rewrite", action="store_true", help="paper.md of paper.json")
     args = parser.parse_args(argv)
     # Ended by a signal, the servers must end as well: leave by an exception, not at once.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
-    results = [result(study, args) for study in args.studies]
-    told = {each.study: asdict(each) for each in results}
-    (args.results / "paper.json").write_text(json.dumps(told, indent=1) + "\n")
+    figures = args.results / "paper.json"
+    if args.rewrite:
+        told = json.loads(figures.read_text())
+        results = [study_result(each) for each in told.values()]
+    else:
+        results = [result(study, args) for study in args.studies]
+    figures.write_text(json.dumps({each.study: asdict(each) for each in results}, indent=1) + "\n")
     (args.results / "paper-chunks.svg").write_text(picture(results))
     numbers = {"cases": args.cases, "curve_cases": args.curve_cases, "at_a_time": args.at_a_time}
     heading = (HERE / "heading.md").read_text().format(**numbers)

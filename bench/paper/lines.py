@@ -1,8 +1,9 @@
 """Lines of code, counted alike for a query program and a Python baseline.
 
-A physical line counts unless it is blank, a comment, part of a docstring, an import, or nothing but
-prompt text: a string literal on a line of its own, without a hole in it. Brackets that are alone on
-their line count for nothing either, so that the formatter has no say.
+A physical line counts unless it is blank, a comment, part of a docstring, an import, or prompt text
+alone: a string literal on a line of its own, or one that is added to a variable, with no hole and
+nothing filled in. Brackets that are alone on their line count for nothing either, so that the
+formatter has no say.
 """
 
 import io
@@ -10,8 +11,8 @@ import re
 import tokenize
 from pathlib import Path
 
-_TEXT_ONLY = re.compile(r"""[rf]{0,2}("[^"]*"|'[^']*'),?""")
-_HOLE = re.compile(r"(?<!\[)\[[A-Z_]+[\]:]")
+_TEXT_ONLY = re.compile(r"""(\w+ \+= )?[rf]{0,2}("[^"]*"|'[^']*'),?""")
+_FILLED_IN = re.compile(r"(?<!\[)\[[A-Z_]+[\]:]|(?<!\{)\{(?!\{)")
 _BRACKETS = re.compile(r"[][(){},:]+")
 _IMPORT = re.compile(r"(from \S+ )?import ")
 
@@ -32,7 +33,7 @@ def of_files(*paths: Path) -> int:
 def _counts(line: str) -> bool:
     if not line or line.startswith("#") or _IMPORT.match(line) or _BRACKETS.fullmatch(line):
         return False
-    return not _TEXT_ONLY.fullmatch(line) or _HOLE.search(line) is not None
+    return not _TEXT_ONLY.fullmatch(line) or _FILLED_IN.search(line) is not None
 
 
 def _docstring_lines(source: str) -> set[int]:

@@ -1,10 +1,13 @@
 """What the paper's evaluation counts, and how it is drawn."""
 
+import json
 import xml.etree.ElementTree as ET
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from bench.paper.__main__ import RESULTS, main
 from bench.paper.cases import DRAWS, draw
 from bench.paper.counting import (
     Counts,
@@ -54,7 +57,8 @@ PROGRAM = '''
 from tools import calculate
 argmax
     # A comment.
-    "Only text, {and} a value\\n"
+    "Only text\\n"
+    "Text, {and} a value\\n"
     "With a [HOLE]" where len(HOLE) < 3
     for number in range(3):
         "[OTHER: int]"
@@ -65,8 +69,21 @@ where
 
 
 def test_lines_count_without_text_comments_and_imports() -> None:
-    # argmax, a hole, the loop, a hole, where and its condition.
-    assert lines_of_code(PROGRAM) == 6
+    # argmax, a value, a hole, the loop, a hole, where and its condition.
+    assert lines_of_code(PROGRAM) == 7
+
+
+def test_prompt_text_counts_alike_in_a_program_and_in_a_baseline() -> None:
+    assert lines_of_code('prompt += "Only text"\n') == lines_of_code('"Only text"\n') == 0
+    assert lines_of_code('prompt += f"A {value}"\n') == lines_of_code('"A {value}"\n') == 1
+
+
+def test_the_page_is_that_of_the_recorded_figures(tmp_path: Path) -> None:
+    figures = (RESULTS / "paper.json").read_text()
+    (tmp_path / "paper.json").write_text(figures)
+    main(["--rewrite", "--results", str(tmp_path)])
+    assert (tmp_path / "paper.md").read_text() == (RESULTS / "paper.md").read_text()
+    assert json.loads((tmp_path / "paper.json").read_text()) == json.loads(figures)
 
 
 def test_brackets_alone_on_their_lines_do_not_count() -> None:

@@ -1,0 +1,63 @@
+"""The programs that lmql runs in `bench.lmql_server`, as texts of its language.
+
+    short       four words and one hole: what a server costs beside its model
+    few-shot    Figure 10 of lmql's paper: worked examples, reasoning, an answer out of a list
+
+The queries of a few-shot round share their examples, and no other round has the same ones: what a
+server remembers of them it has computed within the round.
+"""
+
+import json
+from collections.abc import Sequence
+from random import Random
+
+from tokenizers import Tokenizer
+
+from models.training import odd_one_out
+from models.training.document import Split
+
+_SHORT = (
+    "Once there was a fox",
+    "Once there was an old man",
+    "Once there was a goat",
+    "Once there was a town",
+    "The weather was cold",
+    "My friend has a cat",
+    "Once there was a bear",
+    "Once there was a girl",
+)
+# Tokens of a few-shot prompt: as many examples as bring it there.
+EXAMPLES_LEN = 600
+_MAX_WORDS = 40
+
+
+def short(number: int, num_tokens: int) -> list[str]:
+    """So many queries, of so many tokens each."""
+    prompts = (_SHORT[index % len(_SHORT)] for index in range(number))
+    return [f'argmax "{each}[TEXT]" where len(TOKENS(TEXT)) < {num_tokens}' for each in prompts]
+
+
+def few_shot(number: int, tokenizer: Tokenizer, seed: str) -> list[str]:
+    """So many questions behind the same examples."""
+    rng = Random(seed)
+    examples = ""
+    while len(tokenizer.encode(examples).ids) < EXAMPLES_LEN:
+        question, _, answer = _drawn(rng, "train")
+        examples += f"{question}{answer}\n\n"
+    return [_program(examples, *_drawn(rng, "test")) for _ in range(number)]
+
+
+def _drawn(rng: Random, split: Split) -> tuple[str, Sequence[str], str]:
+    """A question as a prompt, the words to choose from, and the right text behind it."""
+    example = odd_one_out.draw(rng, split)
+    words = example.question.rstrip(".?").rpartition(": ")[2].split(", ")
+    return example.plain_prompt(), words, example.raw_lead + example.answer_text
+
+
+def _program(examples: str, question: str, words: Sequence[str], _: str) -> str:
+    prompt = json.dumps(f"{examples}{question}[REASONING] So the odd one is[ANSWER]")
+    answers = json.dumps([f" {word}" for word in words])
+    return (
+        f'argmax {prompt} where STOPS_BEFORE(REASONING, " So") and '
+        f"len(WORDS(REASONING)) < {_MAX_WORDS} and ANSWER in {answers}"
+    )

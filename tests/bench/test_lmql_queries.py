@@ -1,0 +1,38 @@
+"""What lmql is asked when it is measured."""
+
+import os.path
+
+from tokenizers import Tokenizer
+
+from bench.lmql_queries import EXAMPLES_LEN, few_shot, short
+from launcher.settings import BUNDLED_MODEL
+
+TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
+
+
+def test_a_few_shot_round_asks_different_questions_behind_the_same_examples() -> None:
+    programs = few_shot(8, TOKENIZER, "a round")
+    shared = os.path.commonprefix(programs)
+    assert EXAMPLES_LEN <= len(TOKENIZER.encode(shared).ids) <= EXAMPLES_LEN + 150
+    assert len(set(programs)) == 8
+    assert shared.count("So the odd one is") >= 5
+
+
+def test_no_two_rounds_share_their_examples() -> None:
+    (one,), (other,) = (few_shot(1, TOKENIZER, seed) for seed in ("a round", "another one"))
+    assert len(os.path.commonprefix([one, other])) < 100
+    assert few_shot(1, TOKENIZER, "a round") == [one]
+
+
+def test_a_few_shot_query_may_answer_with_the_words_of_its_question_alone() -> None:
+    (program,) = few_shot(1, TOKENIZER, "a round")
+    prompt, _, conditions = program.rpartition(" where ")
+    question = prompt.rpartition("Q: ")[2].partition("\\n")[0].rstrip(".?")
+    words = question.rpartition(": ")[2].split(", ")
+    assert conditions.endswith(str([f" {word}" for word in words]).replace("'", '"'))
+
+
+def test_short_queries_have_one_hole_and_a_bound() -> None:
+    first, *rest = short(9, 64)
+    assert first == 'argmax "Once there was a fox[TEXT]" where len(TOKENS(TEXT)) < 64'
+    assert len(set(rest)) == 8
