@@ -296,9 +296,15 @@ def _check_logit_bias(raw: RawParams, limits: Limits) -> None:
 
 def _check_output_ids(raw: RawParams, limits: Limits) -> None:
     """What was made before are tokens of the model, and none of them ended the output."""
+    made = raw.output_ids
+    if not made:
+        return
+    if len(made) >= limits.max_total_len:
+        rule = f"of fewer than {limits.max_total_len} tokens"
+        raise raw.refuse("output_ids", rule, f"{len(made)} tokens")
     eos_token_ids = () if raw.ignore_eos else limits.eos_token_ids
     ends = frozenset((*eos_token_ids, *(raw.stop_token_ids or ())))
-    for index, token_id in enumerate(raw.output_ids):
+    for index, token_id in enumerate(made):
         _check_token_id(raw, limits, "output_ids", token_id)
         if token_id in ends:
             raise raw.refuse(

@@ -24,6 +24,7 @@ from router.parameters import (
     stop_params,
 )
 from router.request import Constraint, GenerateRequest, StopParams
+from router.text.fitting import check_fits
 from router.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
@@ -67,6 +68,8 @@ class Validation:
         """The request for a prompt of text. Raises InvalidRequest."""
         self._check(raw, is_empty=not text)
         check_unicode(text, raw.name("inputs"))
+        if raw.truncate is None:
+            await check_fits(self._tokenizer, text, self._max_input_len, raw.name("inputs"))
         token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
         return await self._request(token_ids, text, raw, trace_id)
 
@@ -75,6 +78,9 @@ class Validation:
     ) -> GenerateRequest:
         """The request for a prompt of token ids. Raises InvalidRequest."""
         self._check(raw, is_empty=not token_ids)
+        if raw.truncate is None:
+            # Before anybody looks at each of them: there may be millions.
+            self._room(len(token_ids), raw)
         self._check_ids(token_ids, raw)
         text = await self._tokenizer.decode_async(
             token_ids, skip_special_tokens=raw.skip_special_tokens
@@ -149,6 +155,10 @@ class Validation:
         stops = StopRule(stop.stop_strings, kept=stop.keep_stop_string)
         return await _checked(self._checks, constraint, stops, max_len, name)
 
+    @property
+    def _max_input_len(self) -> int:
+        return min(self.limits.max_input_len, self.limits.max_total_len - 1)
+
     def _room(self, prompt_len: int, raw: RawParams) -> int:
         """max_new_tokens: as given, or all that the prompt leaves. Raises InvalidRequest."""
         limits, inputs, new = self.limits, raw.name("inputs"), raw.name("max_new_tokens")
@@ -159,10 +169,10 @@ class Validation:
                 f"Given: {prompt_len} `{inputs}` tokens and {max_new_tokens} `{new}`",
                 new,
             )
-        max_input_len = min(limits.max_input_len, limits.max_total_len - 1)
-        if prompt_len > max_input_len:
+        if prompt_len > self._max_input_len:
             raise InvalidRequest(
-                f"`{inputs}` must have at most {max_input_len} tokens. Given: {prompt_len}", inputs
+                f"`{inputs}` must have at most {self._max_input_len} tokens. Given: {prompt_len}",
+                inputs,
             )
         if max_new_tokens is None:
             max_new_tokens = limits.max_total_len - prompt_len

@@ -111,7 +111,7 @@ def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
     return LmtpServices(
         services.infer,
         Intake(services.validation, services.metrics, services.tracer),
-        Prompts(services.tokenizer, services.chat_template),
+        Prompts(services.tokenizer, services.chat_template, services.info.limits.max_total_len),
         services.info,
         services.metrics,
         limits,

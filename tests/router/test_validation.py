@@ -50,6 +50,20 @@ async def test_a_token_that_only_the_tokenizer_has_is_refused(tokenizer: Tokeniz
         await small.validate("The fox", RawParams())
 
 
+async def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(
+    validation: Validation,
+) -> None:
+    text = "over the lazy dog " * 2000
+    with pytest.raises(InvalidRequest) as refused:
+        await validation.validate(text, RawParams(names={"inputs": "prompt"}))
+
+    assert refused.value.field == "prompt"
+    assert "`prompt` must have at most 24 tokens. Given: " in str(refused.value)
+    assert "in its first 16384 of 36000 characters" in str(refused.value)
+    cut = await validation.validate(text, RawParams(truncate=4))
+    assert len(cut.prompt_ids) == 4
+
+
 async def test_a_prompt_that_is_too_long_is_refused_with_the_numbers(
     validation: Validation,
 ) -> None:

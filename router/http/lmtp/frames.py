@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from router.http.body import check_depth
 from router.http.errors import HttpError
+from router.http.json_bounds import check_depth, check_width
 
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003
@@ -43,13 +43,13 @@ def read_frame(text: str | None) -> Frame:
         raise NoFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
     body = rest.encode()
     try:
+        check_width(body)
         payload = orjson.loads(body)
+        if not isinstance(payload, dict):
+            raise NoFrame(_INVALID_DATA, "the JSON of a frame must be an object")
+        check_depth(body, payload)
     except orjson.JSONDecodeError as error:
         raise NoFrame(_INVALID_DATA, f"the frame's JSON is malformed: {error}") from error
-    if not isinstance(payload, dict):
-        raise NoFrame(_INVALID_DATA, "the JSON of a frame must be an object")
-    try:
-        check_depth(body, payload)
     except HttpError as error:
         raise NoFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
     return Frame(command, payload, body)

@@ -7,6 +7,7 @@ from router.errors import InvalidRequest
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.schema import PromptBody
 from router.text.chat_template import ChatTemplate
+from router.text.fitting import check_fits
 from router.text.plain_text import plain_ids
 from router.text.tokenizer import Tokenizer, check_unicode
 
@@ -23,10 +24,14 @@ class Prompt:
 
 
 class Prompts:
-    """Reads them with the model's tokenizer and chat template."""
+    """Reads them with the model's tokenizer and chat template.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    `max_len`: tokens of the longest sequence that the model takes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_len: int) -> None:
         self.tokenizer = tokenizer
+        self._max_len = max_len
         self._template = template
         self._bos_ids = _bos_ids(tokenizer)
 
@@ -45,8 +50,7 @@ class Prompts:
         if begun is None:
             return self._begun(prompt)
         if isinstance(prompt.content, str):
-            check_unicode(prompt.content, field)
-            prompt = Prompt(tuple(await plain_ids(self.tokenizer, prompt.content)), field)
+            prompt = Prompt(await self.plain_ids(prompt.content, field), field)
         assert not isinstance(prompt.content, str)
         return Prompt(begun + prompt.content, field)
 
@@ -55,11 +59,20 @@ class Prompts:
         prompt = await self.read(body, buffers)
         if not isinstance(prompt.content, str):
             return prompt.content
-        check_unicode(prompt.content, prompt.field)
+        await self._check(prompt.content, prompt.field)
         ids = await self.tokenizer.encode_async(
             prompt.content, add_special_tokens=prompt.add_special_tokens
         )
         return tuple(ids)
+
+    async def plain_ids(self, text: str, field: str) -> tuple[int, ...]:
+        """The tokens of a text that goes on another one. Raises InvalidRequest."""
+        await self._check(text, field)
+        return tuple(await plain_ids(self.tokenizer, text))
+
+    async def _check(self, text: str, field: str) -> None:
+        check_unicode(text, field)
+        await check_fits(self.tokenizer, text, self._max_len, field)
 
     async def _own(self, body: PromptBody, field: str) -> Prompt:
         if field == "prompt":

@@ -45,6 +45,9 @@ def _scored(value: Any) -> Any:
     return value
 
 
+LogitBias = Annotated[dict[int, float], PlainValidator(_bias)]
+
+
 class MessageBody(Schema):
     """A turn of a chat."""
 
@@ -56,9 +59,9 @@ class PromptBody(Schema):
     """Where an output begins: token ids, text or turns, behind what a buffer holds."""
 
     model: str | None = None
-    prompt: list[int] | None = None
+    prompt: list[int] | None = Field(default=None, fail_fast=True)
     text: str | None = None
-    messages: Annotated[list[MessageBody], Field(min_length=1)] | None = None
+    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)] | None = None
     buffer: str | None = None
 
 
@@ -68,7 +71,7 @@ class GenerateBody(PromptBody):
     max_tokens: int | None = None
     temperature: float | None = None
     top_logprobs: int | None = None
-    logit_bias: Annotated[dict[int, float], PlainValidator(_bias)] | None = None
+    logit_bias: LogitBias | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -78,12 +81,12 @@ class GenerateBody(PromptBody):
     frequency_penalty: float | None = None
     seed: int | None = None
     constraint: Grammar | None = None
-    stop: list[str] | None = None
+    stop: list[str] | None = Field(default=None, fail_fast=True)
     include_stop: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    output: list[int] | None = None
+    output: list[int] | None = Field(default=None, fail_fast=True)
     num_steps: int | None = None
     timeout_s: float | None = None
     store: str | None = None

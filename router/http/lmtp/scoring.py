@@ -24,8 +24,6 @@ from router.http.lmtp.work import Say
 from router.http.model_name import served_name
 from router.infer import Completion
 from router.request import GenerateRequest
-from router.text.plain_text import plain_ids
-from router.text.tokenizer import check_unicode
 from router.validation import RawParams
 
 _MAX_VALUES = 4096
@@ -84,8 +82,7 @@ class Scoring:
         self, prompt_ids: tuple[int, ...], value: str | list[int]
     ) -> GenerateRequest:
         if isinstance(value, str):
-            check_unicode(value, "scored")
-            value = await plain_ids(self._services.prompts.tokenizer, value)
+            value = list(await self._services.prompts.plain_ids(value, "scored"))
         raw = RawParams(
             max_new_tokens=1,
             decoder_input_details=True,

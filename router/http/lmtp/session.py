@@ -21,6 +21,7 @@ from router.errors import Overloaded, RouterError
 from router.http.access import tell
 from router.http.errors import HttpError
 from router.http.exchange import Exchange
+from router.http.lmtp.beams import Beaming
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.commands import Commands
 from router.http.lmtp.failures import error_fields, error_type_of
@@ -39,8 +40,10 @@ from router.metrics import FRAMES
 _logger = logging.getLogger(__name__)
 
 ROUTE = "/lmtp"
-_STREAMS = ("GENERATE", "SCORE")
+_STREAMS = ("GENERATE", "SCORE", "BEAMS")
 _INTERNAL_ERROR = 1011
+# Bytes of a frame that takes a millisecond to read.
+_LONG_LEN = 1 << 16
 _MAX_REASON_LEN = 123
 # When another stream may have ended.
 _STREAM_ENDS_S = 1.0
@@ -155,7 +158,11 @@ class Session:
                     self._end(None)
                     return
                 if message["type"] == "websocket.receive":
-                    await self._take(read_frame(message.get("text")))
+                    frame = read_frame(message.get("text"))
+                    if len(frame.text) > _LONG_LEN:
+                        # It took long, and so will what follows: everybody else's turn.
+                        await asyncio.sleep(0)
+                    await self._take(frame)
         except NoFrame as error:
             self._exchange.error_type = "no_frame"
             self._end(Close(error.code, str(error)))
@@ -224,6 +231,8 @@ class Session:
             return Generation(
                 *(self._services, self._buffers, exchange, stream_id, self.version, self.notify)
             )
+        if command == "BEAMS":
+            return Beaming(self._services, self._buffers, exchange, stream_id, self.notify)
         return Scoring(self._services, self._buffers, exchange, stream_id)
 
     async def _serve(self, stream_id: int, work: Work, frame: Frame, exchange: Exchange) -> None:

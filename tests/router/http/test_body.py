@@ -1,5 +1,6 @@
 """Bodies: what is read, and what each malformed one is told."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ from pydantic import Field
 
 from router.errors import InvalidRequest
 from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.body import MAX_DEPTH, Schema, parse
+from router.http.body import Schema, parse
 from router.http.errors import HttpError
+from router.http.json_bounds import MAX_CONTAINERS, MAX_DEPTH, check_width
+from router.http.lmtp.schema import BufferBody, GenerateBody, ScoreBody
 from router.http.openai.responses.schema import CountInputBody, ResponseBody
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.tgi.schema import CompatBody, TokenizeBody
@@ -26,6 +29,9 @@ BODIES = (
     TokenizeBody,
     InferenceBody,
     VertexBody,
+    GenerateBody,
+    ScoreBody,
+    BufferBody,
 )
 
 
@@ -68,7 +74,7 @@ def test_null_stands_for_absence() -> None:
         (b'{"name": "\xff\xfe"}', "byte 10 is not valid UTF-8"),
         (b'{"name": "\\ud800"}', "no low surrogate"),
         (b"\xef\xbb\xbf{}", "line 1 column 1"),
-        (b"[" * 100_000, "line 1 column"),
+        (b"[" * 60_000, "line 1 column"),
     ],
 )
 def test_what_is_no_json_is_a_400_that_says_where(body: bytes, place: str) -> None:
@@ -93,6 +99,21 @@ def test_a_wide_body_is_not_a_deep_one() -> None:
     wide = b'{"name":"a","inner":{"anything":[' + b",".join([b"[]"] * 1000) + b"]}}"
 
     assert parse(wide, Body).inner == Inner(anything=[[]] * 1000)
+
+
+@pytest.mark.parametrize("opening", [b"[]", b"{}"])
+def test_a_body_with_too_many_lists_and_objects_is_refused_with_the_numbers(opening: bytes) -> None:
+    lists = b'{"name":"a","inner":{"anything":[' + b",".join([opening] * MAX_CONTAINERS) + b"]}}"
+
+    with pytest.raises(HttpError, match=r"at most 65536 .* Given: 65539") as refusal:
+        parse(lists, Body)
+
+    assert (refusal.value.status, refusal.value.error_type) == (400, "validation")
+
+
+@pytest.mark.parametrize("text", ["[" * 70_000, '"[', "\\", '\\"[{' * 40_000, "[\\\\" * 70_000])
+def test_brackets_in_texts_are_no_lists(text: str) -> None:
+    check_width(json.dumps({"inputs": text, "[" * 70_000: text}).encode())
 
 
 @pytest.mark.parametrize(
@@ -183,7 +204,7 @@ def lists_that_go_on(schema: Any) -> list[Any]:
     return [schema] * goes_on + [
         found
         for key, each in schema.items()
-        if key != "metadata"
+        if key not in ("metadata", "serialization")
         for found in lists_that_go_on(each)
     ]
 

@@ -35,6 +35,7 @@ async def closed(talk: Talk) -> tuple[int, str]:
         ("X" * 41 + " {}", "a frame is TYPE"),
         ("GENERÄTE {}", "a frame is TYPE"),
         ('GENERATE {"x": ' + "[" * 70 + "]" * 70 + "}", "levels deep"),
+        ('GENERATE {"x": [[]' + ",[]" * 65_535 + "]}", "at most 65536 lists and objects"),
     ],
 )
 async def test_a_text_that_is_no_frame_closes_the_socket(text: str, words: str) -> None:
@@ -105,6 +106,24 @@ async def test_a_mask_of_a_megabyte_is_taken_and_its_first_wrong_id_named() -> N
     assert said[0][1]["finish_reason"] == "length"
     assert len(json.dumps(wrong)) > 1 << 20
     assert (error["field"], "10000000" in error["error"]) == ("logit_bias", True)
+
+
+async def test_of_a_million_wrong_values_the_first_is_named() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        error = await talk.error("GENERATE", 1, prompt=[*ONCE, *["a"] * 1_000_000])
+
+    assert error["field"] == f"prompt[{len(ONCE)}]"
+
+
+async def test_a_text_of_megabytes_is_refused_by_its_beginning() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        for command, fields in (
+            ("GENERATE", {"text": "abcd " * 1_000_000}),
+            ("SCORE", {"prompt": ONCE, "scored": ["abcd " * 1_000_000]}),
+            ("BUFFER", {"name": "a", "text": "abcd " * 1_000_000}),
+        ):
+            error = await talk.error(command, 1, **fields)
+            assert "in its first 16384 of 5000000 characters" in error["error"]
 
 
 def test_a_frame_is_its_type_and_its_object() -> None:
