@@ -113,6 +113,11 @@ class Keeper:
         """How long the model has been in its state."""
         return self._clock() - self._roster.berth(name).since_s
 
+    def waits_for(self, name: str) -> str:
+        """What those who wait for a model wait for: "loading", or "queued" for room."""
+        is_loading = self._roster.berth(name).state is State.LOADING
+        return "loading" if is_loading else "queued"
+
     def last_used(self) -> Model | None:
         """The ready model that was used last."""
         name = self._roster.last_used()

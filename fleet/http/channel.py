@@ -25,7 +25,6 @@ from fleet.http.stream_book import StreamBook
 from fleet.keeper import Keeper, Lease
 from fleet.metrics import FleetMetrics
 from fleet.names import Model
-from fleet.roster import State
 from router.errors import RouterError
 from router.http.errors import HttpError
 from router.http.lmtp.failures import error_fields
@@ -276,11 +275,12 @@ class Channel:
             await asyncio.sleep(delay_s)
             delay_s = _NEXT_NOTICE_S
             self._was_told = True
-            if self._keeper.states().get(model.name) is State.LOADING:
-                so_far_s = self._keeper.waited_s(model.name)
-                await self._notify("loading", f"{model.name} is being loaded: {so_far_s:.0f} s")
-            else:
-                await self._notify("queued", f"{model.name} waits for room: others are in memory")
+            state = self._keeper.waits_for(model.name)
+            so_far_s = self._keeper.waited_s(model.name)
+            told = f"{model.name} waits for room: others are in memory"
+            if state == "loading":
+                told = f"{model.name} is being loaded: {so_far_s:.0f} s"
+            await self._notify(state, told)
 
     async def _notify(self, state: str, message: str) -> None:
         for stream_id in self._book.ids():

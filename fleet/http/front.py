@@ -8,11 +8,11 @@ import asyncio
 import logging
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fleet.errors import FleetError, ServerGone
+from fleet.errors import FleetError, NotNow, ServerGone
 from fleet.http.errors import http_error
+from fleet.http.event_stream import CommentTimes, EventStream, with_retry
 from fleet.http.naming import read_named
 from fleet.http.own import OwnRoutes
 from fleet.http.passing import ask_for, pass_back
@@ -43,6 +43,7 @@ class Front:
         sockets: ASGIApp,
         *,
         max_body_len: int,
+        comments: CommentTimes | None = None,
     ) -> None:
         self._keeper = keeper
         self._names = names
@@ -51,6 +52,7 @@ class Front:
         self._metrics = metrics
         self._sockets = sockets
         self._bodies = BodyReader(max_body_len)
+        self._comments = comments or CommentTimes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request or socket."""
@@ -58,30 +60,37 @@ class Front:
             await self._sockets(scope, receive, send)
             return
         request = Request(scope, receive)
+        stream = EventStream(request, send, self._comments)
         try:
             response = await self._own.answer(request)
             if response is not None:
                 await response(scope, receive, send)
             else:
-                await self._serve(request, send)
+                await self._serve(request, stream, send)
         except (FleetError, HttpError, RouterError) as error:
-            await self._answer_error(request, error)(scope, receive, send)
+            problem = self._problem(request, error)
+            if stream.is_open:
+                await stream.fail(problem)
+            else:
+                await problem.response()(scope, receive, send)
 
-    async def _serve(self, request: Request, send: Send) -> None:
+    async def _serve(self, request: Request, stream: EventStream, send: Send) -> None:
         path = request.scope["path"]
         route = self._routes.find(request.method, path)
         if route is None:
             raise self._no_route(request.method, path)
         if route.kind is Kind.STORED:
-            await self._pass_to_who_has_it(request, send)
+            await self._pass_to_who_has_it(request, stream, send)
             return
-        body, asked = await read_named(request, self._bodies)
-        model = await model_of(route.model or asked, self._names, self._keeper)
+        named = await read_named(request, self._bodies)
+        model = await model_of(route.model or named.model, self._names, self._keeper)
         for is_last in (False, False, True):
             lending = self._keeper.lend(model)
+            if stream.is_wanted(named.stream):
+                lending = stream.told(lending, lambda: self._keeper.waits_for(model.name))
             with await unless_disconnected(request, lending) as lease:
                 try:
-                    answer = await ask_for(request, lease.socket, body)
+                    answer = await ask_for(request, lease.socket, named.body)
                 except ServerGone:
                     # Nothing of an answer came, so the request may be made once more.
                     self._keeper.suspect(lease)
@@ -89,10 +98,10 @@ class Front:
                         raise
                     continue
                 self._metrics.requests.inc(model.name)
-                await pass_back(request, answer, send, self._metrics)
+                await pass_back(request, answer, stream, send, self._metrics)
                 return
 
-    async def _pass_to_who_has_it(self, request: Request, send: Send) -> None:
+    async def _pass_to_who_has_it(self, request: Request, stream: EventStream, send: Send) -> None:
         """What one of the servers keeps, and the others do not know."""
         for model, _ in self._keeper.ready():
             lease = self._keeper.lend_ready(model.name)
@@ -101,7 +110,7 @@ class Front:
             with lease:
                 answer = await ask_for(request, lease.socket, b"")
                 if answer.status != _NOT_FOUND:
-                    await pass_back(request, answer, send, self._metrics)
+                    await pass_back(request, answer, stream, send, self._metrics)
                     return
                 answer.close()
         message = "no loaded model keeps such a response; they are forgotten with its unloading"
@@ -115,18 +124,21 @@ class Front:
         message = f"{method} is not a method of {path[:200]}; {told} would be"
         return HttpError(405, "method_not_allowed", message, headers={"allow": told})
 
-    def _answer_error(self, request: Request, error: Exception) -> Response:
+    def _problem(self, request: Request, error: Exception) -> Problem:
+        """The error as it is told, booked."""
         exchange = Exchange.of(request)
+        dialect = Dialect.of_path(request.scope["path"])
+        told = http_error(error) if isinstance(error, FleetError) else error
+        assert isinstance(told, HttpError | RouterError)
+        problem = Problem.of(told, dialect, exchange.request_id)
+        exchange.error_type = problem.error_type
         if isinstance(error, FleetError):
-            error = http_error(error)
-            self._metrics.rejected.inc(error.error_type)
-        assert isinstance(error, HttpError | RouterError)
+            self._metrics.rejected.inc(problem.error_type)
+        if isinstance(error, NotNow):
+            problem = with_retry(problem, error.retry_after_s)
         if isinstance(error, Cancelled):
             _logger.debug("request_id=%s left before its answer began", exchange.request_id)
-        dialect = Dialect.of_path(request.scope["path"])
-        problem = Problem.of(error, dialect, exchange.request_id)
-        exchange.error_type = problem.error_type
-        return problem.response()
+        return problem
 
 
 async def model_of(asked: str | None, names: Names, keeper: Keeper) -> Model:

@@ -1,4 +1,7 @@
-"""The model that a request names: in its body, in its query string, or not at all."""
+"""What the front reads of a request: the model that it names, and whether it asks for events."""
+
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
@@ -9,12 +12,24 @@ _BODILESS = frozenset({"GET", "HEAD", "DELETE"})
 
 class _Named(Schema):
     model: str | None = None
+    # Whether it is a truth value, the server says.
+    stream: Any = None
 
 
-async def read_named(request: Request, bodies: BodyReader) -> tuple[bytes, str | None]:
-    """The body, unchanged, and the model's name. Raises HttpError, InvalidRequest."""
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A request's body, unchanged; the model's name, of the body or the query string, if any."""
+
+    body: bytes
+    model: str | None
+    stream: object = None
+
+
+async def read_named(request: Request, bodies: BodyReader) -> Named:
+    """What it names. Raises HttpError, InvalidRequest."""
     asked = request.query_params.get("model")
     if request.method in _BODILESS:
-        return b"", asked
+        return Named(b"", asked)
     body = await bodies.read_json(request)
-    return body, parse(body, _Named).model or asked
+    named = parse(body, _Named)
+    return Named(body, named.model or asked, named.stream)

@@ -13,6 +13,7 @@ from starlette.types import Send
 
 from fleet.errors import Cut, ServerGone
 from fleet.http.errors import http_error
+from fleet.http.event_stream import EventStream, error_event, has_events, with_retry
 from fleet.http.upstream import Answer, ask
 from fleet.metrics import FleetMetrics
 from router.http.disconnect import end, unless_disconnected, until_disconnected
@@ -25,7 +26,6 @@ _OF_CONNECTION = frozenset(
 # The front reads bodies whole, answers pages of other origins, and has a request's id.
 _NOT_SENT = _OF_CONNECTION | {b"content-length", b"expect", b"origin", b"x-request-id"}
 _NOT_TOLD = _OF_CONNECTION | {b"x-request-id", b"date", b"server"}
-_DONE = b"data: [DONE]\n\n"
 _RETRY_AFTER_S = 1.0
 
 
@@ -41,49 +41,42 @@ async def ask_for(request: Request, socket: Path, body: bytes) -> Answer:
     return await unless_disconnected(request, asking)
 
 
-async def pass_back(request: Request, answer: Answer, send: Send, metrics: FleetMetrics) -> None:
-    """The answer, piece by piece as it comes, to its end or the client's leaving."""
+async def pass_back(
+    request: Request, answer: Answer, stream: EventStream, send: Send, metrics: FleetMetrics
+) -> None:
+    """The answer, piece by piece as it comes, to its end or the client's leaving.
+
+    `stream` may have begun it.
+    """
     leaving = asyncio.ensure_future(until_disconnected(request.receive))
     leaving.add_done_callback(lambda _: answer.close())
     headers = _without(answer.headers, _NOT_TOLD)
-    last = b""
+    pieces, last = stream.pieces(answer) if stream.is_open else answer.pieces(), b""
     try:
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        async for piece in answer.pieces():
+        if not stream.is_open:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        async for piece in pieces:
             last = piece
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     except Cut as error:
         if not leaving.done():
             metrics.cut.inc()
-            await _break_off(request, headers, last, error, send)
+            Exchange.of(request).error_type = "incomplete_generation"
+            if stream.is_open or has_events(headers):
+                await _break_off(request, last, error, send)
     finally:
         answer.close()
         await end(leaving)
 
 
-async def _break_off(
-    request: Request,
-    headers: Iterable[tuple[bytes, bytes]],
-    last: bytes,
-    cut: Cut,
-    send: Send,
-) -> None:
+async def _break_off(request: Request, last: bytes, cut: Cut, send: Send) -> None:
     """An event stream ends with an error; of any other answer only its being cut off can tell."""
-    exchange = Exchange.of(request)
-    exchange.error_type = "incomplete_generation"
-    if not any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers):
-        return
     gone = http_error(ServerGone(f"{cut}; the model is loaded anew", _RETRY_AFTER_S))
-    dialect = Dialect.of_path(request.url.path)
-    problem = Problem.of(gone, dialect, exchange.request_id)
+    request_id = Exchange.of(request).request_id
+    problem = Problem.of(gone, Dialect.of_path(request.url.path), request_id)
     frame = b"" if last.endswith(b"\n\n") or not last else b"\n\n"
-    if dialect is Dialect.TGI:
-        frame += problem.frame()
-    elif dialect is Dialect.ANTHROPIC or request.url.path == "/v1/responses":
-        frame += b"event: error\n" + problem.frame()
-    else:
-        frame += problem.frame() + _DONE
+    frame += error_event(request.url.path, with_retry(problem, _RETRY_AFTER_S))
     await send({"type": "http.response.body", "body": frame, "more_body": False})
 
 

@@ -13,6 +13,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fleet.http.event_stream import CommentTimes
 from fleet.http.front import Front
 from fleet.http.own import OwnRoutes
 from fleet.http.routes import Routes
@@ -54,8 +55,9 @@ class Seen:
 class Upstreams:
     """The servers behind: what they saw, and what they do.
 
-    /generate answers who it is; /generate_stream counts up to `num_events`, waiting for `go_on`
-    behind the first; /v1/completions sends endless bytes. `talk` serves sockets.
+    A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream counts up
+    to `num_events`, waiting for `go_on` behind the first; /v1/completions sends endless bytes.
+    `talk` serves sockets.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -91,7 +93,9 @@ class Upstreams:
         return serve
 
     async def _answer(self, seen: Seen, receive: Receive, send: Send) -> None:
-        if seen.path == "/generate_stream":
+        if b'"refuse"' in seen.body:
+            await _send_json(send, 422, {"error": "`x` is wrong", "error_type": "validation"})
+        elif seen.path == "/generate_stream":
             await self._stream(receive, send)
         elif seen.path == "/v1/completions":
             await self._flood(send)
@@ -167,6 +171,7 @@ async def fleet_house(
     load_timeout_s: float = 5.0,
     keys: tuple[str, ...] = (),
     starts: bool = True,
+    comments: CommentTimes | None = None,
 ) -> AsyncIterator[House]:
     """A front over servers of these models; `starts` False: loads wait for servers.may_start."""
     upstreams, servers = Upstreams(), FakeServers()
@@ -190,7 +195,9 @@ async def fleet_house(
             keeper, names, metrics, server="tandem 0.0.1", limits=limits, keys=keys
         )
         app: ASGIApp = Front(
-            keeper, names, Routes(DOCUMENT), own, metrics, sockets, max_body_len=100_000
+            *(keeper, names, Routes(DOCUMENT), own, metrics, sockets),
+            max_body_len=100_000,
+            comments=comments,
         )
         if keys:
             app = Guard(app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000)
