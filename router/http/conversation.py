@@ -24,12 +24,12 @@ from router.http.headers import answer_headers, stream_headers
 from router.http.intake import Intake
 from router.http.model_name import served_name
 from router.http.openai.offering import offering, tell_tools
+from router.http.openai.tool_calls import Calling
 from router.http.openai.tool_grammar import Offer
 from router.http.server_info import ServerInfo
 from router.http.sse import EventStream
 from router.infer import Completion, Infer
 from router.request import GenerateRequest
-from router.text.call_syntax import CallSyntax
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 from router.validation import Limits, RawParams
@@ -167,15 +167,17 @@ class Conversations:
         *,
         continues: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
+        may_call: bool = False,
     ) -> str:
         """The prompt; `continues` lets the answer go on with the last turn.
 
-        `tools` are in OpenAI's words; a template that shows none gets them in the last turn.
+        `tools` are in OpenAI's words; a template that shows none gets them in the last turn, if
+        they may be called.
 
         Raises TemplateFailed, and Unserved for a setting that the template does not read.
         """
         # Off the event loop: a template is the model's program, and a conversation may be long.
-        return await asyncio.to_thread(self._render, turns, settings, continues, tools)
+        return await asyncio.to_thread(self._render, turns, settings, continues, tools, may_call)
 
     def _render(
         self,
@@ -183,6 +185,7 @@ class Conversations:
         settings: Sequence[Setting],
         continues: bool,
         tools: Sequence[Mapping[str, Any]],
+        may_call: bool,
     ) -> str:
         variables = {}
         for setting in settings:
@@ -196,7 +199,7 @@ class Conversations:
                     setting.field,
                 )
         messages: list[Mapping[str, Any]] = [turn.for_template() for turn in turns]
-        if tools and not self._template.reads("tools", with_tools=True):
+        if may_call and not self._template.reads("tools", with_tools=True):
             messages = tell_tools(messages, tools, self._template.call_syntax())
         return self._template.render(
             messages,
@@ -206,15 +209,15 @@ class Conversations:
             variables=variables,
         )
 
-    async def offer(self, raw: RawParams, offer: Offer, field: str) -> tuple[RawParams, CallSyntax]:
+    async def offer(self, raw: RawParams, offer: Offer, field: str) -> tuple[RawParams, Calling]:
         """The parameters with the grammar of what may be called, and how it is called.
 
         Raises TemplateFailed.
         """
 
-        def offered() -> tuple[RawParams, CallSyntax]:
+        def offered() -> tuple[RawParams, Calling]:
             syntax = self._template.call_syntax()
-            return offering(raw, offer, syntax, field), syntax
+            return offering(raw, offer, syntax, field), Calling(syntax, offer.may_speak)
 
         return await asyncio.to_thread(offered)
 

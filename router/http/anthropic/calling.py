@@ -4,9 +4,6 @@ message_start ping (content_block_start content_block_delta* content_block_stop)
 message_delta message_stop, or error
 """
 
-import secrets
-import string
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -15,55 +12,29 @@ from router.errors import RouterError
 from router.events import Finished, TokenGenerated
 from router.http.anthropic.reply import ending, message, usage, usage_of
 from router.http.errors import Problem
-from router.http.openai.tool_calls import CallArguments, CallBegun, CallReader, Piece, Said
-from router.text.call_syntax import CallSyntax
+from router.http.openai.tool_calls import CallArguments, CallBegun, Calling, Piece
 
-_LETTERS = string.ascii_letters + string.digits
-_ID_LEN = 24
+_PREFIX = "toolu_"
 
 
-@dataclass(frozen=True, slots=True)
-class Calling:
-    """How an answer calls, in the model's syntax."""
+def content_of(text: str, calling: Calling) -> tuple[list[dict[str, Any]], int]:
+    """The blocks of a whole answer, and how many of them call.
 
-    syntax: CallSyntax
-    may_speak: bool
-
-    def reader(self) -> CallReader:
-        """For one answer."""
-        return CallReader(self.syntax, may_speak=self.may_speak)
-
-    def new_id(self) -> str:
-        """What a call is called by."""
-        if self.syntax.id_len is None:
-            return "toolu_" + _letters(_ID_LEN)
-        return _letters(self.syntax.id_len)
-
-    def content(self, text: str) -> tuple[list[dict[str, Any]], int]:
-        """The blocks of a whole answer, and how many of them call.
-
-        A call that was cut is none: its input is no object.
-        """
-        reader = self.reader()
-        said, calls = "", []
-        for piece in reader.push(text) + reader.finish():
-            if isinstance(piece, Said):
-                said += piece.text
-            elif isinstance(piece, CallBegun):
-                calls.append([piece.name, ""])
-            else:
-                calls[-1][1] += piece.text
-        blocks = [self._block(name, arguments) for name, arguments in calls]
-        whole = [block for block in blocks if block is not None]
-        spoken = [{"type": "text", "text": said}] if said or not whole else []
-        return [*spoken, *whole], len(whole)
-
-    def _block(self, name: str, arguments: str) -> dict[str, Any] | None:
-        try:
-            value = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            return None
-        return {"type": "tool_use", "id": self.new_id(), "name": name, "input": value}
+    A call that was cut is none: its input is no object.
+    """
+    said, calls = calling.read(text)
+    blocks = [
+        {
+            "type": "tool_use",
+            "id": calling.new_id(_PREFIX),
+            "name": call.name,
+            "input": orjson.loads(call.arguments),
+        }
+        for call in calls
+        if call.is_whole
+    ]
+    spoken = [{"type": "text", "text": said}] if said or not blocks else []
+    return [*spoken, *blocks], len(blocks)
 
 
 def calling_ending(end: Finished, num_calls: int) -> dict[str, Any]:
@@ -117,7 +88,7 @@ class CallingWords:
         if isinstance(piece, CallArguments):
             return self._delta({"type": "input_json_delta", "partial_json": piece.text})
         if isinstance(piece, CallBegun):
-            block = {"type": "tool_use", "id": self._calling.new_id(), "name": piece.name}
+            block = {"type": "tool_use", "id": self._calling.new_id(_PREFIX), "name": piece.name}
             return self._begin("tool_use", {**block, "input": {}})
         begun = b""
         if self._open != "text":
@@ -144,7 +115,3 @@ class CallingWords:
 def _event(name: str, fields: dict[str, Any]) -> bytes:
     data = orjson.dumps({"type": name, **fields})
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
-
-
-def _letters(length: int) -> str:
-    return "".join(secrets.choice(_LETTERS) for _ in range(length))

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.anthropic.calling import Calling, CallingWords, calling_ending
+from router.http.anthropic.calling import CallingWords, calling_ending, content_of
 from router.http.anthropic.frames import MessageWords
 from router.http.anthropic.reply import message, usage_of
 from router.http.anthropic.schema import CountBody, MessagesBody
@@ -61,8 +61,7 @@ class MessageRoutes:
         prompt = await self._prompt(body)
         offer, calling = body.offered.offer, None
         if offer is not None:
-            raw, syntax = await talk.offer(raw, offer, "tools")
-            calling = Calling(syntax, offer.may_speak)
+            raw, calling = await talk.offer(raw, offer, "tools")
         checked = await talk.check(exchange, prompt, raw)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
@@ -74,7 +73,7 @@ class MessageRoutes:
         end = (await talk.complete(request, checked)).finished
         content, num_calls = [{"type": "text", "text": end.text}], 0
         if calling is not None:
-            content, num_calls = calling.content(end.text)
+            content, num_calls = content_of(end.text, calling)
         stopped = calling_ending(end, num_calls)
         answer = message(message_id, model, content, stopped, usage_of(end))
         return talk.reply(exchange, answer, _headers(exchange))
@@ -92,7 +91,11 @@ class MessageRoutes:
 
     async def _prompt(self, body: CountBody) -> str:
         return await self._conversations.render(
-            body.turns, body.settings, continues=body.continues, tools=body.offered.shown
+            body.turns,
+            body.settings,
+            continues=body.continues,
+            tools=body.offered.shown,
+            may_call=body.offered.offer is not None,
         )
 
 

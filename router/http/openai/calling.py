@@ -4,8 +4,6 @@ What is text and what is a call, `CallReader` tells; here it gets OpenAI's words
 (`tool_calls`) or the old ones (`function_call`).
 """
 
-import secrets
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,31 +14,17 @@ import orjson
 from router.events import Finished, FinishReason, PromptScored, TokenGenerated
 from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope, told_of_constraint
-from router.http.openai.tool_calls import CallArguments, CallBegun, CallReader, Piece, Said
-from router.text.call_syntax import CallSyntax
+from router.http.openai.tool_calls import CallArguments, Calling, Piece, Said
 
-_LETTERS = string.ascii_letters + string.digits
-_ID_LEN = 24
 _OLD_REASONS: Mapping[bool, str] = MappingProxyType({True: "function_call", False: "tool_calls"})
 
 
 @dataclass(frozen=True, slots=True)
-class Calling:
-    """How an answer calls: in the model's syntax, and in the new words or the old ones."""
+class ChatCalling:
+    """How a chat's answer calls: in the new words or the old ones."""
 
-    syntax: CallSyntax
-    may_speak: bool
+    calling: Calling
     is_old: bool
-
-    def reader(self) -> CallReader:
-        """For one answer."""
-        return CallReader(self.syntax, may_speak=self.may_speak)
-
-    def new_id(self) -> str:
-        """What a call of this answer is called by."""
-        prefix, length = ("call_", _ID_LEN) if self.syntax.id_len is None else ("", 0)
-        length = length or self.syntax.id_len or 0
-        return prefix + "".join(secrets.choice(_LETTERS) for _ in range(length))
 
     def reason(self, reason: FinishReason, num_calls: int) -> str:
         """The finish reason: calls are one, unless they were cut."""
@@ -49,27 +33,25 @@ class Calling:
 
     def message(self, text: str, echoed: str) -> tuple[dict[str, Any], int]:
         """The message that a whole answer is, and how many calls it has."""
-        reader = self.reader()
-        content, calls = echoed, []
-        for piece in reader.push(text) + reader.finish():
-            if isinstance(piece, Said):
-                content += piece.text
-            elif isinstance(piece, CallBegun):
-                calls.append({"name": piece.name, "arguments": ""})
-            else:
-                calls[-1]["arguments"] += piece.text
+        said, calls = self.calling.read(text)
+        content = echoed + said
+        told = [{"name": call.name, "arguments": call.arguments} for call in calls]
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content or (None if calls else ""),
             "refusal": None,
         }
         if calls and self.is_old:
-            message["function_call"] = calls[0]
+            message["function_call"] = told[0]
         elif calls:
             message["tool_calls"] = [
-                {"id": self.new_id(), "type": "function", "function": call} for call in calls
+                {"id": self.new_id(), "type": "function", "function": call} for call in told
             ]
         return message, len(calls)
+
+    def new_id(self) -> str:
+        """What a call of this answer is called by."""
+        return self.calling.new_id("call_")
 
     def delta(self, piece: Piece) -> dict[str, Any]:
         """What a piece adds to a message."""
@@ -99,7 +81,7 @@ class CallingFrames:
         self,
         envelope: Envelope,
         index: int,
-        calling: Calling,
+        calling: ChatCalling,
         logprobs: ChatLogprobs | None,
         *,
         echoed: str,
@@ -109,7 +91,7 @@ class CallingFrames:
         self._head = envelope.chunk_head() + b'{"index":%d,"delta":' % index
         self._end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
         self._calling = calling
-        self._reader = calling.reader()
+        self._reader = calling.calling.reader()
         self._logprobs = logprobs
         self._tells_ids = prompt_ids is not None
         told = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)

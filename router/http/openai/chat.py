@@ -12,7 +12,7 @@ from starlette.responses import Response
 from router.errors import InvalidRequest, Unserved
 from router.http.exchange import Exchange
 from router.http.openai.answers import CHAT_EVENTS, LAST_EVENT, ChatCompletion
-from router.http.openai.calling import Calling, CallingFrames
+from router.http.openai.calling import CallingFrames, ChatCalling
 from router.http.openai.chat_frames import ChatChoiceFrames
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
@@ -20,6 +20,7 @@ from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.offering import offering, tell_tools
 from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage, told_of_constraint
 from router.http.openai.schema import ChatBody
+from router.http.openai.tool_calls import Calling
 from router.http.openai.tools import Offered
 from router.http.openapi import NO_MODEL, describe
 from router.infer import Completion
@@ -36,7 +37,7 @@ class _Checked:
     """A chat in order. `calling`: how its answers call; None: they are text."""
 
     request: GenerateRequest
-    calling: Calling | None
+    calling: ChatCalling | None
 
 
 class ChatRoutes:
@@ -100,11 +101,14 @@ class ChatRoutes:
         )
         return _Checked(request, calling)
 
-    def _offer(self, body: ChatBody, raw: RawParams, offered: Offered) -> tuple[RawParams, Calling]:
+    def _offer(
+        self, body: ChatBody, raw: RawParams, offered: Offered
+    ) -> tuple[RawParams, ChatCalling]:
         """The parameters with the grammar of what may be called, and how calls are told."""
         syntax = self._template.call_syntax(body.chat_template)
         raw = offering(raw, offered.offer, syntax, offered.field)
-        return raw, Calling(syntax, offered.offer.may_speak, is_old=offered.field == "functions")
+        calling = Calling(syntax, offered.offer.may_speak)
+        return raw, ChatCalling(calling, is_old=offered.field == "functions")
 
     async def render(self, body: ChatBody) -> str:
         """The prompt. Raises TemplateFailed, and Unserved for what the template does not read."""
@@ -190,7 +194,7 @@ def _choice(
     completion: Completion,
     body: ChatBody,
     logprobs: ChatLogprobs | None,
-    calling: Calling | None,
+    calling: ChatCalling | None,
 ) -> dict[str, Any]:
     end = completion.finished
     reason = FINISH_REASONS[end.reason]

@@ -26,17 +26,18 @@ _VALUED = {
     "regex": Kind.REGEX,
     "choice": Kind.CHOICE,
     "lark": Kind.LARK,
+    "gbnf": Kind.GBNF,
     "where": Kind.WHERE,
 }
-_TYPES = "`text`, `json_object`, `json_schema` or `grammar` (or `json`, `regex`, `choice`, `lark` "
-_TYPES += "and `where`, with a `value`)"
+_TYPES = "`text`, `json_object`, `json_schema` or `grammar` (or `json`, `regex`, `choice`, "
+_TYPES += "`lark`, `gbnf` and `where`, with a `value`)"
 _KINDS = {
     "json": Kind.JSON_SCHEMA,
     "regex": Kind.REGEX,
     "choice": Kind.CHOICE,
     "grammar": Kind.LARK,
 }
-_GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+_GBNF = re.compile(r"(?:\s|#[^\n]*\n)*[\w-]+\s*::=")
 # Of patterns for whitespace those that clients send, with a way to write JSON that keeps them.
 _SPACINGS: Mapping[str, Whitespace] = MappingProxyType(
     {
@@ -102,7 +103,7 @@ class ResponseFormat(Options):
         if self.type == "grammar":
             if self.grammar_ is None:
                 raise _missing("grammar")
-            return _lark(self.grammar_, "response_format.grammar")
+            return _grammar(self.grammar_)
         field = "response_format.type"
         if self.type == "structural_tag":
             raise Unserved(f"`{field}` `{self.type}` is not served; it must be {_TYPES}", field)
@@ -208,22 +209,12 @@ def _without(words: list[str]) -> RawGrammar:
 
 
 def _named(field: str, kind: Kind, value: Any) -> NamedGrammar:
-    return field, _lark(value, field) if kind is Kind.LARK else RawGrammar(kind, value)
+    return field, _grammar(value) if kind is Kind.LARK else RawGrammar(kind, value)
 
 
-def _lark(text: str, field: str) -> RawGrammar:
-    """A grammar in Lark. Raises Unserved for llama.cpp's notation.
-
-    That one has no lexer, so that a translation by rules into Lark, whose terminals take as much
-    as they can, would allow less than was written.
-    """
-    if _GBNF.search(text):
-        raise Unserved(
-            f"`{field}` is written in GBNF (`::=`), which is not served: write it in Lark, "
-            "beginning with a rule `start: ...`",
-            field,
-        )
-    return RawGrammar(Kind.LARK, text)
+def _grammar(text: str) -> RawGrammar:
+    """A grammar in GBNF, which its first rule shows, or else in Lark."""
+    return RawGrammar(Kind.GBNF if _GBNF.match(text) else Kind.LARK, text)
 
 
 def _patterned(grammar: RawGrammar, pattern: str | None, field: str) -> RawGrammar:

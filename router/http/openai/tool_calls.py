@@ -1,6 +1,7 @@
 """The calls in an answer, told apart from its text while it comes.
 
     text as it comes --CallReader--> Said | CallBegun | CallArguments, in their order
+    a whole text --Calling.read--> what was said, and the calls
 
 The answer is made under the grammar of `tool_grammar.py`, so that a call, once begun, is right as
 far as it goes. Only an end before its time (a deadline, a length that cuts) leaves one unfinished.
@@ -8,6 +9,8 @@ It knows no requests and no frames.
 """
 
 import re
+import secrets
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +18,8 @@ from router.text.call_syntax import CallSyntax
 
 # What can end a JSON object, or hide what would.
 _STRUCTURAL = re.compile(r'["{}\\]')
+_LETTERS = string.ascii_letters + string.digits
+_ID_LEN = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,16 @@ class CallReader:
             return []
         rest, self._unread = self._unread, ""
         return [Said(rest)]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether calls have begun, if only with what stands before the first one's name."""
+        return self._step != self._free
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last call's arguments are not whole."""
+        return self._step == self._arguments
 
     # Each step reads some of `_unread`, and answers whether another may follow.
 
@@ -159,3 +174,51 @@ def _overlap(text: str, trigger: str) -> int:
     """How many characters at the end of `text` may be the beginning of `trigger`."""
     longest = min(len(text), len(trigger) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(trigger[:length])), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a whole answer. Without `is_whole` its arguments are the beginning of an object."""
+
+    name: str
+    arguments: str
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How an answer calls: in the model's syntax, perhaps behind some text."""
+
+    syntax: CallSyntax
+    may_speak: bool
+
+    def reader(self) -> CallReader:
+        """For one answer."""
+        return CallReader(self.syntax, may_speak=self.may_speak)
+
+    def new_id(self, prefix: str) -> str:
+        """What a call is called by; without the API's prefix where the template insists on it."""
+        if self.syntax.id_len is None:
+            return prefix + _letters(_ID_LEN)
+        return _letters(self.syntax.id_len)
+
+    def read(self, text: str) -> tuple[str, list[Call]]:
+        """What a whole answer says beside its calls, and these."""
+        reader = self.reader()
+        said, calls = "", []
+        for piece in reader.push(text) + reader.finish():
+            if isinstance(piece, Said):
+                said += piece.text
+            elif isinstance(piece, CallBegun):
+                calls.append([piece.name, ""])
+            else:
+                calls[-1][1] += piece.text
+        last = len(calls) - 1 if reader.is_cut else None
+        return said, [
+            Call(name, arguments, is_whole=index != last)
+            for index, (name, arguments) in enumerate(calls)
+        ]
+
+
+def _letters(length: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))

@@ -1,7 +1,8 @@
-"""Tools of a chat: their types, what can be wrong with them, and what is offered to the model.
+"""OpenAI's tools: their types, what can be wrong with them, and what is offered to the model.
 
-OpenAI's old `functions` and `function_call` are the same under other names; TGI names a tool by
-its bare name, and its parameters `arguments`. How calls are written is for `tool_grammar.py`.
+Chats wrap a function in a tool; in Responses it is one. OpenAI's old `functions` and
+`function_call` are the same under other names; TGI names a tool by its bare name, and its
+parameters `arguments`. How calls are written is for `tool_grammar.py`.
 """
 
 import re
@@ -22,6 +23,7 @@ _CUSTOM = "custom"
 # What a function without parameters is called with.
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _MOST = 128
+_NESTED = '{"type": "function", "function": {"name": ...}}'
 # Of each way to offer tools, the field that chooses among them.
 _CHOICES = {"tools": "tool_choice", "functions": "function_call"}
 
@@ -49,7 +51,8 @@ def _name(value: Any) -> str:
     raise ValueError("must be 1 to 64 letters, digits, `_` or `-`")
 
 
-def _choice(value: Any) -> ToolChoice:
+def read_choice(value: Any, example: str = _NESTED) -> ToolChoice:
+    """`tool_choice`, or of old `function_call`. Raises ValueError, with how a tool is named."""
     if isinstance(value, str):
         return ToolChoice(value) if value in _WORDS else ToolChoice(_NAMED, value)
     if isinstance(value, dict):
@@ -57,18 +60,16 @@ def _choice(value: Any) -> ToolChoice:
         if kind == _CUSTOM:
             return ToolChoice(_CUSTOM)
         if kind == "allowed_tools":
-            return _allowed(value.get("allowed_tools", value))
+            return _allowed(value.get("allowed_tools", value), example)
         # OpenAI's `function_call` is the bare object of a name.
         function = value.get("function", value)
         name = function.get("name") if isinstance(function, dict) else None
         if kind == "function" and isinstance(name, str):
             return ToolChoice(_NAMED, name)
-    raise ValueError(
-        'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
-    )
+    raise ValueError(f'must be "none", "auto", "required" or {example}')
 
 
-def _allowed(value: Any) -> ToolChoice:
+def _allowed(value: Any, example: str) -> ToolChoice:
     """OpenAI's way to offer some of the tools that the model sees."""
     tools = value.get("tools") if isinstance(value, dict) else None
     mode = value.get("mode") if isinstance(value, dict) else None
@@ -79,9 +80,7 @@ def _allowed(value: Any) -> ToolChoice:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
-            raise ValueError(
-                'must have `tools` like {"type": "function", "function": {"name": ...}}'
-            )
+            raise ValueError(f"must have `tools` like {example}")
         names.append(name)
     return ToolChoice(mode, allowed=tuple(names))
 
@@ -93,7 +92,7 @@ Name = Annotated[
 ]
 Choice = Annotated[
     ToolChoice,
-    PlainValidator(_choice),
+    PlainValidator(read_choice),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
 
@@ -159,7 +158,8 @@ def offered_tools(
             ("tools", "tools[{}].function", [tool.function for tool in tools or ()], choice),
             ("functions", "functions[{}]", functions or (), function_choice),
         )
-        if (each := _offered(field, place, given, chosen, in_parallel=in_parallel)) is not None
+        if (each := offered_functions(field, place, given, chosen, in_parallel=in_parallel))
+        is not None
     ]
     if not found:
         return None
@@ -175,7 +175,7 @@ def offered_tools(
     return found[0]
 
 
-def _offered(
+def offered_functions(
     field: str,
     place: str,
     functions: Sequence[Function | None],
@@ -183,6 +183,10 @@ def _offered(
     *,
     in_parallel: bool,
 ) -> Offered | None:
+    """What may be called of the functions in `field`, the one at an index in `place.format(index)`.
+
+    None: nothing. Raises InvalidRequest.
+    """
     by_name = {
         function.name: OfferedTool(
             function.name,

@@ -1,14 +1,12 @@
 """OpenAI's Response object: what a whole answer is, and what a stream's events carry."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.events import Finished, FinishReason, TokenGenerated
-from router.http.openai.logprobs import ChatLogprobs
+from router.events import Finished, FinishReason
 from router.http.openai.reply import told_of_constraint
-from router.http.openai.responses.items import message_fields, output_part
 from router.http.openai.responses.schema import ResponseBody
+from router.http.openai.responses.tools import told_choice
 
 _INCOMPLETE = {
     FinishReason.LENGTH: "max_output_tokens",
@@ -23,7 +21,6 @@ class Reply:
     """One response to be. `created_s` is in Unix time."""
 
     response_id: str
-    item_id: str
     created_s: int
     model: str
     body: ResponseBody
@@ -38,11 +35,11 @@ class Reply:
         return {**fields, "error": {"code": "server_error", "message": message}}
 
     def ended(
-        self, end: Finished, logprobs: list[dict[str, Any]], completed_s: int
+        self, end: Finished, output: list[dict[str, Any]], completed_s: int
     ) -> dict[str, Any]:
         """The whole response; `completed_s` is in Unix time."""
         reason = _INCOMPLETE.get(end.reason)
-        fields = self._fields(status_of(end), [self.item(end, logprobs)])
+        fields = self._fields(status_of(end), output)
         return {
             **fields,
             "completed_at": None if reason else completed_s,
@@ -50,11 +47,6 @@ class Reply:
             "usage": _usage(end),
             **told_of_constraint(end),
         }
-
-    def item(self, end: Finished, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        """The one output item."""
-        parts = [output_part(end.text, logprobs)]
-        return message_fields(self.item_id, "assistant", status_of(end), parts)
 
     def _fields(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """All fields, in about OpenAI's order; what was not given has OpenAI's defaults."""
@@ -83,8 +75,8 @@ class Reply:
             "store": body.is_stored,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": _text(body),
-            "tool_choice": body.tool_choice or "auto",
-            "tools": [],
+            "tool_choice": told_choice(body.tool_choice),
+            "tools": [tool.told() for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
@@ -103,15 +95,6 @@ def _text(body: ResponseBody) -> dict[str, Any]:
 def status_of(end: Finished) -> str:
     """OpenAI's word for how a response or its message ended."""
     return "incomplete" if end.reason in _INCOMPLETE else "completed"
-
-
-def logprobs_of(tokens: Sequence[TokenGenerated], logprobs: ChatLogprobs) -> list[dict[str, Any]]:
-    """The log-probabilities of tokens as in chats, but that what is no text has no bytes."""
-    entries: list[dict[str, Any]] = logprobs.of(tokens)["content"]
-    for entry in entries:
-        for token in (entry, *entry["top_logprobs"]):
-            token["bytes"] = token["bytes"] or []
-    return entries
 
 
 def _usage(end: Finished) -> dict[str, Any]:

@@ -5,7 +5,7 @@ What may be read again is for who made it: requests with the same credentials.
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -22,8 +22,10 @@ from router.http.errors import Dialect, HttpError
 from router.http.openai.logprobs import ChatLogprobs, TokenNames
 from router.http.openai.responses.fitting import fit
 from router.http.openai.responses.frames import ResponseWords
-from router.http.openai.responses.items import Item, new_item_id
-from router.http.openai.responses.reply import Reply, logprobs_of, status_of
+from router.http.openai.responses.input import check_outputs
+from router.http.openai.responses.items import Item, turns_of
+from router.http.openai.responses.output import Output
+from router.http.openai.responses.reply import Reply, status_of
 from router.http.openai.responses.schema import CountInputBody, ResponseBody
 from router.http.openai.responses.store import ResponseStore, Stored
 from router.http.openapi import describe, tell
@@ -98,29 +100,32 @@ class ResponseRoutes:
         body.check()
         raw = body.to_raw(talk.limits)
         prompt = await self._prompt(request, body, body.max_output_tokens or 1)
+        offer, calling = body.offer, None
+        if offer is not None:
+            raw, calling = await talk.offer(raw, offer, "tools")
         checked = await talk.check(exchange, prompt, raw)
         response_id = f"resp_{uuid.uuid4().hex}"
-        reply = Reply(response_id, new_item_id(), int(time.time()), model, body)
-
-        def keep(response: dict[str, Any], end: Finished) -> None:
-            if body.is_stored:
-                answered = Item(reply.item_id, "assistant", (end.text,), status_of(end))
-                stored = Stored(
-                    orjson.dumps(response), body.input, answered, body.previous_response_id
-                )
-                self._store.keep(_owner(request), response_id, stored)
-
+        reply = Reply(response_id, int(time.time()), model, body)
         logprobs = None
         if body.has_logprobs:
             logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
+        output = Output(calling, logprobs)
+
+        def keep(response: dict[str, Any], end: Finished) -> None:
+            if body.is_stored:
+                answered, previous_id = output.items(status_of(end)), body.previous_response_id
+                stored = Stored(orjson.dumps(response), body.input, answered, previous_id)
+                self._store.keep(_owner(request), response_id, stored)
+
         if body.stream:
-            words = ResponseWords(reply, keep, logprobs)
+            words = ResponseWords(reply, output, keep)
             frames = AnswerFrames(exchange, words, Dialect.OPENAI)
             return await talk.stream(exchange, checked, frames, {})
         completion = await talk.complete(request, checked)
-        told = [] if logprobs is None else logprobs_of(completion.tokens, logprobs)
-        response = reply.ended(completion.finished, told, int(time.time()))
-        keep(response, completion.finished)
+        end = completion.finished
+        output.whole(completion.tokens, end)
+        response = reply.ended(end, output.fields(status_of(end)), int(time.time()))
+        keep(response, end)
         return talk.reply(exchange, response, {})
 
     async def count(self, request: Request) -> Response:
@@ -146,7 +151,7 @@ class ResponseRoutes:
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
-        """The messages that a response answers, the latest first unless `order` is `asc`."""
+        """The items that a response answers, the latest first unless `order` is `asc`."""
         stored = self._known(request)
         before = self._history(request, stored.previous_id)
         return _json(_page([*before, *stored.given], request))
@@ -155,18 +160,24 @@ class ResponseRoutes:
         """The instructions, what was said before, and what is said now, as a prompt."""
         talk = self._conversations
         history = self._history(request, body.previous_response_id)
-        turns: Sequence[Turn] = [item.turn for item in (*history, *body.input)]
+        check_outputs(history, body.input)
+        turns: Sequence[Turn] = turns_of([*history, *body.input])
         if body.instructions:
             turns = [Turn("system", body.instructions), *turns]
+        tools, may_call = body.shown_tools, body.offer is not None
+
+        def render(turns: Sequence[Turn]) -> Awaitable[str]:
+            return talk.render(turns, body.settings, tools=tools, may_call=may_call)
+
         if body.truncates:
             limits = talk.limits
             max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
 
             async def count(turns: Sequence[Turn]) -> int:
-                return await talk.count(await talk.render(turns, body.settings))
+                return await talk.count(await render(turns))
 
             turns = await fit(turns, max_len, count)
-        return await talk.render(turns, body.settings)
+        return await render(turns)
 
     def _known(self, request: Request) -> Stored:
         response_id = request.path_params["response_id"]

@@ -11,14 +11,16 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, ToolsRefused
 from router.grammar import RawGrammar
 from router.http.body import Schema
 from router.http.conversation import Setting
 from router.http.fields import LogitBias, Strings
 from router.http.meaning import as_meant
 from router.http.openai.common import MAX_TOP_LOGPROBS
-from router.http.openai.responses.items import Items
+from router.http.openai.responses.input import Items
+from router.http.openai.responses.tools import Choice, Tool, check_tools, offered_tools, shown_tools
+from router.http.openai.tool_grammar import Offer
 from router.http.unserved import Harmless, WatchedSchema
 from router.validation import Limits, RawParams
 
@@ -42,8 +44,6 @@ _COUNTED: Mapping[str, Harmless] = MappingProxyType(
     {
         "conversation": (),
         "reasoning": {"effort": _EFFORTS},
-        "tool_choice": ("auto", "none"),
-        "tools": ([],),
     }
 )
 _UNSERVED: Mapping[str, Harmless] = MappingProxyType(
@@ -105,12 +105,12 @@ class CountInputBody(WatchedSchema):
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     text: TextConfig | None = None
+    tool_choice: Choice | None = None
+    tools: list[Tool] | None = Field(default=None, fail_fast=True)
     truncation: Literal["auto", "disabled"] | None = None
 
     conversation: Any = None
     reasoning: Any = None
-    tool_choice: Any = None
-    tools: Any = None
 
     @property
     def effort(self) -> str | None:
@@ -135,9 +135,24 @@ class CountInputBody(WatchedSchema):
         """Whether the oldest turns may be left out where the conversation is too long."""
         return self.truncation == "auto"
 
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """What the chat template sees."""
+        return shown_tools(self.tools or ())
+
+    @property
+    def offer(self) -> Offer | None:
+        """What may be called; None: nothing. Raises InvalidRequest for what contradicts itself."""
+        in_parallel = self.parallel_tool_calls is not False
+        return offered_tools(self.tools or (), self.tool_choice, in_parallel=in_parallel)
+
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
         self.refuse_unserved()
+        check_tools(self.tools or ())
+        form = None if self.text is None else self.text.format
+        if self.offer is not None and form is not None and form.type != "text":
+            raise ToolsRefused("`text.format` and `tools` cannot both shape an answer", "tools")
 
 
 class ResponseBody(CountInputBody):

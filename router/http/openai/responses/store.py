@@ -1,6 +1,6 @@
 """Responses that are remembered for a while: to be read again, and to be gone on from.
 
-A response holds its own new messages and the id of the one before it; a conversation is the chain.
+A response holds its own new items and the id of the one before it; a conversation is the chain.
 It knows no HTTP.
 """
 
@@ -22,14 +22,15 @@ class Stored:
 
     response: bytes
     given: tuple[Item, ...]
-    answered: Item
+    answered: tuple[Item, ...]
     previous_id: str | None
 
     @property
     def num_bytes(self) -> int:
         """What remembering it costs, about."""
-        texts = [part for item in (*self.given, self.answered) for part in item.parts]
-        overhead = _ITEM_BYTES * (2 + len(self.given) + len(texts))
+        items = (*self.given, *self.answered)
+        texts = [text for item in items for text in item.texts]
+        overhead = _ITEM_BYTES * (1 + len(items) + len(texts))
         # Not their UTF-8: one emoji lets each letter of a text take four bytes.
         return len(self.response) + sum(map(getsizeof, texts)) + overhead
 
@@ -70,7 +71,7 @@ class ResponseStore:
         return stored
 
     def conversation(self, owner: bytes, response_id: str) -> tuple[Item, ...]:
-        """All messages up to and with a response, oldest first; all its responses count as used.
+        """All items up to and with a response, oldest first; all its responses count as used.
 
         Raises KeyError with the id of a response that is not known any more.
         """
@@ -82,7 +83,7 @@ class ResponseStore:
                 raise KeyError(next_id)
             chain.append(stored)
             next_id = stored.previous_id
-        return tuple(item for one in reversed(chain) for item in (*one.given, one.answered))
+        return tuple(item for one in reversed(chain) for item in (*one.given, *one.answered))
 
     def forget(self, owner: bytes, response_id: str) -> bool:
         """Forgets a response; False if it was not known."""

@@ -1,5 +1,6 @@
-"""Asking /v1/responses of a house of fakes."""
+"""Asking /v1/responses of a house of fakes, whole and streamed."""
 
+import json
 from typing import Any
 
 from tests.byte_tokenizer import NUM_SPECIAL
@@ -19,6 +20,23 @@ async def post(house: House, given: Any = "hi", **fields: Any) -> Any:
         answer = await client.post(PATH, json={"input": given, **fields})
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+async def stream(house: House, given: Any = "hi", **fields: Any) -> list[Any]:
+    """The events; they must be numbered, and each must have its type's name on its own line."""
+    async with house.client as client:
+        answer = await client.post(PATH, json={"input": given, "stream": True, **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/event-stream"
+    *frames, rest = answer.text.split("\n\n")
+    assert rest == ""
+    events = []
+    for number, frame in enumerate(frames):
+        name, data = frame.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+        assert events[-1].pop("sequence_number") == number
+    return events
 
 
 async def refuse(house: House, body: Any, path: str = PATH) -> tuple[int, dict[str, Any]]:

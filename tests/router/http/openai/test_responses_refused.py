@@ -12,6 +12,11 @@ from tests.router.http.openai.asking_responses import (
 )
 from tests.router.rig import asking
 
+IMAGE = {"type": "input_image", "image_url": "x"}
+LOOK = {"type": "function", "name": "look"}
+CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": ""}
+
 
 @pytest.mark.parametrize(
     ("fields", "field"),
@@ -26,9 +31,10 @@ from tests.router.rig import asking
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [{"type": "function", "name": "look"}]}, "tools"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0]"),
+        ({"tool_choice": {"type": "custom", "name": "look"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [LOOK, {"type": "custom", "name": "free"}]}, "tools[1]"),
+        ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
         ({"input": [{"id": "msg_1"}]}, "input[0]"),
     ],
@@ -39,9 +45,6 @@ async def test_what_is_not_served_is_refused_by_name(fields: Any, field: str) ->
 
     assert (status, error["param"], error["code"]) == (422, field, "unserved")
     assert f"`{field}`" in error["message"]
-
-
-IMAGE = {"type": "input_image", "image_url": "x"}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,14 @@ IMAGE = {"type": "input_image", "image_url": "x"}
         ({"input": [{"role": "user", "content": "hi", "id": 7}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": "hi", "status": "odd"}]}, "input[0].status"),
         ({"input": "a" * 121}, "input"),
+        ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id"),
+        ({"input": [{**CALL, "name": 7}]}, "input[0].name"),
+        ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
+        ({"input": [CALL, {**OUTPUT, "output": None}]}, "input[1].output"),
+        ({"input": [CALL, {**OUTPUT, "output": [IMAGE]}]}, "input[1].output[0]"),
+        ({"input": [OUTPUT]}, "input[0].call_id"),
+        ({"input": [OUTPUT, CALL]}, "input[0].call_id"),
+        ({"input": [{**CALL, "id": "fc_1"}, {**OUTPUT, "call_id": "fc_1"}]}, "input[1].call_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),
@@ -69,6 +80,12 @@ IMAGE = {"type": "input_image", "image_url": "x"}
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"text": {"stop": "a"}}, "text.stop"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "file_search"}, "tools": [LOOK]}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "look up"}]}, "tools[0].name"),
+        ({"tools": [LOOK, LOOK]}, "tools"),
+        ({"tools": [{**LOOK, "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"truncation": "never"}, "truncation"),
     ],
@@ -111,7 +128,15 @@ async def test_tokens_are_counted_as_they_would_be_used() -> None:
 
 async def test_what_cannot_be_counted_is_refused_by_name() -> None:
     async with housing(FakeShard()) as house:
-        body = {"input": "hi", "tools": [{"type": "function"}]}
+        body = {"input": "hi", "tools": [{"type": "web_search"}]}
         status, error = await refuse(house, body, f"{PATH}/input_tokens")
 
-    assert (status, error["param"]) == (422, "tools")
+    assert (status, error["param"]) == (422, "tools[0]")
+
+
+async def test_a_tool_that_is_not_there_cannot_be_chosen() -> None:
+    async with housing(FakeShard()) as house:
+        body = {"input": "hi", "tools": [LOOK], "tool_choice": {"type": "function", "name": "go"}}
+        status, error = await refuse(house, body)
+
+    assert (status, error["param"], error["code"]) == (422, "tool_choice", "tool_error")

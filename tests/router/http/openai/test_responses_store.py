@@ -2,20 +2,20 @@
 
 import pytest
 
-from router.http.openai.responses.items import Item
+from router.http.openai.responses.items import FunctionCall, FunctionOutput, Item, Message
 from router.http.openai.responses.store import ResponseStore, Stored
 
 ME, YOU = b"me", b"you"
 
 
 def stored(number: int, previous_id: str | None = None, text: str = "") -> Stored:
-    given = (Item(f"msg_q{number}", "user", (f"question {number}{text}",)),)
-    answered = Item(f"msg_a{number}", "assistant", (f"answer {number}",))
+    given = (Message(f"msg_q{number}", "user", (f"question {number}{text}",)),)
+    answered = (Message(f"msg_a{number}", "assistant", (f"answer {number}",)),)
     return Stored(b"{}", given, answered, previous_id)
 
 
 def said(items: tuple[Item, ...]) -> list[str]:
-    return [part for item in items for part in item.parts]
+    return [text for item in items for text in item.texts]
 
 
 def test_a_response_is_known_to_its_owner_alone() -> None:
@@ -91,7 +91,7 @@ def test_the_bytes_of_all_responses_are_bounded() -> None:
 
 def test_a_text_weighs_what_it_takes_in_memory() -> None:
     plain, wide = (
-        Stored(b"{}", (Item("msg", "user", (text,)),), Item("msg", "assistant", ("",)), None)
+        Stored(b"{}", (Message("msg", "user", (text,)),), (), None)
         for text in ("a" * 10_000, "a" * 9_999 + "🙂")
     )
 
@@ -99,9 +99,22 @@ def test_a_text_weighs_what_it_takes_in_memory() -> None:
     assert wide.num_bytes > 40_000
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        FunctionCall("fc", "call", "look", "a" * 10_000),
+        FunctionOutput("fco", "call", "a" * 10_000),
+        FunctionOutput("fco", "call", ("a" * 5000, "a" * 5000)),
+    ],
+    ids=lambda item: type(item).__name__,
+)
+def test_calls_and_their_outputs_weigh_what_they_hold(item: Item) -> None:
+    assert Stored(b"{}", (), (item,), None).num_bytes > 10_000
+
+
 def test_many_empty_messages_are_not_for_free() -> None:
-    items = tuple(Item(f"msg_{number}", "user", ("",)) for number in range(1000))
-    crowd = Stored(b"{}", items, Item("msg", "assistant", ("",)), None)
+    items = tuple(Message(f"msg_{number}", "user", ("",)) for number in range(1000))
+    crowd = Stored(b"{}", items, (), None)
 
     assert crowd.num_bytes > 1000 * 500
 

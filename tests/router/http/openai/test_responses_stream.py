@@ -1,35 +1,11 @@
 """/v1/responses as a stream of typed, numbered events."""
 
-import json
 from typing import Any
 
-from tests.fakes import FakeShard, saying
-from tests.router.http.harness import House, exchange, housing, listening, open_request
+from tests.fakes import FakeShard
+from tests.router.http.harness import exchange, housing, listening, open_request
+from tests.router.http.openai.asking_responses import PATH, saying_after_hi, stream
 from tests.router.rig import settled
-
-PATH = "/v1/responses"
-PROMPT = "user: hi\n"
-
-
-def saying_after_hi(text: str) -> FakeShard:
-    return FakeShard(script=saying(text, len(PROMPT)))
-
-
-async def stream(house: House, **fields: Any) -> list[Any]:
-    """The events; they must be numbered, and each must have its type's name on its own line."""
-    async with house.client as client:
-        answer = await client.post(PATH, json={"input": "hi", "stream": True, **fields})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "text/event-stream"
-    *frames, rest = answer.text.split("\n\n")
-    assert rest == ""
-    events = []
-    for number, frame in enumerate(frames):
-        name, data = frame.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-        assert events[-1].pop("sequence_number") == number
-    return events
 
 
 def text_of(events: list[Any]) -> str:
