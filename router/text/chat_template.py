@@ -101,7 +101,7 @@ class ChatTemplate:
         template = self._compiled(name)
         _check_names(variables)
         traits = self._traits_of(name, template)
-        shown = [adapt(message, traits) for message in messages]
+        shown = adapt(messages, traits)
         marker = ""
         if continue_final_message:
             add_generation_prompt = False

@@ -1,8 +1,8 @@
 """What a chat template can read, found out by showing it small chats.
 
 Clients send OpenAI's messages: texts or parts, roles of all ages, a call's arguments as JSON text.
-Templates were written for some of that. `find_traits` looks once; `adapt` puts a message into
-the form that the template reads. It knows no models, no tokens and no HTTP.
+Templates were written for some of that. `find_traits` looks once; `adapt` puts messages into the
+form that the template reads. It knows no models, no tokens and no HTTP.
 """
 
 import json
@@ -30,6 +30,9 @@ _TOOL = {
 }
 # Some templates insist on ids of nine letters and digits.
 _CALL_ID = "call00001"
+# The roles of what came of a call, and the one that tells it where they are not known.
+_RESULTS = ("tool", "function")
+_TELLER = "user"
 
 
 class ContentOfCalls(Enum):
@@ -48,7 +51,8 @@ class Traits:
     `takes_parts`: content must be a list of parts. `shows_calls`: it shows an assistant's calls,
     else they have to be told in the content. `takes_text_arguments`: the arguments of a call must
     be JSON text, else an object. `content_of_calls`: what a message of calls alone has for a
-    content. `calls`: how it writes them.
+    content. `calls`: how it writes them. `shows_results`: it shows what came of calls, else the
+    user tells it.
     """
 
     words: frozenset[str] = frozenset()
@@ -57,6 +61,7 @@ class Traits:
     takes_text_arguments: bool = False
     content_of_calls: ContentOfCalls = ContentOfCalls.EMPTY
     calls: CallSyntax = HERMES
+    shows_results: bool = True
 
 
 def find_traits(render: Render, words: frozenset[str]) -> Traits:
@@ -67,10 +72,15 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
     plain = Traits(words)
     try:
         plain = Traits(words, takes_parts=_takes_parts(render))
+        plain = replace(plain, shows_results=_shows_results(render, plain))
         for takes_text in (False, True):
             ways = [
                 replace(
-                    plain, shows_calls=True, takes_text_arguments=takes_text, content_of_calls=way
+                    plain,
+                    shows_calls=True,
+                    shows_results=True,
+                    takes_text_arguments=takes_text,
+                    content_of_calls=way,
                 )
                 for way in ContentOfCalls
             ]
@@ -85,8 +95,39 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
     return plain
 
 
-def adapt(message: Message, traits: Traits) -> dict[str, Any]:
-    """The message as the template reads it. Fields that are None count as absent."""
+def adapt(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
+    """The messages as the template reads them. Fields that are None count as absent."""
+    shown: list[dict[str, Any]] = []
+    was_result = False
+    for message in messages:
+        adapted = _adapted(message, traits)
+        is_result = not traits.shows_results and adapted.get("role") in _RESULTS
+        if is_result:
+            adapted = {"role": _TELLER, "content": adapted.get("content", "")}
+        # Templates that know no results may insist on turns that alternate.
+        meets = (is_result or was_result) and shown and shown[-1].get("role") == adapted.get("role")
+        if meets:
+            shown[-1] = {**shown[-1], "content": _joined(shown[-1], adapted)}
+        else:
+            shown.append(adapted)
+        was_result = is_result
+    return shown
+
+
+def _joined(first: Message, second: Message) -> Any:
+    """The contents of two messages, one below the other."""
+    one, other = first.get("content", ""), second.get("content", "")
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}\n{other}"
+    lists = ([_part(part)] if isinstance(part, str) else part for part in (one, "\n", other))
+    return [part for parts in lists for part in parts]
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
     shown = {key: value for key, value in message.items() if value is not None}
     role = _role(shown.get("role"), traits.words)
     if role is not None:
@@ -104,13 +145,13 @@ def adapt(message: Message, traits: Traits) -> dict[str, Any]:
         shown["content"] = _appended(shown.get("content"), told)
     content = shown.get("content")
     if traits.takes_parts and isinstance(content, str):
-        shown["content"] = [{"type": "text", "text": content}]
+        shown["content"] = [_part(content)]
     return shown
 
 
 def _appended(content: Any, text: str) -> Any:
     if isinstance(content, list):
-        return [*content, {"type": "text", "text": text}]
+        return [*content, _part(text)]
     return f"{content}\n{text}" if content else text
 
 
@@ -158,7 +199,21 @@ def _takes_parts(render: Render) -> bool:
     def shows(content: Any) -> bool:
         return _TEXT in _rendered(render, [{"role": "user", "content": content}], None)
 
-    return not shows(_TEXT) and shows([{"type": "text", "text": _TEXT}])
+    return not shows(_TEXT) and shows([_part(_TEXT)])
+
+
+def _shows_results(render: Render, traits: Traits) -> bool:
+    """Of a template that shows no calls; false only where it would show the user's words."""
+
+    def shows(role: str) -> bool:
+        messages = [
+            {"role": "user", "content": _NAME},
+            {"role": "assistant", "content": _NAME},
+            {"role": role, "content": _TEXT},
+        ]
+        return _TEXT in _rendered(render, adapt(messages, traits), None)
+
+    return shows("tool") or not shows(_TELLER)
 
 
 def _chat_with_call(render: Render, traits: Traits) -> str:
@@ -172,7 +227,7 @@ def _chat_with_call(render: Render, traits: Traits) -> str:
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "content": _TEXT, "tool_call_id": _CALL_ID, "name": _NAME},
     ]
-    return _rendered(render, [adapt(message, traits) for message in messages], [_TOOL])
+    return _rendered(render, adapt(messages, traits), [_TOOL])
 
 
 def _syntax(render: Render, traits: Traits, text: str) -> CallSyntax:
@@ -180,7 +235,7 @@ def _syntax(render: Render, traits: Traits, text: str) -> CallSyntax:
         {"role": "user", "content": _TEXT},
         {"role": "assistant", "content": _TEXT},
     ]
-    plain = _rendered(render, [adapt(message, traits) for message in spoken], [_TOOL])
+    plain = _rendered(render, adapt(spoken, traits), [_TOOL])
     ((key, _),) = _ARGUMENTS.items()
     return find_syntax(text, plain, _NAME, key)
 

@@ -199,10 +199,8 @@ def test_langchain_s_structured_output_is_an_object(model: ChatOpenAI, method: A
 def test_langchain_s_turns_with_tools_are_read(model: ChatOpenAI) -> None:
     call: Any = {"name": "Wait", "args": {"seconds": 3}, "id": "call_1", "type": "tool_call"}
     turns = [HumanMessage("Wait."), AIMessage("", tool_calls=[call])]
-    with pytest.raises(openai.BadRequestError, match="role tool"):
-        # The bundled model's template knows no such role, and says so.
-        model.invoke([*turns, ToolMessage("done", tool_call_id="call_1")])
-
+    # The bundled model's template knows no such role: the user tells it.
+    assert model.invoke([*turns, ToolMessage("done", tool_call_id="call_1")]).text
     assert isinstance(model.bind_tools([Wait]).invoke([*turns, HumanMessage("So?")]), AIMessage)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from router.errors import TemplateFailed
 from router.text.chat_template import ChatTemplate
 
 USER = {"role": "user", "content": "hi"}
@@ -56,6 +57,15 @@ PARTS = """\
     {%- for part in m.content %}
         {%- if part.type == 'text' %}{{- part.text }}{% endif %}
     {%- endfor %}
+{%- endfor %}"""
+
+# In the style of templates that know two sides, which speak in turns.
+TURNS = """\
+{%- for m in messages %}
+    {%- if m.role != ('assistant' if loop.index0 % 2 else 'user') %}
+        {{- raise_exception('turns must alternate') }}
+    {%- endif %}
+    {{- m.role ~ ':' ~ (m.content if m.content is string else m.content | length) ~ ';' }}
 {%- endfor %}"""
 
 PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
@@ -115,6 +125,32 @@ def test_the_result_of_a_call_is_shown(source: str) -> None:
     text = chat(source).render([USER, calling("{}"), TOOL])
 
     assert text == "user:hi<call>f{}</call><result>42</result>"
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_the_user_tells_results_to_a_template_that_knows_none(role: str) -> None:
+    result = {**TOOL, "role": role}
+    answered = [USER, calling("{}", content="so"), result, {**result, "content": "43"}]
+    text = chat(TURNS).render([*answered, USER, calling("{}", content="well"), result])
+
+    told = '[{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}]'
+    assert text == (f"user:hi;assistant:so\n{told};user:42\n43\nhi;assistant:well\n{told};user:42;")
+
+
+def test_parts_of_results_stay_parts() -> None:
+    parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
+    text = chat(TURNS).render([USER, calling("{}"), {**TOOL, "content": parts}, TOOL])
+
+    assert text.endswith("user:4;")
+
+
+def test_users_that_follow_each_other_stay_as_they_are() -> None:
+    with pytest.raises(TemplateFailed, match="turns must alternate"):
+        chat(TURNS).render([USER, USER])
+
+
+def test_a_template_that_tells_every_role_gets_results_as_they_are() -> None:
+    assert chat(PLAIN).render([USER, TOOL]) == "user:hi;tool:42;"
 
 
 def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
