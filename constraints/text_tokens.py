@@ -1,43 +1,59 @@
 """Added tokens that are text, for an engine that takes every `<...>` for a special one.
 
-A tokenizer.json has its added tokens beside its vocabulary, and says of each whether it is special.
-Those that are not read as what they are called: `<tool_call>` of many models is one of them. The
-engine goes by their look. So it is given the same tokenizer twice:
+A tokenizer.json has its added tokens beside its vocabulary, and says of each whether it is special;
+the files beside it may say so of more. Those that are not read as what they are called:
+`<tool_call>` of many models is one of them. The engine goes by their look. So it is given the same
+tokenizer twice:
 
     to mask:   with these tokens as parts of the vocabulary, where it reads them as text
     to spell:  with them as they are, for texts in the tokens that a model knows, and without the
                special ones, which text never stands for
+
+In both all tokens are in the vocabulary under their ids: those that are not would be numbered anew.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 # Tokens that begin calls of tools are text to whoever reads an answer, whatever a file says.
 CALL_MARKERS = frozenset({"[TOOL_CALLS]"})
+# Where files name special tokens, and where they list them.
+_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
-def split(text: str, end_ids: Iterable[int]) -> tuple[str, str] | None:
+def split(
+    text: str, end_ids: Iterable[int], named_special: Collection[str] = ()
+) -> tuple[str, str] | None:
     """The tokenizer.json to mask with and the one to spell with; None: both are as it is.
 
     None also for what this file does not know how to rewrite. Tokens that end an output are special
-    in any case.
+    in any case, and so are those in `named_special`.
     """
     tokenizer = json.loads(text)
     vocab = tokenizer.get("model", {}).get("vocab")
-    added = tokenizer.get("added_tokens") or []
+    added = [
+        {**token, "special": bool(token["special"]) or token["content"] in named_special}
+        for token in tokenizer.get("added_tokens") or []
+    ]
     ends = frozenset(end_ids)
     texts = [
         token
         for token in added
-        if token["id"] not in ends and is_text(token["content"], bool(token["special"]))
+        if token["id"] not in ends and is_text(token["content"], token["special"])
     ]
-    if not texts or not isinstance(vocab, dict):
+    if not isinstance(vocab, dict):
+        return None
+    holes = _holes(vocab, added)
+    is_as_marked = added == tokenizer.get("added_tokens")
+    if not texts and is_as_marked and not holes:
         return None
     encode = _encoding(tokenizer.get("decoder") or {})
     if encode is None:
         return None
-    special = [token for token in added if token not in texts]
+    special = [token for token in added if token not in texts] + holes
     taken = {token["id"] for token in texts}
     kept = {piece: token_id for piece, token_id in vocab.items() if token_id not in taken}
     for token in texts:
@@ -47,9 +63,54 @@ def split(text: str, end_ids: Iterable[int]) -> tuple[str, str] | None:
         if piece in kept:
             return None
         kept[piece] = token["id"]
-    to_mask = {**tokenizer, "added_tokens": special, "model": {**tokenizer["model"], "vocab": kept}}
-    to_spell = {**tokenizer, "added_tokens": [{**token, "special": False} for token in texts]}
+    to_mask = _rewritten(tokenizer, kept, special)
+    to_spell = _rewritten(tokenizer, vocab, [{**token, "special": False} for token in texts])
     return json.dumps(to_mask), json.dumps(to_spell)
+
+
+def _rewritten(
+    tokenizer: Mapping[str, Any], vocab: Mapping[str, int], added: list[dict[str, Any]]
+) -> dict[str, Any]:
+    every = {**{token["content"]: token["id"] for token in added}, **vocab}
+    return {**tokenizer, "added_tokens": added, "model": {**tokenizer["model"], "vocab": every}}
+
+
+def _holes(vocab: Mapping[str, int], added: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ids between others that no token has, as special tokens: the engine gives them a text."""
+    known = {*vocab.values(), *(token["id"] for token in added)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return [
+        {"id": token_id, "content": f"<|no token {token_id}|>", "special": True, **flags}
+        for token_id in range(max(known, default=0))
+        if token_id not in known
+    ]
+
+
+def special_beside(tokenizer_path: Path) -> frozenset[str]:
+    """Tokens that the files beside a tokenizer.json make special, though it may not.
+
+    Raises ValueError for a file that is no JSON, OSError.
+    """
+    named: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = tokenizer_path.with_name(name)
+        if path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            named |= content if isinstance(content, dict) else {}
+    return frozenset(_contents(named))
+
+
+def _contents(named: Mapping[str, Any]) -> Iterator[str]:
+    tokens = [named.get(f"{name}_token") for name in _NAMES]
+    for key in _LISTS:
+        listed = named.get(key) or []
+        tokens += listed.values() if isinstance(listed, dict) else listed
+    by_id = named.get("added_tokens_decoder") or {}
+    tokens += [token for token in by_id.values() if token.get("special")]
+    for token in tokens:
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            yield content
 
 
 def is_text(content: str, is_special: bool) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 from constraints.errors import NotEnforced
-from constraints.text_tokens import split
+from constraints.text_tokens import special_beside, split
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +36,7 @@ class Vocabulary:
     def load(
         cls, tokenizer_path: Path, vocab_size: int | None, end_ids: Iterable[int]
     ) -> "Vocabulary":
-        """Read tokenizer.json.
+        """Read tokenizer.json, and beside it which tokens are special.
 
         vocab_size: width of the model's logits, which may have more columns than there are tokens
         Raises NotEnforced for a tokenizer whose tokens cannot be told as bytes.
@@ -47,7 +47,8 @@ class Vocabulary:
             return LLTokenizer(source, n_vocab=vocab_size, eos_token=list(ends) or None)
 
         try:
-            sources = split(tokenizer_path.read_text(encoding="utf-8"), ends)
+            named_special = special_beside(tokenizer_path)
+            sources = split(tokenizer_path.read_text(encoding="utf-8"), ends, named_special)
             backend = made(str(tokenizer_path) if sources is None else sources[0])
             speller = None if sources is None else made(sources[1])
         except (ValueError, RuntimeError, OSError) as error:

@@ -10,7 +10,7 @@ from constraints.compiler import Compiler
 from constraints.guide import Guide
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
-from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, save_byte_tokenizer
+from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
 
 CALL_ID, MARKER_ID, TURN_ID, PIPE_ID = range(VOCAB_SIZE, VOCAB_SIZE + 4)
 ADDED = [
@@ -81,3 +81,69 @@ def test_a_tokenizer_without_such_tokens_is_left_alone(tmp_path: Path) -> None:
     path = save_byte_tokenizer(tmp_path) / "tokenizer.json"
 
     assert Vocabulary.load(path, VOCAB_SIZE, [EOS_ID]).speller is None
+
+
+def with_added(folder: Path, added: list[tuple[int, str, bool]], vocab_size: int) -> Vocabulary:
+    """The bytes, and tokens that stand only among the added ones, as most files have them."""
+    path = save_byte_tokenizer(folder) / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"] += [
+        {"id": token_id, "content": content, "special": special, **shape}
+        for token_id, content, special in added
+    ]
+    path.write_text(json.dumps(tokenizer))
+    return Vocabulary.load(path, vocab_size, [EOS_ID])
+
+
+def test_tokens_keep_their_ids_when_some_of_them_become_text(tmp_path: Path) -> None:
+    added = [
+        (VOCAB_SIZE, "<|begin|>", True),
+        (VOCAB_SIZE + 1, "<unused>", True),
+        (VOCAB_SIZE + 2, "<call>", False),
+        (VOCAB_SIZE + 3, "[INST]", True),
+        (VOCAB_SIZE + 4, "<think>", False),
+        (VOCAB_SIZE + 5, "<|end|>", True),
+    ]
+    vocabulary = with_added(tmp_path, added, VOCAB_SIZE + 8)
+
+    assert vocabulary.tokens[VOCAB_SIZE:] == (b"", b"", b"<call>", b"", b"<think>", b"", b"", b"")
+    assert vocabulary.spell(b"<think>[INST]<call>") == [
+        *(VOCAB_SIZE + 4, *byte_ids("[INST]")),
+        VOCAB_SIZE + 2,
+    ]
+    bytes_of_text = {NUM_SPECIAL + byte for byte in range(0x80)}
+    assert legal(vocabulary, r"start: /[\x00-\x7f]+/") == {
+        *(VOCAB_SIZE + 2, VOCAB_SIZE + 4),
+        *bytes_of_text,
+    }
+
+
+def test_ids_between_others_that_no_token_has_are_never_legal(tmp_path: Path) -> None:
+    path = save_byte_tokenizer(tmp_path) / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    hole, last = VOCAB_SIZE, VOCAB_SIZE + 1
+    tokenizer["model"]["vocab"] |= {"abc": last}
+    path.write_text(json.dumps(tokenizer))
+    vocabulary = Vocabulary.load(path, None, [EOS_ID])
+
+    assert vocabulary.tokens[hole:] == (b"", b"abc")
+    assert legal(vocabulary, "start: /(?s:.)+/") >= {last}
+    assert hole not in legal(vocabulary, "start: /(?s:.)+/")
+
+
+def test_what_the_files_beside_make_special_is_no_text(tmp_path: Path) -> None:
+    listed = {"extra_special_tokens": ["[DOC]"], "mask_token": {"content": "[MASK]"}}
+    decoder = {str(VOCAB_SIZE + 2): {"content": "[TURN]", "special": True}}
+    vocabulary = with_added(
+        tmp_path / "plain",
+        [(VOCAB_SIZE + n, name, False) for n, name in enumerate(("[DOC]", "[MASK]", "[TURN]"))],
+        VOCAB_SIZE + 3,
+    )
+    assert vocabulary.tokens[VOCAB_SIZE:] == (b"[DOC]", b"[MASK]", b"[TURN]")
+
+    path = tmp_path / "plain" / "tokenizer_config.json"
+    path.write_text(json.dumps({**listed, "added_tokens_decoder": decoder}))
+    vocabulary = Vocabulary.load(path.with_name("tokenizer.json"), VOCAB_SIZE + 3, [EOS_ID])
+    assert vocabulary.tokens[VOCAB_SIZE:] == (b"", b"", b"")
+    assert legal(vocabulary, 'start: "[DOC]"') == set(byte_ids("["))
