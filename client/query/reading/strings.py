@@ -7,6 +7,7 @@ from client.query.reading.text import Fragment, Text
 from client.query.reading.tokens import Token
 
 _LITERAL = re.compile(r"([A-Za-z]*)('''|\"\"\"|'|\")")
+_ONE_LINE = re.compile(r"(?:[^\n\\]|\\.)*", re.DOTALL)
 _ESCAPE = re.compile(
     r"\\(?:(?P<plain>[\n\\'\"abfnrtv])|(?P<octal>[0-7]{1,3})|x(?P<x>[0-9a-fA-F]{2})"
     r"|u(?P<u>[0-9a-fA-F]{4})|U(?P<U>[0-9a-fA-F]{8})|N\{(?P<name>[^{}]+)\}|(?P<cut>[xuUN]))"
@@ -36,6 +37,8 @@ def literal_of(text: Text, tokens: tuple[Token, ...]) -> Fragment:
     for token in tokens:
         content = content_of(token)
         body = text.text[content.start : content.stop]
+        if len(_quotes_of(token)) == 1:
+            _require_one_line(text, body, content.start)
         if "r" in prefix_of(token):
             chars.extend(body)
             offsets.extend(content)
@@ -57,6 +60,20 @@ def content_of(token: Token) -> range:
     match = _LITERAL.match(token.text)
     assert match is not None
     return range(token.start + match.end(), token.end - len(match[2]))
+
+
+def _quotes_of(token: Token) -> str:
+    match = _LITERAL.match(token.text)
+    assert match is not None
+    return match[2]
+
+
+def _require_one_line(text: Text, body: str, start: int) -> None:
+    """Before 3.12 Python's tokens go on behind an escaped backslash at the end of a line."""
+    match = _ONE_LINE.match(body)
+    assert match is not None
+    if match.end() < len(body):
+        raise text.bad("the string does not end on its line", start + match.end())
 
 
 def is_prompt_literal(token: Token) -> bool:

@@ -57,6 +57,13 @@ def one_string(text: Text) -> tuple[Token, ...]:
     return tuple(tokens)
 
 
+@pytest.mark.parametrize("prefix", ["", "r"])
+def test_an_escaped_backslash_does_not_continue_a_line(prefix: str) -> None:
+    text = Text(Source(f"{prefix}'\\\na\\\\\nb'", "<test>"))
+    with pytest.raises(BadProgram):
+        literal_of(text, one_string(text))
+
+
 def test_adjacent_literals_are_one_value_with_places() -> None:
     text = Text(Source("'a\\tb' \"c\"", "<test>"))
     value = literal_of(text, tuple(tokens_of(text, Span(0, len(text.text)))))
