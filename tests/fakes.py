@@ -1,9 +1,8 @@
 """A fake for the seam of the router: a shard behind real gRPC.
 
-`FakeShard` keeps the contract of proto/generate.proto with tokens from a script. It simulates the
-KV cache slot by slot: a slot holds the digest of the prefix that was computed into it, so every
-misuse of a block (too few, unknown, overwritten, a cached prefix that is another one) is found at
-the next step that attends to it, recorded in `violations` and answered INVALID_ARGUMENT.
+`FakeShard` keeps the contract of proto/generate.proto with tokens from a script. Its KV cache is a
+simulated one (`tests/fake_kv.py`): every misuse of a block is recorded in `violations` and answered
+INVALID_ARGUMENT.
 """
 
 import asyncio
@@ -20,6 +19,7 @@ import grpc.aio
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids
+from tests.fake_kv import Row, SimulatedKv, Violation
 
 Script = Callable[[Sequence[int]], int]
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -60,30 +60,6 @@ class Faults:
 
 
 @dataclass
-class _Row:
-    """What the shard remembers of a request."""
-
-    request: pb.Request
-    token_ids: list[int]
-    block_ids: list[int]
-    computed_len: int
-    # It drew a token since it came; before that it has to be told how much to compute.
-    decodes: bool = False
-    # digests[i] stands for token_ids[:i + 1].
-    digests: list[int] = field(default_factory=list)
-
-    @property
-    def num_made(self) -> int:
-        return len(self.token_ids) - self.request.prompt_len
-
-    def digest(self, position: int) -> int:
-        while len(self.digests) <= position:
-            before = self.digests[-1] if self.digests else 0
-            self.digests.append(hash((before, self.token_ids[len(self.digests)])))
-        return self.digests[position]
-
-
-@dataclass
 class Followed:
     """How a FakeShard follows a constraint: any text will do, and it ends where the script ends it.
 
@@ -92,10 +68,6 @@ class Followed:
 
     num_forced: Script = lambda _: 0
     satisfied: bool = True
-
-
-class Violation(Exception):
-    """The router misused a block or a batch."""
 
 
 class FakeShard(pb_grpc.TextGenerationServiceServicer):
@@ -133,8 +105,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.violations: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.epoch = 0
-        self.batches: dict[int, dict[int, _Row]] = {}
-        self._kv: dict[int, int] = {}
+        self.batches: dict[int, dict[int, Row]] = {}
+        self._kv = SimulatedKv(num_blocks, block_size)
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
@@ -207,14 +179,14 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         batch_id = cached_id if cached_id is not None else request.batch.id
         chunks = self._chunks(rows, request.growth)
         for new in request.batch.requests:
-            rows[new.id] = _Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
+            rows[new.id] = Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
             chunks[new.id] = new.chunk_len
         return await self._step(batch_id, rows, chunks, context)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         await self._enter("Decode", request, context)
         await self._require_epoch(request, context)
-        rows: dict[int, _Row] = {}
+        rows: dict[int, Row] = {}
         for batch_id in request.batch_ids:
             if batch_id not in self.batches:
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {batch_id}")
@@ -288,7 +260,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     def _epoch_out(self) -> int:
         return self.epoch + self.faults.epoch_offset
 
-    def _chunks(self, rows: dict[int, _Row], growths: Iterable[pb.Growth]) -> dict[int, int]:
+    def _chunks(self, rows: dict[int, Row], growths: Iterable[pb.Growth]) -> dict[int, int]:
         """Tokens to compute, by request."""
         chunks = {key: 1 if row.decodes else 0 for key, row in rows.items()}
         for growth in growths:
@@ -299,7 +271,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         return chunks
 
     async def _step(
-        self, batch_id: int, rows: dict[int, _Row], chunks: dict[int, int], context: Context
+        self, batch_id: int, rows: dict[int, Row], chunks: dict[int, int], context: Context
     ) -> pb.StepResponse:
         if self.faults.delay_s:
             await asyncio.sleep(self.faults.delay_s)
@@ -327,11 +299,11 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             self.faults.spoil(answer)
         return answer
 
-    def _compute(self, row: _Row, chunk_len: int) -> pb.Generation | None:
+    def _compute(self, row: Row, chunk_len: int) -> pb.Generation | None:
         request = row.request
         start, stop = row.computed_len, row.computed_len + chunk_len
         if self.checks_blocks:
-            self._touch_kv(row, start, stop)
+            self._kv.touch(row, start, stop)
         row.computed_len = stop
         for key in (request.id, None):
             if key in self.faults.row_errors:
@@ -351,7 +323,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self._generate(row, generation)
         return generation
 
-    def _generate(self, row: _Row, generation: pb.Generation) -> None:
+    def _generate(self, row: Row, generation: pb.Generation) -> None:
         """Draws a token and, under a constraint, takes what is forced behind it."""
         if not row.request.HasField("constraint"):
             self._add_token(row, generation)
@@ -366,17 +338,17 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         if generation.finish_reason:
             generation.constraint_satisfied = self.followed.satisfied
 
-    def _add_token(self, row: _Row, generation: pb.Generation) -> None:
+    def _add_token(self, row: Row, generation: pb.Generation) -> None:
         token, generation.finish_reason = self._draw(row)
         generation.tokens.append(token)
 
-    def _is_over(self, row: _Row, generation: pb.Generation) -> bool:
+    def _is_over(self, row: Row, generation: pb.Generation) -> bool:
         """The generation has its end, or nothing but the end may follow, which is one."""
         if not generation.finish_reason and self.script(row.token_ids) in self.eos_token_ids:
             generation.finish_reason = pb.FINISH_REASON_CONSTRAINT_COMPLETE
         return bool(generation.finish_reason)
 
-    def _draw(self, row: _Row) -> tuple[pb.SampledToken, pb.FinishReason.ValueType]:
+    def _draw(self, row: Row) -> tuple[pb.SampledToken, pb.FinishReason.ValueType]:
         stopping = row.request.stopping
         token_id = self.script(row.token_ids)
         ends = (*(() if stopping.ignore_eos else self.eos_token_ids), *stopping.stop_token_ids)
@@ -396,29 +368,10 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             return token, pb.FINISH_REASON_PAUSED
         return token, pb.FINISH_REASON_NONE
 
-    def _add_tops(self, tops: Any, token_id: int, row: _Row) -> None:
+    def _add_tops(self, tops: Any, token_id: int, row: Row) -> None:
         for rank in range(row.request.logprobs.num_top_tokens):
             other = (token_id + rank) % self.vocab_size
             tops.add(id=other, logprob=_logprob(token_id) - rank)
-
-    def _touch_kv(self, row: _Row, start: int, stop: int) -> None:
-        """Checks what the chunk attends to and writes what it computes."""
-        name = f"request {row.request.id}"
-        if stop > len(row.token_ids):
-            raise Violation(f"{name}: computes up to {stop} of {len(row.token_ids)} tokens")
-        if len(row.block_ids) * self.block_size < stop:
-            raise Violation(f"{name}: {len(row.block_ids)} blocks for {stop} tokens")
-        if len(set(row.block_ids)) < len(row.block_ids):
-            raise Violation(f"{name}: a block stands twice in {row.block_ids}")
-        if any(block_id >= self.num_blocks for block_id in row.block_ids):
-            raise Violation(f"{name}: a block beyond {self.num_blocks} in {row.block_ids}")
-        for position in range(stop):
-            block_id = row.block_ids[position // self.block_size]
-            slot = block_id * self.block_size + position % self.block_size
-            if position >= start:
-                self._kv[slot] = row.digest(position)
-            elif self._kv.get(slot) != row.digest(position):
-                raise Violation(f"{name}: block {block_id} lost position {position}")
 
 
 def _logprob(token_id: int) -> float:
