@@ -116,7 +116,9 @@ class Scoring:
         self._exchange.finished(end)
         self._num_prompt_tokens += end.num_prompt_tokens
         self._num_cached_tokens += end.num_cached_tokens
-        assert completion.prompt is not None, "its log-probabilities were asked for"
+        if completion.prompt is None:
+            message = f"the request ended ({end.reason.value}) before all values were scored"
+            raise HttpError(504, end.reason.value, message)
         value_len = end.num_prompt_tokens - prompt_len
         tokens = completion.prompt.tokens[-value_len:]
         return _Scored(

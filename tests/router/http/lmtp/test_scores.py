@@ -108,3 +108,14 @@ async def test_what_is_wrong_is_told_with_its_field(
 
     assert error["field"] == field
     assert words in error["error"]
+
+
+async def test_a_time_that_is_over_ends_a_score_by_an_error_of_its_own() -> None:
+    shard = FakeShard()
+    shard.faults.delay_s = 0.5
+    async with served(shard, max_duration_s=0.2) as (_, port), talking(port) as talk:
+        await talk.hello()
+        error = await talk.error("SCORE", text="Once", scored=["a", "b"])
+
+    assert (error["error_type"], error["retryable"]) == ("deadline", True)
+    assert "before all values were scored" in error["error"]
