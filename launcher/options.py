@@ -114,13 +114,15 @@ CudaMemoryFraction = Annotated[
     float,
     typer.Option(
         envvar="CUDA_MEMORY_FRACTION",
+        min=0.01,
+        max=1,
         rich_help_panel=PLACE,
         help="Share of the GPU's memory that we may fill.",
     ),
 ]
 KvBlocks = Annotated[
     Optional[int],
-    typer.Option(rich_help_panel=PLACE, help="Blocks of the KV pool (default: by memory)."),
+    typer.Option(min=1, rich_help_panel=PLACE, help="Blocks of the KV pool (default: by memory)."),
 ]
 WatermarkGamma = Annotated[
     Optional[float],
@@ -322,6 +324,7 @@ MaxBatchPrefillTokens = Annotated[
 MaxBatchSize = Annotated[
     Optional[int], _limit("MAX_BATCH_SIZE", 1, "Sequences that run at once; others wait.")
 ]
+MaxBeams = Annotated[int, _limit("MAX_BEAMS", 1, "Most beams of one search.")]
 MaxBestOf = Annotated[int, _limit("MAX_BEST_OF", 1, "Largest best_of of a request.")]
 MaxStopSequences = Annotated[int, _limit("MAX_STOP_SEQUENCES", 0, "Most stop strings.")]
 MaxTopNTokens = Annotated[int, _limit("MAX_TOP_N_TOKENS", 0, "Largest top_n_tokens.")]
