@@ -217,7 +217,7 @@ class Conversations:
 
         def offered() -> tuple[RawParams, Calling]:
             syntax = self._template.call_syntax()
-            return offering(raw, offer, syntax, field), Calling(syntax, offer.may_speak)
+            return offering(raw, offer, syntax, field)
 
         return await asyncio.to_thread(offered)
 

@@ -76,10 +76,7 @@ class CountBody(WatchedSchema):
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
         self.refuse_unserved()
-        form = None if self.output_config is None else self.output_config.format
-        if self.offered.offer is not None and form is not None:
-            field = "output_config.format"
-            raise InvalidRequest(f"`{field}` and `tools` cannot both shape an answer", field)
+        _ = self.offered
 
     @property
     def offered(self) -> Offered:

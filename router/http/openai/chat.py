@@ -20,7 +20,6 @@ from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.offering import offering, tell_tools
 from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage, told_of_constraint
 from router.http.openai.schema import ChatBody
-from router.http.openai.tool_calls import Calling
 from router.http.openai.tools import Offered
 from router.http.openapi import NO_MODEL, describe
 from router.infer import Completion
@@ -106,8 +105,7 @@ class ChatRoutes:
     ) -> tuple[RawParams, ChatCalling]:
         """The parameters with the grammar of what may be called, and how calls are told."""
         syntax = self._template.call_syntax(body.chat_template)
-        raw = offering(raw, offered.offer, syntax, offered.field)
-        calling = Calling(syntax, offered.offer.may_speak)
+        raw, calling = offering(raw, offered.offer, syntax, offered.field)
         return raw, ChatCalling(calling, is_old=offered.field == "functions")
 
     async def render(self, body: ChatBody) -> str:

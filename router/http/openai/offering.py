@@ -8,25 +8,57 @@ from typing import Any
 import orjson
 
 from constraints.spec import Kind, Whitespace
+from router.errors import ToolsRefused
 from router.grammar import RawGrammar
+from router.http.openai.tool_calls import Calling
 from router.http.openai.tool_grammar import Offer, tool_grammar
 from router.text.call_syntax import CallSyntax
 from router.validation import RawParams
 
 
-def offering(raw: RawParams, offer: Offer, syntax: CallSyntax, field: str) -> RawParams:
-    """The parameters with the grammar of what may be called; `field` is where the tools stand."""
-    # Spaced as templates write arguments, and so as models have read them.
-    grammar = RawGrammar(Kind.LARK, tool_grammar(offer, syntax), whitespace=Whitespace.SPACED)
+def offering(
+    raw: RawParams, offer: Offer, syntax: CallSyntax, field: str
+) -> tuple[RawParams, Calling]:
+    """The parameters with the grammar of what may be called, and how answers call.
+
+    `field` is where the tools stand. A grammar that the parameters have is that of answers that do
+    not call. Raises ToolsRefused where that cannot be.
+    """
+    form = None
     parts = {
         tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True) for tool in offer.tools
     }
-    return replace(
+    if raw.grammar is not None and offer.may_speak:
+        form = _form(raw.grammar, raw.names["grammar"], syntax)
+        parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
+    # Spaced as templates write arguments, and so as models have read them.
+    text = tool_grammar(offer, syntax, form)
+    offered = replace(
         raw,
-        grammar=grammar,
+        grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
         grammar_parts=tuple(parts.items()),
         names={**raw.names, "grammar": field},
     )
+    # In JSON what begins calls is a text like others.
+    syntax = syntax if form is None else replace(syntax, only_at_start=True)
+    return offered, Calling(syntax, offer.may_speak)
+
+
+def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
+    """The schema of an answer that does not call, as JSON text. Raises ToolsRefused."""
+    if grammar.kind is not Kind.JSON_SCHEMA or grammar.whitespace or grammar.lenient:
+        raise ToolsRefused(
+            f"`{field}` and tools that may be called cannot both shape an answer, unless `{field}` "
+            "is a JSON schema and says nothing else",
+            field,
+        )
+    if syntax.only_at_start:
+        raise ToolsRefused(
+            f"`{field}` and tools that may be called cannot both shape an answer of this model, "
+            "whose calls are JSON by themselves",
+            field,
+        )
+    return grammar.constraint(field).spec.text
 
 
 def tell_tools(

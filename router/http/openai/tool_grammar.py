@@ -1,6 +1,7 @@
 """Tools and the choice among them as a grammar of what the model may write.
 
     start: free text | free text, trigger, calls      (auto)
+    start: JSON of a schema | calls                   (auto, where text has a form)
     start: calls                                      (required, named)
 
 Arguments are JSON of each tool's own schema, whose pointers stay what they are: every schema is a
@@ -40,10 +41,18 @@ class Offer:
     may_repeat: bool
 
 
-def tool_grammar(offer: Offer, syntax: CallSyntax) -> str:
-    """The grammar, in Lark. The whitespace of the arguments is for who compiles it."""
-    rules = [f"start: {_start(offer, syntax)}"]
-    if offer.may_speak:
+def tool_grammar(offer: Offer, syntax: CallSyntax, form: str | None = None) -> str:
+    """The grammar, in Lark. The whitespace of JSON is for who compiles it.
+
+    `form` is the JSON schema of an answer that does not call, None: free text. Calls must not begin
+    as JSON does.
+    """
+    begun, calls = syntax.opening + syntax.head, _calls(offer, syntax)
+    rules = [f"start: {_text(begun)} {calls}"]
+    if offer.may_speak and form is not None:
+        rules = [f"start: answer | {_text(begun)} {calls}", f"answer: %json {form}"]
+    elif offer.may_speak:
+        rules = [f"start: FREE | BEGIN {_text(begun.removeprefix(syntax.trigger))} {calls}"]
         rules += _free_text(syntax)
     alternatives = []
     for index, tool in enumerate(offer.tools):
@@ -51,13 +60,6 @@ def tool_grammar(offer: Offer, syntax: CallSyntax) -> str:
         rules.append(f"arguments_{index}: %json {orjson.dumps(tool.parameters).decode()}")
     rules.append("function: " + "\n    | ".join(alternatives))
     return "\n".join(rules) + "\n"
-
-
-def _start(offer: Offer, syntax: CallSyntax) -> str:
-    begun, calls = syntax.opening + syntax.head, _calls(offer, syntax)
-    if not offer.may_speak:
-        return f"{_text(begun)} {calls}"
-    return f"FREE | BEGIN {_text(begun.removeprefix(syntax.trigger))} {calls}"
 
 
 def _calls(offer: Offer, syntax: CallSyntax) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind
-from router.errors import InvalidRequest, ToolsRefused
+from router.errors import InvalidRequest
 from router.grammar import RawGrammar
 from router.http.body import Schema
 from router.http.conversation import Setting
@@ -150,9 +150,7 @@ class CountInputBody(WatchedSchema):
         """Raises InvalidRequest for what cannot be served, or counted."""
         self.refuse_unserved()
         check_tools(self.tools or ())
-        form = None if self.text is None else self.text.format
-        if self.offer is not None and form is not None and form.type != "text":
-            raise ToolsRefused("`text.format` and `tools` cannot both shape an answer", "tools")
+        _ = self.offer
 
 
 class ResponseBody(CountInputBody):

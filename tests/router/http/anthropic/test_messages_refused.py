@@ -50,13 +50,6 @@ from tests.router.rig import asking, settled
         ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "b"}}, "`tool_choice.name`"),
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
         (
-            {
-                "tools": [LOOK],
-                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
-            },
-            "`output_config.format`",
-        ),
-        (
             {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
             "`messages[0].content[0].tool_use_id`",
         ),

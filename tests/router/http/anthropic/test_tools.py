@@ -102,6 +102,24 @@ async def test_a_call_that_is_cut_is_no_block() -> None:
     assert answer["stop_reason"] == "max_tokens"
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"), [('{"say": "<tool_call>"}', "text"), (written(HERMES, [ROME]), "tool_use")]
+)
+async def test_an_answer_that_does_not_call_may_have_a_form(text: str, kind: str) -> None:
+    checks = FakeChecks()
+    schema = {"type": "object", "properties": {"say": {"type": "string"}}}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    async with house_of(text, checks) as house:
+        answer = await post(house, tools=[LOOK], output_config=form, max_tokens=100)
+
+    assert [block["type"] for block in answer["content"]] == [kind]
+    assert kind == "tool_use" or answer["content"][0]["text"] == text
+    *parts, (whole, *_) = checks.asked
+    assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, schema]
+    offer = Offer((OFFERED_LOOK,), True, True)
+    assert whole.spec.text == tool_grammar(offer, HERMES, parts[-1][0].spec.text)
+
+
 async def test_calls_are_streamed_as_they_come() -> None:
     async with house_of(written(HERMES, [ROME], said="So.")) as house:
         events = await stream(house, tools=[LOOK, WAIT], max_tokens=100)

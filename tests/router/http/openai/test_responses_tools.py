@@ -19,6 +19,7 @@ from tests.router.http.openai.asking_responses import (
     PROMPT,
     post,
     prompt_of,
+    refuse,
     stream,
 )
 from tests.router.http.openai.calls import Call, written
@@ -240,6 +241,55 @@ async def test_an_answer_goes_on_from_what_its_calls_came_to() -> None:
 
     assert repeated == remembered
     assert remembered == 'u:hi;a:S[look{"city": "Rome"}][wait{}];t:sun;t:ok;'
+
+
+SAY = {"type": "object", "properties": {"say": {"type": "string"}}}
+FORM = {"format": {"type": "json_schema", "name": "say", "schema": SAY}}
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [('{"say": "<tool_call>"}', ["message"]), (written(HERMES, [ROME]), ["function_call"])],
+    ids=["says", "calls"],
+)
+async def test_an_answer_that_does_not_call_may_have_a_form(text: str, kinds: list[str]) -> None:
+    checks = FakeChecks()
+    async with house_of(text, checks) as house:
+        answer = await post(house, tools=[LOOK], text=FORM, max_output_tokens=100)
+
+    assert [item["type"] for item in answer["output"]] == kinds
+    if kinds == ["message"]:
+        assert answer["output"][0]["content"][0]["text"] == text
+    *parts, (whole, *_) = checks.asked
+    assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, SAY]
+    grammar = tool_grammar(Offer((OFFERED_LOOK,), True, True), HERMES, parts[-1][0].spec.text)
+    assert whole.spec.text == grammar
+
+
+async def test_a_form_that_cannot_be_kept_is_named_beside_tools() -> None:
+    reason = ConstraintRefused("`not` is not enforced", "not_enforced", {"pointer": "/not"})
+
+    def refuse_form(constraint: Constraint) -> ConstraintRefused | None:
+        return reason if "say" in constraint.spec.text else None
+
+    async with house_of("x", FakeChecks(refuse_form)) as house, house.client as client:
+        answer = await client.post(PATH, json={"input": "hi", "tools": [LOOK], "text": FORM})
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "text.format")
+
+
+async def test_a_form_and_calls_that_are_json_are_refused() -> None:
+    bare = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+        "{% else %}{{ m.content }}{% endfor %}{% endfor %}"
+    )
+    async with housing(FakeShard(), templates={"default": bare}) as house:
+        status, error = await refuse(house, {"input": "hi", "tools": [WAIT], "text": FORM})
+        told = {"tools": [WAIT], "text": FORM, "tool_choice": "none", "max_output_tokens": 1}
+        await post(house, **told)
+
+    assert (status, error["param"], error["code"]) == (422, "text.format", "tool_error")
 
 
 async def test_calls_and_outputs_are_listed_as_input() -> None:

@@ -47,8 +47,8 @@ def compiler() -> Compiler:
         return Compiler(Vocabulary.load(path, VOCAB_SIZE, [EOS_ID]))
 
 
-def accepts(offer: Offer, syntax: CallSyntax, text: str) -> bool:
-    grammar = tool_grammar(offer, syntax)
+def accepts(offer: Offer, syntax: CallSyntax, text: str, form: str | None = None) -> bool:
+    grammar = tool_grammar(offer, syntax, form)
     matcher = compiler().compile(ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)).matcher()
     token_ids = byte_ids(text)
     if matcher.num_legal(token_ids) < len(token_ids):
@@ -182,3 +182,29 @@ def test_arguments_are_spaced_as_templates_write_them() -> None:
     assert accepts(offering(), HERMES, call)
     assert not accepts(offering(), HERMES, call.replace('"city": ', '"city":'))
     assert not accepts(offering(), HERMES, call.replace('"city": ', '"city":  '))
+
+
+SAY = json.dumps(
+    {
+        "type": "object",
+        "properties": {"say": {"type": "string"}},
+        "required": ["say"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.parametrize("syntax", [HERMES, MISTRAL])
+def test_an_answer_of_a_form_calls_or_has_the_form(syntax: CallSyntax) -> None:
+    offer = offering(may_speak=True, may_repeat=True)
+    said = json.dumps({"say": syntax.opening})
+
+    assert accepts(offer, syntax, said, SAY)
+    assert accepts(offer, syntax, written(syntax, [ROME, MORE]), SAY)
+    for text in ("", "hello", "{}", written(syntax, [ROME], said=said), said + said):
+        assert not accepts(offer, syntax, text, SAY)
+
+
+def test_an_answer_that_has_to_call_has_no_form() -> None:
+    assert accepts(offering(), HERMES, written(HERMES, [ROME]), SAY)
+    assert not accepts(offering(), HERMES, '{"say": ""}', SAY)
