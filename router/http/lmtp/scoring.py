@@ -27,8 +27,9 @@ from router.request import GenerateRequest
 from router.validation import RawParams
 
 _MAX_VALUES = 4096
-# Values that are computed together: requests of others are to come between.
-_WAVE = 32
+# Values that are computed together, and their share of the server's slots: requests of others are
+# to come between, and a server of few slots is to score as many values as any.
+_WAVE, _SLOTS_SHARE = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,10 @@ class Scoring:
 
     async def _score(self, requests: Sequence[GenerateRequest], prompt_len: int) -> list[_Scored]:
         scored: list[_Scored] = []
-        for begin in range(0, len(requests), _WAVE):
-            wave = requests[begin : begin + _WAVE]
+        num_slots = self._services.info.max_concurrent_requests // _SLOTS_SHARE
+        wave_len = max(1, min(_WAVE, num_slots))
+        for begin in range(0, len(requests), wave_len):
+            wave = requests[begin : begin + wave_len]
             completions = await self._services.infer.complete_all(wave)
             scored += [self._scored(completion, prompt_len) for completion in completions]
         return scored

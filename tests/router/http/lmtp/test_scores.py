@@ -119,3 +119,11 @@ async def test_a_time_that_is_over_ends_a_score_by_an_error_of_its_own() -> None
 
     assert (error["error_type"], error["retryable"]) == ("deadline", True)
     assert "before all values were scored" in error["error"]
+
+
+async def test_a_server_of_few_slots_scores_more_values_than_it_has() -> None:
+    async with served(FakeShard(), max_concurrent_requests=4) as (_, port), talking(port) as talk:
+        await talk.hello()
+        said = await talk.ask("SCORE", text="Once", scored=list("abcdef"))
+
+    assert [each["tokens"] for each in said[0][1]["scores"]] == [byte_ids(c) for c in "abcdef"]
