@@ -3,126 +3,154 @@
     python -m bench.hostile --model FOLDER [--streams 8] [--tokens 256] [--rounds 10] [--senders 4]
 
 Starts `launcher serve` on the model. Each round measures the gaps between the streams' tokens
-alone, and then while the senders post that round's share of `tests/constraints/hostile.py` to
-/generate, each its next one as soon as it has an answer; with `--check` to /constraints/check,
+alone, and then while senders (`bench.hostile_senders`, which stand for other machines) post that
+round's share of `tests/constraints/hostile.py` to /generate; with `--check` to /constraints/check,
 which compiles them in the router's workers and not in the shard. Prints JSON: the gaps of both,
-the ratios of their percentiles in this one run, and what came of the grammars and how late. Exit
-code 1 when the 99th percentile beside them is over 1.1 times that alone, or an answer took 3 s.
+the ratios of their percentiles in this one run, the longest gaps with the grammars that were then
+under way, and what came of the grammars and how late. Exit code 1 when the 99th percentile beside
+them is over 1.1 times that alone, or an answer took 3 s.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 
 from bench.compare import running, tandem
+from bench.hostile_senders import CHECK, GENERATE
 from bench.sse_client import post_events
-from constraints.spec import Kind
 from launcher.settings import free_port
-from tests.constraints.hostile import Hostile, hostile
+from tests.constraints.hostile import NUM_HOSTILE
 
-_TYPES = {Kind.JSON_SCHEMA: "json", Kind.REGEX: "regex", Kind.LARK: "lark", Kind.WHERE: "where"}
 _MAX_RATIO, _MAX_ANSWER_S = 1.1, 3.0
 _PERCENTILES = (50, 90, 99)
+_MAX_LINE_BYTES = 1 << 20
+_NUM_SHOWN = 20
 
 
-class Attack:
-    """What was posted, what came back and after how many seconds."""
+class Gap(NamedTuple):
+    """Between two tokens of a stream, in seconds of the machine's clock."""
 
-    def __init__(self, url: str, *, only_checks: bool) -> None:
-        self._url = f"{url}/constraints/check" if only_checks else f"{url}/generate"
-        self._only_checks = only_checks
-        self.came: Counter[str] = Counter()
-        self.answers_s: list[tuple[float, str]] = []
+    begun_s: float
+    ended_s: float
 
-    async def run(self, grammars: Iterator[Hostile], num_senders: int) -> None:
-        """Posts them all."""
-        async with httpx.AsyncClient(timeout=60) as client:
-            await asyncio.gather(*(self._send(client, grammars) for _ in range(num_senders)))
-
-    async def _send(self, client: httpx.AsyncClient, grammars: Iterator[Hostile]) -> None:
-        for each in grammars:
-            body = _hostile_body(each, only_checks=self._only_checks)
-            begun_s = time.perf_counter()
-            try:
-                answer = await client.post(
-                    self._url,
-                    content=body,
-                    headers={"content-type": "application/json"},
-                )
-                self.came[_word(answer)] += 1
-            except httpx.HTTPError as error:
-                self.came[type(error).__name__] += 1
-            self.answers_s.append((time.perf_counter() - begun_s, each.name))
+    @property
+    def ms(self) -> float:
+        """Its length."""
+        return 1e3 * (self.ended_s - self.begun_s)
 
 
-def _hostile_body(each: Hostile, *, only_checks: bool) -> bytes:
-    value: Any = each.spec.text
-    if each.spec.kind is Kind.JSON_SCHEMA:
-        value = json.loads(value)
-    grammar = {"type": _TYPES[each.spec.kind], "value": value}
-    if only_checks:
-        return json.dumps({"grammar": grammar, "text": "a"}).encode()
-    parameters = {"grammar": grammar, "max_new_tokens": 4}
-    return json.dumps({"inputs": "Once", "parameters": parameters}).encode()
+class Sent(NamedTuple):
+    """A grammar on its way: its name, when it was sent and answered, and what came."""
+
+    name: str
+    begun_s: float
+    ended_s: float
+    came: str
+
+    @property
+    def took_s(self) -> float:
+        """From the first byte sent to the last one read."""
+        return self.ended_s - self.begun_s
 
 
-def _word(answer: httpx.Response) -> str:
-    if answer.status_code == 422:
-        return str(answer.json().get("constraint", {}).get("reason", "validation"))
-    return str(answer.status_code)
+@contextlib.asynccontextmanager
+async def _senders(port: int, path: str, num_senders: int) -> AsyncIterator[Process]:
+    argv = ("-m", "bench.hostile_senders", str(port), path, str(num_senders))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *argv, stdin=PIPE, stdout=PIPE, limit=_MAX_LINE_BYTES
+    )
+    try:
+        assert process.stdout is not None
+        await process.stdout.readline()
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
-async def _gaps_ms(url: str, num_tokens: int) -> list[float]:
+async def _attack(senders: Process, first: int, last: int) -> list[Sent]:
+    assert senders.stdin is not None
+    assert senders.stdout is not None
+    senders.stdin.write(f"{first} {last}\n".encode())
+    return [Sent(*told) for told in json.loads(await senders.stdout.readline())]
+
+
+async def _gaps(url: str, num_tokens: int) -> list[Gap]:
     parameters = {"max_new_tokens": num_tokens, "ignore_eos": True}
     body = json.dumps({"inputs": "Once upon a time", "parameters": parameters}).encode()
-    times = [time.perf_counter() async for _ in post_events(f"{url}/generate_stream", body)]
-    return [1000 * (after - before) for before, after in pairwise(times)]
+    times = [time.monotonic() async for _ in post_events(f"{url}/generate_stream", body)]
+    return [Gap(before, after) for before, after in pairwise(times)]
 
 
-async def _streams(url: str, num_streams: int, num_tokens: int) -> list[float]:
-    gaps = await asyncio.gather(*(_gaps_ms(url, num_tokens) for _ in range(num_streams)))
+async def _streams(url: str, num_streams: int, num_tokens: int) -> list[Gap]:
+    gaps = await asyncio.gather(*(_gaps(url, num_tokens) for _ in range(num_streams)))
     return [gap for one in gaps for gap in one]
 
 
-async def _measure(url: str, told: argparse.Namespace) -> dict[str, Any]:
-    attack = Attack(url, only_checks=told.check)
-    grammars = hostile()
-    share = -(-len(grammars) // told.rounds)
-    alone: list[float] = []
-    beside: list[float] = []
-    await _streams(url, told.streams, told.tokens)
-    for first in range(0, len(grammars), share):
-        alone += await _streams(url, told.streams, told.tokens)
-        attacking = asyncio.create_task(
-            attack.run(iter(grammars[first : first + share]), told.senders)
-        )
-        while not attacking.done():
-            beside += await _streams(url, told.streams, told.tokens)
-        await attacking
-    return _report(alone, beside, attack)
+async def _measure(port: int, told: argparse.Namespace) -> dict[str, Any]:
+    load = (f"http://127.0.0.1:{port}", told.streams, told.tokens)
+    share = -(-NUM_HOSTILE // told.rounds)
+    alone: list[Gap] = []
+    beside: list[Gap] = []
+    sent: list[Sent] = []
+    async with _senders(port, CHECK if told.check else GENERATE, told.senders) as senders:
+        await _streams(*load)
+        for first in range(0, NUM_HOSTILE, share):
+            alone += await _streams(*load)
+            attacking = asyncio.create_task(_attack(senders, first, first + share))
+            while not attacking.done():
+                beside += await _streams(*load)
+            sent += await attacking
+    return _report(alone, beside, sent)
 
 
-def _report(alone: list[float], beside: list[float], attack: Attack) -> dict[str, Any]:
-    quiet, busy = (np.percentile(gaps, _PERCENTILES) for gaps in (alone, beside))
-    slowest = sorted(attack.answers_s, reverse=True)[:5]
+def _report(alone: Sequence[Gap], beside: Sequence[Gap], sent: Sequence[Sent]) -> dict[str, Any]:
+    quiet, busy = (
+        np.percentile([gap.ms for gap in gaps], _PERCENTILES) for gaps in (alone, beside)
+    )
+    slowest = sorted(sent, key=lambda each: each.took_s, reverse=True)
     return {
         "gap_ms_alone": dict(zip(_PERCENTILES, quiet.round(3).tolist(), strict=True)),
         "gap_ms_beside": dict(zip(_PERCENTILES, busy.round(3).tolist(), strict=True)),
         "ratio": dict(zip(_PERCENTILES, (busy / quiet).round(3).tolist(), strict=True)),
         "num_gaps": [len(alone), len(beside)],
-        "grammars": dict(attack.came),
-        "slowest_answers_s": [[round(took_s, 3), name] for took_s, name in slowest],
+        "longest_gaps": list(_explained(beside, sent)),
+        "grammars": dict(Counter(each.came for each in sent)),
+        "slowest_answers_s": [
+            [round(each.took_s, 3), each.name, each.came] for each in slowest[:_NUM_SHOWN]
+        ],
     }
+
+
+def _explained(gaps: Iterable[Gap], sent: Sequence[Sent]) -> Iterable[list[Any]]:
+    """Each of the longest gaps once, whichever streams had it, with what was under way."""
+    shown: list[Gap] = []
+    for gap in sorted(gaps, key=lambda gap: gap.ms, reverse=True):
+        if any(gap.begun_s < seen.ended_s and seen.begun_s < gap.ended_s for seen in shown):
+            continue
+        if len(shown) == _NUM_SHOWN:
+            return
+        shown.append(gap)
+        yield [
+            round(gap.ms, 1),
+            *(
+                f"{each.name}: {gap.begun_s - each.begun_s:+.3f} of {each.took_s:.3f} s"
+                for each in sent
+                if each.begun_s < gap.ended_s and gap.begun_s < each.ended_s
+            ),
+        ]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -137,8 +165,8 @@ def main(argv: Sequence[str]) -> int:
     told = parser.parse_args(argv)
     port = free_port()
     with running(tandem(told.model, port, ())):
-        report = asyncio.run(_measure(f"http://127.0.0.1:{port}", told))
-    sys.stdout.write(json.dumps(report) + "\n")
+        report = asyncio.run(_measure(port, told))
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
     in_time = report["slowest_answers_s"][0][0] < _MAX_ANSWER_S
     return 0 if in_time and report["ratio"][99] <= _MAX_RATIO else 1
 

@@ -10,7 +10,7 @@ class Passed:
     min_len:         tokens of a text that satisfies it: the first that was found short enough
     dropped_phrases: see `Language`
     not_enforced:    JSON Pointers of what a lenient schema leaves out
-    compile_s:       seconds of computing that compiling took
+    compile_s:       seconds of computing that it took to compile, and to find that text
     """
 
     min_len: int

@@ -7,6 +7,7 @@ Exit codes: 0 stopped when asked; 1 refused to start or became unfit, with one l
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -78,6 +79,10 @@ async def _serve(settings: config.ServeConfig) -> int:
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
     service = await _load_unless_stopped(settings, device_thread, tracer, stop)
+    # A collection would go through all that torch and transformers have made, for a third of a
+    # second in which no step runs, whenever a constraint's compiling has made as much again.
+    gc.collect()
+    gc.freeze()
     async with listening(service, settings.address, on_fatal):
         _log.info(
             "rank %d of %d is ready at %s", settings.rank, settings.world_size, settings.address

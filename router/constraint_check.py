@@ -42,6 +42,8 @@ _MAX_REMEMBERED = 4096
 _NUM_CHANCES, _REST_S = 2, 60.0
 # Compiling that a step may wait for; a prompt of a hundred tokens takes longer to prefill.
 _QUICK_S = 0.005
+# After the pool's whole patience, what is left for the shard to compile it as well.
+_PREPARE_S = 0.2
 
 # kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
 _Key = tuple[object, ...]
@@ -113,15 +115,18 @@ class ConstraintCheck:
         model's tokens cannot be constrained.
         """
         begun_s = self._clock()
+        until_s = begun_s + self._rules.wait_s
         enough_len = self._obvious_len(constraint.spec, stops)
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return CheckedConstraint(replace(constraint, is_quick=True), enough_len)
         try:
-            passed = await self._find(Check(constraint.spec, stops, self._vocabulary.max_len, cuts))
+            passed = await self._find(
+                Check(constraint.spec, stops, self._vocabulary.max_len, cuts), until_s
+            )
             if passed.min_len > max_new_tokens and not cuts:
                 # The text that was found is too long: look for a shorter one, which takes longer.
-                passed = await self._find(Check(constraint.spec, stops, max_new_tokens))
+                passed = await self._find(Check(constraint.spec, stops, max_new_tokens), until_s)
         except DoesNotFit as error:
             # Also a text that is longer than any answer may be: this one's tokens are fewer.
             max_len = min(error.max_len, max_new_tokens)
@@ -137,6 +142,7 @@ class ConstraintCheck:
                 constraint,
                 dropped_phrases=passed.dropped_phrases,
                 is_quick=passed.compile_s <= _QUICK_S,
+                prepare_by_s=until_s + _PREPARE_S,
             ),
             passed.min_len,
             passed.dropped_phrases,
@@ -179,13 +185,13 @@ class ConstraintCheck:
             return None
         return obvious_len(spec)
 
-    async def _find(self, job: Check) -> Passed:
+    async def _find(self, job: Check, until_s: float) -> Passed:
         """Raises ConstraintError and RouterError."""
         key = _key(job)
         finding: _Finding | RouterError | None = self._memory.find(key, self._clock())
         self._metrics.constraint_checks.inc("worker" if finding is None else "cache")
         if finding is None:
-            finding = await self._look(key, job)
+            finding = await self._look(key, job, until_s)
         if isinstance(finding, Passed):
             return finding
         if isinstance(finding, ConstraintError):
@@ -193,18 +199,18 @@ class ConstraintCheck:
             raise error_from_json(error_to_json(finding))
         raise finding
 
-    async def _look(self, key: _Key, job: Check) -> _Finding | RouterError:
+    async def _look(self, key: _Key, job: Check, until_s: float) -> _Finding | RouterError:
         """What a worker finds; one looks for all who ask at the same time, whoever leaves."""
         looking = self._under_way.get(key)
         if looking is None:
-            looking = asyncio.create_task(self._look_once(key, job))
+            looking = asyncio.create_task(self._look_once(key, job, until_s))
             self._under_way[key] = looking
             looking.add_done_callback(lambda _: self._under_way.pop(key))
         return await asyncio.shield(looking)
 
-    async def _look_once(self, key: _Key, job: Check) -> _Finding | RouterError:
+    async def _look_once(self, key: _Key, job: Check, until_s: float) -> _Finding | RouterError:
         try:
-            passed = await self._ask(job)
+            passed = await self._ask(job, until_s)
         except ConstraintError as error:
             self._memory.keep(key, error)
             return error
@@ -230,12 +236,15 @@ class ConstraintCheck:
         self._memory.keep(key, finding, now_s + _REST_S)
         return finding
 
-    async def _ask(self, job: Check | Judge | Verify) -> Passed | Judged | Verified:
+    async def _ask(
+        self, job: Check | Judge | Verify, until_s: float | None = None
+    ) -> Passed | Judged | Verified:
         """Raises ConstraintError and RouterError."""
         if self._pool is None:
             raise Unserved("constraints are not served: nothing compiles them")
+        wait_s = None if until_s is None else until_s - self._clock()
         try:
-            return await self._pool.do(job)
+            return await self._pool.do(job, wait_s)
         except PoolBusy as error:
             self._metrics.constraint_refusals.inc("overloaded")
             raise Overloaded(str(error), _RETRY_AFTER_S) from error

@@ -79,13 +79,15 @@ class Constraint:
     `cuts`: the client prefers an output that is cut at `max_new_tokens` to one that is steered to
     an end in time. `dropped_phrases` end the output and are no part of it, beside the stop strings
     (`stops_before`); the check reads them off the constraint. `is_quick`: it compiles in no more
-    time than a step may wait for it, so that it need not be compiled ahead.
+    time than a step may wait for it, so that it need not be compiled ahead; else that is to be done
+    by `prepare_by_s`, of the monotonic clock.
     """
 
     spec: ConstraintSpec
     cuts: bool = False
     dropped_phrases: tuple[str, ...] = ()
     is_quick: bool = False
+    prepare_by_s: float | None = field(default=None, compare=False)
 
     @property
     def is_judged_at_end(self) -> bool:

@@ -22,6 +22,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -35,6 +36,7 @@ from router.errors import (
     ConstraintRefused,
     Displaced,
     GenerationFailed,
+    Overloaded,
     ShardFailed,
     StartupFailed,
 )
@@ -55,6 +57,9 @@ _CHANNEL_OPTIONS = (
 )
 _HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
 _MAX_SOCKET_PATH_LEN = 107
+# Rank 0 has so long at least, also for who comes back because it was not enough.
+_SHORTEST_PREPARE_S = 0.1
+_PREPARED_SOON_S = 2.0
 # A shard's words when it is asked to begin an epoch before its present one.
 _LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
 
@@ -193,10 +198,11 @@ class Shards:
     async def prepare(self, request: GenerateRequest) -> Prepared:
         """Has rank 0, which masks for all, compile the request's constraint beside its steps.
 
-        Raises ConstraintRefused when it cannot, GenerationFailed when it takes too long, and
-        ShardFailed when rank 0 does not answer for another reason.
+        Raises ConstraintRefused when it cannot, GenerationFailed when it takes too long, Overloaded
+        when it takes longer than this request may wait, though rank 0 goes on and the next one may
+        find it done, and ShardFailed when rank 0 does not answer for another reason.
         """
-        first, timeout_s = self._ranks[0], self._timeouts.prepare_s
+        first, timeout_s = self._ranks[0], self._prepare_s(request)
         call = first.call("PrepareConstraint")
         try:
             return wire.prepared_from_pb(await call(wire.prepare_to_pb(request), timeout=timeout_s))
@@ -205,10 +211,19 @@ class Shards:
                 # The router's own check let it pass, so that it is none of the author's mistakes.
                 raise ConstraintRefused(error.details() or _told(error), "too_complex") from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise GenerationFailed(
-                    f"{first.name} did not compile the constraint within {timeout_s:g} s"
-                ) from error
+                message = f"{first.name} did not compile the constraint within {timeout_s:.3g} s"
+                if timeout_s < self._timeouts.prepare_s:
+                    raise Overloaded(message, _PREPARED_SOON_S) from error
+                raise GenerationFailed(message) from error
             raise ShardFailed(f"{first.name}, PrepareConstraint: {_told(error)}") from error
+
+    def _prepare_s(self, request: GenerateRequest) -> float:
+        """What the constraint's check has left of the time, which is little where it was slow."""
+        by_s = None if request.constraint is None else request.constraint.prepare_by_s
+        longest_s = self._timeouts.prepare_s
+        if by_s is None:
+            return longest_s
+        return min(longest_s, max(_SHORTEST_PREPARE_S, by_s - monotonic()))
 
     async def check_health(self) -> None:
         """Raises ShardFailed unless every rank answers."""

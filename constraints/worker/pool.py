@@ -6,9 +6,9 @@
     ended here, because it waited too long: PoolBusy
 
 So a hostile text holds up those behind it for a slice. What is computed at everybody's priority
-comes out of allowances, one for slices and one for what goes on; once it is used up, jobs give way
-to everything else on the machine, and are slow where it is busy. It knows no vocabulary and no
-engine.
+comes out of allowances, one for beginnings and one for the rest of slices; once it is used up, and
+always after its slice, a job gives way to everything else on the machine, and is slow where that is
+busy. It knows no vocabulary and no engine.
 """
 
 import asyncio
@@ -30,9 +30,12 @@ from constraints.worker.nursery import Exit, WorkerEnded, WorkerProcess
 
 _logger = logging.getLogger("constraints")
 
-# Jobs may compete with everybody for less than a hundredth of the time, so that the 99th percentile
-# of what others wait does not show it; and for a while at once, when that was saved: (rate, most).
-_SLICES, _REST = (0.005, 0.3), (0.004, 0.4)
+# A step that meets a job at its own priority lasts longer by about as much as the job does. So
+# beginnings may compete with everybody, which are short and suffice for nearly all jobs; the rest
+# of a slice may for far less than a hundredth of the time, so that the 99th percentile of what
+# others wait does not show it: (rate, most that can be saved).
+_BEGINNING_S = 0.01
+_BEGINNINGS, _SLICES = (0.02, 0.3), (0.004, 0.1)
 _LAST_WORDS_S = 0.25
 
 
@@ -49,6 +52,11 @@ class PoolBusy(Exception):
 
 class WorkerBug(Exception):
     """A worker broke on this job; the text is its trace."""
+
+
+def _let_give_way(worker: WorkerProcess) -> None:
+    if not worker.gives_way:
+        worker.give_way()
 
 
 def _num_cpus() -> int:
@@ -110,9 +118,10 @@ class WorkerPool:
         self._rules = rules
         limits = ("--cpu-s", str(rules.cpu_s), "--memory-bytes", str(rules.memory_bytes))
         arguments = (*vocabulary.arguments(), *limits)
-        self._keeper = Keeper(arguments, max_low=rules.num_slow)
+        # Each beginning and each going on at once has one, which is forked once and not per job.
+        self._keeper = Keeper(arguments, max_low=rules.num_quick + rules.num_slow)
+        self._for_beginnings = Allowance(*_BEGINNINGS)
         self._for_slices = Allowance(*_SLICES)
-        self._for_rest = Allowance(*_REST)
         self._quick = asyncio.Semaphore(rules.num_quick)
         self._slow = asyncio.Semaphore(rules.num_slow)
         self._num_waiting = 0
@@ -127,25 +136,27 @@ class WorkerPool:
         """Ends all processes; jobs under way fail."""
         await self._keeper.close()
 
-    async def do(self, job: Job) -> Passed | Judged | Verified:
-        """The answer. Raises what the constraint is refused for, or why there is no answer.
+    async def do(self, job: Job, wait_s: float | None = None) -> Passed | Judged | Verified:
+        """The answer within `wait_s`, or as long as the rules say. Raises what the constraint is
+        refused for, or why there is no answer.
 
         ConstraintError | PoolBusy, NurseryFailed, WorkerBug
         """
         if self._num_waiting >= self._rules.max_waiting:
             raise PoolBusy("too many constraints wait to be compiled")
-        answer = answer_from_json(await self._ask(frame(job_to_json(job))))
+        wait_s = self._rules.wait_s if wait_s is None else wait_s
+        answer = answer_from_json(await self._ask(frame(job_to_json(job)), wait_s))
         if isinstance(answer, Bug):
             raise WorkerBug(answer.trace)
         if isinstance(answer, ConstraintError):
             raise answer
         return answer
 
-    async def _ask(self, message: bytes) -> Any:
+    async def _ask(self, message: bytes, wait_s: float) -> Any:
         worker: WorkerProcess | None = None
         told = None
         try:
-            async with asyncio.timeout(self._rules.wait_s):
+            async with asyncio.timeout(wait_s):
                 async with self._in_slice():
                     worker = await self._take()
                     told = await self._begin(worker, message)
@@ -173,33 +184,33 @@ class WorkerPool:
             self._quick.release()
 
     async def _take(self) -> WorkerProcess:
-        may_compete = self._for_slices.left_s(self._now_s()) > 0.0
+        may_compete = self._for_beginnings.left_s(self._now_s()) > 0.0
         worker = await self._keeper.take(low=not may_compete)
-        if not may_compete and not worker.gives_way:
-            worker.give_way()
+        if not may_compete:
+            _let_give_way(worker)
         return worker
 
     async def _begin(self, worker: WorkerProcess, message: bytes) -> Any:
         """The answer, if it comes within a slice; otherwise None, and the worker is at it."""
+        slice_s = self._rules.slice_s
+        beginning_s = min(_BEGINNING_S, slice_s)
+        with self._spending(self._for_beginnings, worker):
+            told = await worker.ask(message, beginning_s)
+        if told is not None:
+            return told
+        if self._for_slices.left_s(self._now_s()) <= 0.0:
+            _let_give_way(worker)
         with self._spending(self._for_slices, worker):
-            return await worker.ask(message, self._rules.slice_s)
+            return await worker.answer(slice_s - beginning_s)
 
     async def _go_on(self, worker: WorkerProcess) -> Any:
+        _let_give_way(worker)
         if self._slow.locked():
             await self._wait_paused(worker)
         else:
             await self._slow.acquire()
         try:
-            told = None
-            left_s = self._for_rest.left_s(self._now_s())
-            if left_s > 0.0 and not worker.gives_way:
-                with self._spending(self._for_rest, worker):
-                    told = await worker.answer(left_s)
-            if told is None:
-                if not worker.gives_way:
-                    worker.give_way()
-                told = await worker.answer()
-            return told
+            return await worker.answer()
         finally:
             self._slow.release()
 

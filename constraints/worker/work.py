@@ -88,11 +88,11 @@ class Work:
             return Verified(tuple(map(str, violations(job.spec.text, job.text))))
         started_s = time.process_time()
         language = self._compiler.compile(job.spec)
-        compile_s = time.process_time() - started_s
         if not isinstance(job, Check):
             return judge(language, self._vocabulary, job.spec, job.texts, job.max_len)
         # Raises Contradiction with the stop strings, DoesNotFit, TooComplex.
         guide = Guide(language, self._vocabulary, Budget(job.max_len, cuts=job.cuts), job.stops)
+        compile_s = time.process_time() - started_s
         return Passed(guide.needed_len, language.dropped_phrases, language.not_enforced, compile_s)
 
 

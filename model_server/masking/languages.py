@@ -6,7 +6,6 @@ but constraints; whoever asks for one is told why.
 """
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -17,16 +16,17 @@ from pathlib import Path
 
 from constraints.compiler import Compiler
 from constraints.errors import ConstraintError
+from constraints.guide import ANY_LEN
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec
 from constraints.vocabulary import Vocabulary
+from constraints.worker import limits
 from model_server.errors import ConstraintRefused
 
 _log = logging.getLogger(__name__)
 
 # Constraints that are compiled ahead at the same time. A slow one must not hold up the others.
 _NUM_COMPILING = 4
-_LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Prepared:
 def _give_way() -> None:
     """Compile where the steps leave room: what comes here ahead of its request takes longer."""
     if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        limits.give_way(threading.get_native_id())
 
 
 class Languages:
@@ -76,7 +76,10 @@ class Languages:
             compiler = self._loading.result()
             began_ns = time.perf_counter_ns()
             was_cached = compiler.is_cached(spec)
-            compiler.compile(spec)
+            language = compiler.compile(spec)
+            if not was_cached:
+                # Every guide begins with it, and a step would wait for it. The language keeps it.
+                language.matcher().shortest(ANY_LEN)
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from error
         # An engine that breaks over a text is no reason for the shard to end, panics included.

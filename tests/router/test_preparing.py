@@ -2,12 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from time import monotonic
 
 import grpc
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind
-from router.errors import ConstraintRefused, GenerationFailed
+from router.errors import ConstraintRefused, GenerationFailed, Overloaded
 from router.events import FinishReason
 from router.request import Constraint
 from router.shards import ShardTimeouts
@@ -161,6 +162,17 @@ async def test_a_compilation_without_end_fails_its_request_alone() -> None:
         assert type(error) is GenerationFailed
         assert "did not compile the constraint within 0.1 s" in str(error)
         end_of(await events_of(other))
+
+
+async def test_who_may_wait_no_longer_is_told_to_come_again() -> None:
+    shard = FakeShard()
+    shard.faults.hangs.add("PrepareConstraint")
+    async with routing(shard) as rig:
+        hurried = replace(ANY_TEXT, prepare_by_s=monotonic() + 0.15)
+        error = error_of(await events_of(rig.batcher.submit(asking(constraint=hurried))))
+        assert type(error) is Overloaded
+        assert "did not compile the constraint within 0.1" in str(error)
+        await settled(rig)
 
 
 async def test_where_the_shard_fails_otherwise_the_first_step_compiles() -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.jobs import Check
@@ -21,8 +22,9 @@ def vocabulary_file(folder: Path) -> VocabularyFile:
 
 @asynccontextmanager
 async def pooling(folder: Path, **rules: float) -> AsyncIterator[WorkerPool]:
-    """A pool that is ready; `rules` as PoolRules has them."""
-    pool = WorkerPool(vocabulary_file(folder), PoolRules(**rules))  # type: ignore[arg-type]
+    """A pool that is ready; `rules` as PoolRules has them, but for more patience."""
+    patient: dict[str, Any] = {"wait_s": 30.0, **rules}
+    pool = WorkerPool(vocabulary_file(folder), PoolRules(**patient))
     try:
         await pool.wait_ready()
         yield pool

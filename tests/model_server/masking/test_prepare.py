@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from constraints.errors import ConstraintError
+from constraints.grammars.engine import GrammarLanguage
 from constraints.spec import ConstraintSpec, Kind
 from model_server.errors import ConstraintRefused
 from model_server.masking.languages import Languages
@@ -130,6 +131,15 @@ async def test_what_cannot_be_compiled_is_refused_in_words(
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert said in str(refusal.value.details())
     assert served.fatal == []
+
+
+def test_a_prepared_language_knows_a_text_that_a_guide_can_begin_with(shard: Shard) -> None:
+    spec = ConstraintSpec(Kind.REGEX, "(known|beforehand)+")
+    shard.languages.prepare(spec).result(30.0)
+    language = shard.languages.compile(spec)
+    assert isinstance(language, GrammarLanguage)
+    assert language.first_completion is not None
+    assert shard.text(language.first_completion) in {"known", "beforehand"}
 
 
 async def test_a_constraint_is_compiled_while_a_step_runs(

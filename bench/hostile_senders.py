@@ -1,0 +1,95 @@
+"""Who sends the hostile grammars of `bench.hostile`: a process of its own, with no time of its own.
+
+    python -m bench.hostile_senders PORT PATH NUM_SENDERS      started by bench.hostile
+
+In the field, whoever attacks computes on another machine. So every body is made before anything
+is measured, answers are read after it, and what is left to do is done when nothing else wants a
+core (SCHED_IDLE, or the lowest priority). A line `FIRST LAST` has these grammars posted, each
+sender's next one as soon as it has an answer; the line that comes back is JSON, a list of
+[name, begun_s, ended_s, what came of it], in seconds of the machine's monotonic clock.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from constraints.spec import Kind
+from tests.constraints.hostile import Hostile, hostile
+
+GENERATE, CHECK = "/generate", "/constraints/check"
+_TYPES = {Kind.JSON_SCHEMA: "json", Kind.REGEX: "regex", Kind.LARK: "lark", Kind.WHERE: "where"}
+_TIMEOUT_S = 60.0
+_LOWEST_PRIORITY = 19
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    name: str
+    begun_s: float
+    ended_s: float
+    status: int | str
+    body: bytes
+
+    def told(self) -> tuple[str, float, float, str]:
+        """A status, or the reason of a refusal."""
+        came = str(self.status)
+        if self.status == 422:
+            reason = json.loads(self.body).get("constraint", {}).get("reason", "validation")
+            came = str(reason)
+        return self.name, self.begun_s, self.ended_s, came
+
+
+def _body(each: Hostile, path: str) -> bytes:
+    value: Any = each.spec.text
+    if each.spec.kind is Kind.JSON_SCHEMA:
+        value = json.loads(value)
+    grammar = {"type": _TYPES[each.spec.kind], "value": value}
+    if path == CHECK:
+        return json.dumps({"grammar": grammar, "text": "a"}).encode()
+    parameters = {"grammar": grammar, "max_new_tokens": 4}
+    return json.dumps({"inputs": "Once", "parameters": parameters}).encode()
+
+
+def _post(port: int, path: str, name: str, body: bytes) -> _Answer:
+    begun_s = time.monotonic()
+    status: int | str
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, _TIMEOUT_S)) as server:
+        try:
+            server.request("POST", path, body, {"content-type": "application/json"})
+            answer = server.getresponse()
+            status, content = answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            status, content = type(error).__name__, b""
+    return _Answer(name, begun_s, time.monotonic(), status, content)
+
+
+def _give_way() -> None:
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(_LOWEST_PRIORITY)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Posts what the lines ask for, until there are no more."""
+    port, path, num_senders = int(argv[0]), argv[1], int(argv[2])
+    bodies = [(each.name, _body(each, path)) for each in hostile()]
+    _give_way()
+    print("ready", flush=True)
+    with ThreadPoolExecutor(num_senders) as senders:
+        for line in sys.stdin:
+            first, last = map(int, line.split())
+            answers = list(senders.map(lambda it: _post(port, path, *it), bodies[first:last]))
+            print(json.dumps([answer.told() for answer in answers]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
