@@ -10,6 +10,8 @@ stays -inf under all of them; a token is masked by adding -inf, which leaves a N
 model in sight (as NaN) instead of hiding it.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,11 +28,40 @@ def apply_bitmask(scores: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
     rows:    [n], the rows that have a mask, each once; None: all of them
     """
     masked = scores[:, : bitmask.shape[-1] * BITS_PER_WORD]
+    if scores.device.type == "cpu":
+        _apply_on_host(masked.numpy(), bitmask.numpy(), None if rows is None else rows.numpy())
+        return
     minus_inf = spread_bits(~bitmask, _MINUS_INF_BITS)
     if rows is None:
         masked += minus_inf
     else:
         masked.index_add_(0, rows, minus_inf)
+
+
+def _of_each_byte() -> npt.NDArray[np.float32]:
+    """What each byte of a mask adds to its eight tokens, the lowest bit's first: [256, 8]."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    table = np.where(bits, np.float32(0.0), np.float32(-np.inf))
+    table.setflags(write=False)
+    return table
+
+
+_ADDED_BY_BYTE = _of_each_byte()
+
+
+def _apply_on_host(
+    masked: npt.NDArray[np.float32],
+    bitmask: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.int64] | None,
+) -> None:
+    """`apply_bitmask` in one pass of one thread: to wake the others for each of the passes that
+    devices make takes longer than all of them, the more so after a forward that waited."""
+    # +inf becomes NaN, which is told to whoever asked for the row.
+    with np.errstate(invalid="ignore"):
+        for index, words in enumerate(bitmask.astype("<i4", copy=False)):
+            row = masked[index if rows is None else rows[index]]
+            # Every byte is in the table; said so, nobody looks whether it is.
+            row += np.take(_ADDED_BY_BYTE, words.view(np.uint8), axis=0, mode="clip").reshape(-1)
 
 
 def spread_bits(words: Tensor, value_bits: int) -> Tensor:

@@ -28,6 +28,16 @@ def test_the_bitmask_leaves_the_tokens_whose_bit_is_set(vocab_size: int) -> None
     assert torch.equal(scores, expected)
 
 
+def test_rows_without_a_mask_stay_as_they_are() -> None:
+    scores = random_logits(4, 128)
+    allowed = torch.rand(2, 128, generator=torch.Generator().manual_seed(1)) < 0.5
+    expected = scores.clone()
+    for row, mask in zip([3, 1], allowed, strict=True):
+        expected[row].masked_fill_(~mask, -torch.inf)
+    apply_bitmask(scores, bitmask_of(allowed), torch.tensor([3, 1]))
+    assert torch.equal(scores, expected)
+
+
 def test_bits_beyond_the_vocabulary_change_nothing() -> None:
     scores = torch.full((1, 64), -torch.inf)
     scores[0, :33] = 1.0
