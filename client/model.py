@@ -1,8 +1,9 @@
 """What the query runtime needs of a model, whoever provides it."""
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.words import Answer, GenerateCall, ScoreCall, Scores, TokenMade
 
 
@@ -22,4 +23,13 @@ class Model(Protocol):
 
     async def score(self, call: ScoreCall) -> Scores:
         """The log-probabilities of several continuations of one prompt."""
+        ...
+
+
+@runtime_checkable
+class BeamModel(Protocol):
+    """A Model that searches beams itself; the decoder `beam` needs one."""
+
+    def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+        """A group of beams: reports, then the answer. Closing it early cancels the request."""
         ...

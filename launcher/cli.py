@@ -42,6 +42,7 @@ CONSTRAINT_KINDS = {
     constraint_options.ConstraintType.json: Kind.JSON_SCHEMA,
     constraint_options.ConstraintType.regex: Kind.REGEX,
     constraint_options.ConstraintType.lark: Kind.LARK,
+    constraint_options.ConstraintType.gbnf: Kind.GBNF,
     constraint_options.ConstraintType.choice: Kind.CHOICE,
     constraint_options.ConstraintType.where: Kind.WHERE,
 }
@@ -95,6 +96,7 @@ def serve(
     socket_message_limit: options.SocketMessageLimit = 8_388_608,
     socket_ping_interval: options.SocketPingInterval = 20.0,
     max_socket_streams: options.MaxSocketStreams = 256,
+    max_beams: options.MaxBeams = 128,
     max_concurrent_requests: options.MaxConcurrentRequests = 128,
     max_input_tokens: options.MaxInputTokens = None,
     max_total_tokens: options.MaxTotalTokens = None,
@@ -205,6 +207,7 @@ def serve(
                 socket_message_limit=socket_message_limit,
                 socket_ping_interval=socket_ping_interval,
                 max_socket_streams=max_socket_streams,
+                max_beams=max_beams,
                 max_concurrent_requests=max_concurrent_requests,
                 max_input_tokens=max_input_tokens,
                 max_total_tokens=max_total_tokens,

@@ -292,7 +292,9 @@ def _wire(
         allowed_origins=config.cors_allow_origin,
         aliases=_aliases(config),
         socket_limits=SocketLimits(
-            max_message_len=config.socket_message_limit, max_streams=config.max_socket_streams
+            max_message_len=config.socket_message_limit,
+            max_streams=config.max_socket_streams,
+            max_beams=config.max_beams,
         ),
     )
     http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))

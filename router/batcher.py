@@ -29,7 +29,6 @@ from router.errors import (
     Displaced,
     GenerationFailed,
     InvalidRequest,
-    Refused,
     RouterError,
     ServerStopped,
     ShardFailed,
@@ -42,8 +41,10 @@ from router.preparing import Preparing
 from router.progress import Progress, Wait
 from router.request import GenerateRequest
 from router.shards import Shards
+from router.slots import Slots
 from router.step_observer import StepObserver
 from router.stream import Stream
+from router.stream_groups import StreamGroups
 from router.text.tokenizer import Tokenizer
 
 __all__ = ["Batcher", "BatcherLimits"]
@@ -54,7 +55,10 @@ _READ_POLL_S = 0.01
 
 
 class Batcher:
-    """The only mutator of the scheduler and of streams. `run` is its task; the rest is quick."""
+    """The only mutator of the scheduler and of streams. `run` is its task; the rest is quick.
+
+    `slots` are for who submits one stream after the other.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,10 @@ class Batcher:
         self._admission = Admission(limits.max_concurrent_requests, limits.retry_s)
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
+        self._groups = StreamGroups(self._accept_all)
+        self.slots = Slots(
+            self._admission, self._progress, observer, self._streams, self._groups, clock
+        )
         self._pacing = Pacing(scheduler.pause)
         self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
         self._departures = Departures(scheduler.has_left, observer.gone)
@@ -112,13 +120,11 @@ class Batcher:
         Raises Refused (Draining, Unhealthy, Overloaded), and InvalidRequest for a request that
         could never run.
         """
+        self.slots.take(requests)
+        return self._accept_all(requests)
+
+    def _accept_all(self, requests: Sequence[GenerateRequest]) -> list[Stream]:
         now_s = self._clock()
-        broken_s = self._progress.broken_s(now_s)
-        try:
-            self._admission.enter(now_s, len(self._streams), requests, broken_s)
-        except Refused as error:
-            self._observer.rejected(error)
-            raise
         streams: list[Stream] = []
         try:
             for request in requests:
@@ -176,12 +182,16 @@ class Batcher:
         """Takes nothing new, waits for what runs, fails what is left; then `run` returns."""
         self._admission.close()
         try:
-            await asyncio.wait_for(self._streams.until_empty(), timeout_s)
+            await asyncio.wait_for(self._until_empty(), timeout_s)
         except TimeoutError:
             self._streams.fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
         self._streams.tell()
         self._is_stopping = True
         self._wake.set()
+
+    async def _until_empty(self) -> None:
+        await self._groups.until_empty()
+        await self._streams.until_empty()
 
     async def run(self) -> None:
         """Steps until drained.
@@ -198,22 +208,26 @@ class Batcher:
         finally:
             ticker.cancel()
             self._admission.close()
-            self._streams.fail_all(ServerStopped("the server stopped"))
+            stopped = ServerStopped("the server stopped")
+            self._streams.fail_all(stopped)
+            self._groups.stop(stopped)
             self._streams.tell()
 
     async def _turn(self) -> None:
         try:
+            begun_s = self._clock()
+            self._expire(begun_s)
+            self._groups.advance()
             if self._progress.is_broken:
                 await self._recover()
                 return
-            begun_s = self._clock()
-            self._expire(begun_s)
             self._pacing.resume()
             batch = self._scheduler.schedule(begun_s)
             if batch is None:
                 await self._idle()
                 return
-            self._note_admitted(batch, begun_s)
+            self._streams.admitted(batch.new, begun_s)
+            self._observer.scheduled(batch, self._clock() - begun_s)
             await self._step(batch)
         except Displaced:
             raise
@@ -278,8 +292,10 @@ class Batcher:
         self._scheduler.finish(stream.request_id)
         self._pacing.left(stream)
         self._preparing.left(stream.request_id)
-        is_good = isinstance(stream.end, Finished)
-        self._admission.left(self._clock(), len(self._streams), has_finished=is_good)
+        if self._groups.left(stream.request_id):
+            self._wake.set()
+            return
+        self.slots.free(isinstance(stream.end, Finished))
         self._observer.ended(stream)
 
     def _expire(self, now_s: float) -> None:
@@ -379,11 +395,3 @@ class Batcher:
         self._streams.fail_all(internal(error))
         self._streams.tell()
         self._scheduler.check_invariants()
-
-    def _note_admitted(self, batch: Batch, now_s: float) -> None:
-        for new in batch.new:
-            stream = self._streams[new.request_id]
-            if stream.first_scheduled_s is None:
-                stream.first_scheduled_s = now_s
-                stream.cached_len = new.cached_len
-        self._observer.scheduled(batch, self._clock() - now_s)

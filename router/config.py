@@ -210,6 +210,8 @@ class RouterConfig:
         256, "most streams that a WebSocket may have open", whole(1), group=_LIMITS
     )
 
+    max_beams: int = knob(128, "most beams of one search", whole(1), group=_LIMITS)
+
     disable_grammar_support: bool = knob(
         False, "refuse every grammar", group=_LIMITS, kind="switch"
     )

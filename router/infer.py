@@ -13,6 +13,9 @@ from itertools import islice
 from math import inf
 
 from router.batcher import Batcher
+from router.beam_search.run import BeamRun
+from router.beam_search.search import Texts
+from router.beam_search.words import Group
 from router.errors import RouterError, ServerStopped
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.request import Constraint, GenerateRequest
@@ -121,6 +124,10 @@ class Infer:
         """
         group = _Group(self._batcher, requests, self._verify)
         return [group.events(index) for index in range(len(requests))]
+
+    def search_beams(self, group: Group, texts: Texts, report_s: float | None) -> BeamRun:
+        """Takes a group of beams; who calls awaits its end, and closes it. Raises as `accept`."""
+        return BeamRun(group, texts, self._batcher, self._verify, report_s)
 
     async def complete(self, request: GenerateRequest) -> Completion:
         """The whole answer. Raises the RouterError of a request that fails, and `generate`'s."""

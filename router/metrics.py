@@ -34,7 +34,8 @@ FAILURES = (
 )
 CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong")
 CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
-FRAMES = ("GENERATE", "SCORE", "CANCEL", "HELLO", "MODEL_INFO", "BUFFER", "DROP", "other")
+BEAM_ENDS = ("complete", "hole", "deadline", "cancelled")
+FRAMES = ("GENERATE", "SCORE", "CANCEL", "HELLO", "MODEL_INFO", "BUFFER", "DROP", "BEAMS", "other")
 REFUSALS = ("overloaded", "unhealthy", "draining")
 CONSTRAINT_REFUSALS = (
     "malformed",
@@ -90,6 +91,13 @@ class Metrics(Collector):
             label="type",
             label_values=FRAMES,
         )
+        self.beam_groups = Counter(
+            "tandem_beam_groups",
+            "Groups of beams that were searched, by how that ended",
+            label="reason",
+            label_values=BEAM_ENDS,
+        )
+        self.beam_steps = Counter("tandem_beam_steps", "Tokens by which searched beams grew")
         self.socket_closes = Counter(
             "tandem_socket_closes",
             "WebSockets that were closed, by code",
@@ -224,7 +232,7 @@ class Metrics(Collector):
         )
         self.constraint_compile_duration = Histogram(
             "tandem_constraint_compile_seconds",
-            "Seconds that compiling a constraint took, by its kind",
+            "Seconds that compiling a constraint and finding a text took, by its kind",
             DURATION_BUCKETS,
             label="kind",
         )

@@ -5,8 +5,9 @@ who do.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from router.batch import NewRequest
 from router.errors import RouterError
 from router.stream import Stream
 
@@ -38,6 +39,14 @@ class OpenStreams:
         """An accepted one."""
         self._streams[stream.request_id] = stream
         self._emptied.clear()
+
+    def admitted(self, new: Iterable[NewRequest], now_s: float) -> None:
+        """These are in the next step; of those that never were before, what is told of that."""
+        for each in new:
+            stream = self._streams[each.request_id]
+            if stream.first_scheduled_s is None:
+                stream.first_scheduled_s = now_s
+                stream.cached_len = each.cached_len
 
     def moved(self, stream: Stream) -> None:
         """It has events; if its end is among them, it leaves. The one way out."""

@@ -82,7 +82,10 @@ class Stream:
         self._text = OutputText(request, tokenizer)
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and constraint is None
-        self._reported = ReportedTokens(keeps_alternatives=stop.keep_stop_string and not dropped)
+        # Who pauses chooses among the alternatives, whatever the text of the first of them ends.
+        is_stepped = stop.pause_after is not None
+        keeps = is_stepped or (stop.keep_stop_string and not dropped)
+        self._reported = ReportedTokens(keeps_alternatives=keeps)
         self._prompt_logprobs: list[float] = []
         self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
         self._texts: list[str] = []
@@ -99,6 +102,10 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.taken()
+
+    def taken(self) -> Sequence[Event]:
+        """The same, without waiting: empty while nothing happened."""
         events, self._events = self._events, []
         return events
 

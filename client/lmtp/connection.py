@@ -12,6 +12,7 @@ from typing import Self, TypeAlias
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from client.beams import BeamsReport
 from client.errors import ConnectionLost, InvalidRequest, TandemError
 from client.lmtp.frames import BadFrame, Failed, Greeting, Part, cancel_frame, read_frame
 from client.lmtp.handshake import GREETING_ID
@@ -22,6 +23,8 @@ OnNotice: TypeAlias = Callable[[ServerNotice], None]
 Framed: TypeAlias = Callable[[int], str]
 
 
+# What comes before the end of a stream.
+_MIDDLE = (TokenMade, BeamsReport)
 # Close codes by which a server says that a frame is none, or too long.
 _REFUSALS = frozenset({1002, 1003, 1007, 1008, 1009})
 
@@ -51,10 +54,10 @@ class Stream:
         return part
 
     def put(self, part: Part) -> bool:
-        """False: there was no room for a token; the stream has ended."""
+        """False: there was no room for another part; the stream has ended."""
         self.has_begun = True
-        if isinstance(part, TokenMade) and self._parts.qsize() >= self._max_unread:
-            self.fail(FellBehind(f"{self._max_unread} tokens are left unread"))
+        if isinstance(part, _MIDDLE) and self._parts.qsize() >= self._max_unread:
+            self.fail(FellBehind(f"{self._max_unread} parts are left unread"))
             return False
         self._parts.put_nowait(part)
         return True
@@ -187,5 +190,5 @@ class Connection:
             return
         if not stream.put(part):
             self.forget(stream.stream_id)
-        elif not isinstance(part, TokenMade):
+        elif not isinstance(part, _MIDDLE):
             self.forget(stream.stream_id, cancel=False)

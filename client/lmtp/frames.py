@@ -4,19 +4,26 @@ A frame is `TYPE JSON`. It knows no socket and no stream's state.
 """
 
 import json
-import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.errors import InvalidRequest, TandemError
+from client.lmtp.beam_fields import beams_fields, read_answer, read_report
 from client.lmtp.faults import read_fault
+from client.lmtp.fields import (
+    constraint_field,
+    given,
+    logprob_of,
+    penalty_fields,
+    prompt_fields,
+    typed,
+    usage_of,
+)
 from client.words import (
     GenerateCall,
-    Message,
-    Prompt,
     Sampling,
     ScoreCall,
     Scored,
@@ -27,11 +34,7 @@ from client.words import (
     Usage,
 )
 
-T = TypeVar("T")
-
 VERSION = 2
-# How the server writes the logarithm of nothing, for readers that know no infinity.
-_LEAST = -sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,9 @@ class Failed:
     error: TandemError
 
 
-Part: TypeAlias = TokenMade | Ended | Scores | Greeting | ModelFacts | Failed
+Part: TypeAlias = (
+    TokenMade | Ended | Scores | Greeting | ModelFacts | BeamsReport | BeamsAnswer | Failed
+)
 
 
 class BadFrame(Exception):
@@ -108,7 +113,7 @@ def generate_frame(call: GenerateCall, stream_id: int) -> str:
     """
     fields: dict[str, object] = {
         "stream_id": stream_id,
-        **_prompt_fields(call.prompt),
+        **prompt_fields(call.prompt),
         **_sampling_fields(call.sampling),
         "max_tokens": call.max_tokens,
         "stop": list(call.stop) or None,
@@ -118,35 +123,29 @@ def generate_frame(call: GenerateCall, stream_id: int) -> str:
         "num_steps": call.num_steps,
         "timeout_s": call.timeout_s,
         "model": call.model,
+        "constraint": constraint_field(call.constraint),
     }
-    if call.constraint is not None:
-        fields["constraint"] = {"type": call.constraint.type, "value": call.constraint.value}
     return _frame("GENERATE", fields)
+
+
+def beams_frame(call: BeamsCall, stream_id: int) -> str:
+    """The live beams of one search."""
+    return _frame("BEAMS", {"stream_id": stream_id, **beams_fields(call)})
 
 
 def score_frame(call: ScoreCall, stream_id: int) -> str:
     """All values in one request."""
     values = [value if isinstance(value, str) else list(value) for value in call.values]
-    fields = {"stream_id": stream_id, **_prompt_fields(call.prompt), "scored": values}
+    fields = {"stream_id": stream_id, **prompt_fields(call.prompt), "scored": values}
     return _frame("SCORE", {**fields, "model": call.model})
 
 
 def _frame(kind: str, fields: Mapping[str, object]) -> str:
-    given = {name: value for name, value in fields.items() if value is not None}
     try:
-        body = json.dumps(given, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        body = json.dumps(given(fields), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"a request must be JSON. {error}", "validation") from None
     return f"{kind} {body}"
-
-
-def _prompt_fields(prompt: Prompt) -> dict[str, object]:
-    if isinstance(prompt, str):
-        return {"text": prompt}
-    turns = [part for part in prompt if isinstance(part, Message)]
-    if turns:
-        return {"messages": [{"role": turn.role, "content": turn.content} for turn in turns]}
-    return {"prompt": list(prompt)}
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, object]:
@@ -156,11 +155,8 @@ def _sampling_fields(sampling: Sampling) -> dict[str, object]:
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
         "typical_p": sampling.typical_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
         "seed": sampling.seed,
-        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        **penalty_fields(sampling),
     }
 
 
@@ -189,29 +185,24 @@ def read_frame(text: str) -> Iterator[tuple[int | None, Part | ServerNotice]]:
         raise BadFrame(f"{kind}: {type(error).__name__}: {error}") from None
 
 
-def _typed(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    value = fields[name]
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} {value!r}")
-    return value
-
-
 def _token(fields: Mapping[str, Any]) -> TokenMade:
     top = fields.get("top_logprobs") or {}
     return TokenMade(
-        token_id=_typed(fields, "token", int),
-        text=_typed(fields, "text", str),
-        logprob=_logprob(fields["logprob"]),
+        token_id=typed(fields, "token", int),
+        text=typed(fields, "text", str),
+        logprob=logprob_of(fields["logprob"]),
         is_end=fields.get("is_end", False),
-        top_logprobs=MappingProxyType({int(key): _logprob(value) for key, value in top.items()}),
+        top_logprobs=MappingProxyType({int(key): logprob_of(value) for key, value in top.items()}),
     )
 
 
-def _ended(fields: Mapping[str, Any]) -> Ended:
+def _ended(fields: Mapping[str, Any]) -> Ended | BeamsAnswer:
+    if "beams" in fields:
+        return read_answer(fields)
     return Ended(
-        finish_reason=_typed(fields, "finish_reason", str),
-        text=_typed(fields, "text", str),
-        usage=_usage(fields["usage"]),
+        finish_reason=typed(fields, "finish_reason", str),
+        text=typed(fields, "text", str),
+        usage=usage_of(fields["usage"]),
         stop_string=fields.get("stop_string"),
         constraint_satisfied=fields.get("constraint_satisfied"),
         violation=fields.get("violation"),
@@ -227,22 +218,10 @@ def _standing(fields: Mapping[str, Any]) -> Standing:
 def _scores(fields: Mapping[str, Any]) -> Scores:
     return Scores(
         tuple(
-            Scored(tuple(score["tokens"]), tuple(map(_logprob, score["logprobs"])))
+            Scored(tuple(score["tokens"]), tuple(map(logprob_of, score["logprobs"])))
             for score in fields["scores"]
         ),
-        _usage(fields["usage"]),
-    )
-
-
-def _logprob(value: float) -> float:
-    return -math.inf if value <= _LEAST else float(value)
-
-
-def _usage(fields: Mapping[str, Any]) -> Usage:
-    return Usage(
-        num_prompt_tokens=_typed(fields, "prompt_tokens", int),
-        num_cached_tokens=fields.get("cached_tokens") or 0,
-        num_output_tokens=fields.get("output_tokens") or 0,
+        usage_of(fields["usage"]),
     )
 
 
@@ -265,13 +244,14 @@ def _message(fields: Mapping[str, Any]) -> Greeting | ModelFacts | None:
 
 def _notice(fields: Mapping[str, Any]) -> ServerNotice:
     return ServerNotice(
-        _typed(fields, "state", str), fields.get("message") or "", fields["stream_id"]
+        typed(fields, "state", str), fields.get("message") or "", fields["stream_id"]
     )
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Part | ServerNotice | None]] = {
     "TOKEN": _token,
     "DONE": _ended,
+    "BEAMS": read_report,
     "SCORES": _scores,
     "MSG": _message,
     "SYS": _notice,

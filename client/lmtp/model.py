@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
 
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.errors import ConnectionLost, ServerFailed, TandemError, Unreachable
 from client.lmtp.address import read_address
 from client.lmtp.connection import Connection, FellBehind, Framed, OnNotice, Stream
@@ -17,16 +18,17 @@ from client.lmtp.frames import (
     Greeting,
     ModelFacts,
     Part,
+    beams_frame,
     generate_frame,
     model_frame,
     score_frame,
 )
 from client.lmtp.handshake import open_websocket
 from client.lmtp.patience import Patience, RetryPolicy
-from client.lmtp.progress import Progress
+from client.lmtp.progress import BeamProgress, Progress
 from client.words import Answer, GenerateCall, ScoreCall, Scores, ServerNotice, TokenMade
 
-PartT = TypeVar("PartT", TokenMade, Scores, ModelFacts)
+PartT = TypeVar("PartT", TokenMade, Scores, ModelFacts, BeamsReport)
 
 
 def ignore_notice(_: ServerNotice) -> None:
@@ -121,6 +123,23 @@ class LmtpModel:
                 if isinstance(part, Answer):
                     return part
         raise AssertionError("this is a bug: a stream ended without its Answer")
+
+    async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+        """A group of beams: reports, then the answer. Closing it early cancels the request."""
+        progress = BeamProgress(replace(call, model=call.model or self._name))
+        patience = Patience(self._retry)
+        while True:
+            try:
+                with await self._ask(partial(beams_frame, progress.request())) as parts:
+                    while not isinstance(part := await parts.next(), BeamsAnswer):
+                        patience.renew()
+                        yield progress.take(_expected(part, BeamsReport))
+                yield progress.answer(part)
+                return
+            except FellBehind:
+                continue
+            except TandemError as error:
+                await self._bear(error, patience)
 
     async def score(self, call: ScoreCall) -> Scores:
         """The log-probabilities of several continuations of one prompt."""

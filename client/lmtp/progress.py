@@ -12,6 +12,7 @@ asked for. It also shows that both requests make the same output.
 from collections.abc import Callable
 from dataclasses import replace
 
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport, BeamState, score_of
 from client.errors import ServerFailed
 from client.lmtp.frames import Ended
 from client.words import Answer, GenerateCall, TokenMade, Usage
@@ -93,3 +94,42 @@ class Progress:
             seed=self._call.sampling.seed if ended.seed is None else ended.seed,
             standing=replace(ended.standing, text=before, end_token_ids=end_token_ids),
         )
+
+
+class BeamProgress:
+    """Owner of what was reported of one BeamsCall: another request goes on from there.
+
+    A search draws nothing, so it makes the same of the same beams.
+    """
+
+    def __init__(self, call: BeamsCall) -> None:
+        self._call = call
+        # Of the requests before, and of the one under way.
+        self._before: tuple[BeamState, ...] = ()
+        self._last: BeamsReport | None = None
+
+    def request(self) -> BeamsCall:
+        """The call for what is missing."""
+        if self._last is None or not self._last.beams:
+            return self._call
+        self._before, last = (*self._before, *self._last.ended), self._last
+        self._last = None
+        call = self._call
+        scores = (*call.ended, *map(self._score, self._before))
+        best = tuple(sorted(scores, reverse=True)[: call.width])
+        beams = tuple(replace(beam, text="") for beam in last.beams)
+        # The step that had no end to its candidates is over.
+        self._call = replace(call, beams=beams, num_candidates=None)
+        return replace(self._call, ended=best)
+
+    def take(self, report: BeamsReport) -> BeamsReport:
+        """Notes a report; with all that has ended since the call."""
+        self._last = report
+        return replace(report, ended=(*self._before, *report.ended))
+
+    def answer(self, answer: BeamsAnswer) -> BeamsAnswer:
+        """With all that has ended since the call."""
+        return replace(answer, ended=(*self._before, *answer.ended))
+
+    def _score(self, beam: BeamState) -> float:
+        return score_of(beam.logprob, beam.num_tokens, self._call.length_penalty)

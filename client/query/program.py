@@ -32,6 +32,7 @@ class Hole:
     a dataclass, a dict (a JSON schema), a Subquery; None: nothing does.
     `conditions`: those of its string, then the program's own. `support`: the values of a
     distribution over this hole, None if there is none.
+    `is_last`: its program comes to no other hole behind it, whatever fills it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Hole:
     decorators: tuple[Decorator, ...] = ()
     conditions: tuple[Condition, ...] = ()
     support: tuple[str, ...] | None = None
+    is_last: bool = False
 
 
 class Context(Protocol):

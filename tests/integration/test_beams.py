@@ -1,9 +1,11 @@
 """Beams on a whole server: transformers' beam search, and a search of every trace."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -153,13 +155,41 @@ def test_a_program_with_holes_and_a_branch_is_searched_jointly(
     assert same(told(best), every[:5])
 
 
-def test_forks_share_what_is_computed_of_a_prompt(server: RunningServer) -> None:
+def counted(server: RunningServer, *names: str) -> list[float]:
+    """Counters of the server's own page."""
+    page = httpx.get(f"{server.url}/metrics").text
+    return [
+        float(re.findall(rf"^{name}(?:_total)? (.+)$", page, re.MULTILINE)[0]) for name in names
+    ]
+
+
+def test_a_program_of_one_hole_is_one_request_whose_forks_share_their_blocks(
+    server: RunningServer,
+) -> None:
     prompt = "Ann and Bob walked along the river and talked about the fish that they saw. " * 8
+    names = ("tgi_request_count", "tandem_prompt_tokens", "tandem_prefix_cache_hit_tokens")
+    before = counted(server, *names)
     results = run_all_sync(
         "f'{PROMPT}[X]'", {"PROMPT": prompt}, url=server.url, decoder=beam(4, max_tokens=20)
     )
+    num_requests, num_sent, num_found = (
+        now - then for now, then in zip(counted(server, *names), before, strict=True)
+    )
+    (request,) = results[0].requests
+    assert num_requests == 1
+    assert request.kind == "beams"
+    assert request.usage.num_output_tokens == 1 + 4 * 19
+    # Beside the prompt, no more than the block that is not full yet for each token.
+    assert num_sent - num_found - request.usage.num_prompt_tokens <= 16 * 4 * 19
+    assert counted(server, "tandem_kv_blocks_used") == [0.0]
+
+
+def test_a_request_ends_where_a_program_goes_on(server: RunningServer) -> None:
+    (num_before,) = counted(server, "tgi_request_count")
+    results = run_all_sync(PROGRAM, url=server.url, decoder=beam(3))
+    (num_after,) = counted(server, "tgi_request_count")
     requests = results[0].requests
-    assert requests[0].usage.num_prompt_tokens > 100
-    recomputed = [one.usage.num_prompt_tokens - one.usage.num_cached_tokens for one in requests]
-    # No more than the block that is not full yet, whichever trace a step goes on with.
-    assert max(recomputed[1:]) <= 16
+    assert len(requests) == num_after - num_before
+    # One more than there are steps at which a pet is finished.
+    assert len(requests) <= 5
+    assert [one.finish_reason for one in requests] == ["hole"] * (len(requests) - 1) + ["complete"]

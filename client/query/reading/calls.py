@@ -40,6 +40,7 @@ class Calls:
         decorators: tuple[Decorator, ...],
         conditions: tuple[Condition, ...],
         support: tuple[str, ...] | None,
+        is_last: bool = False,
     ) -> Hole:
         return Hole(
             name=name,
@@ -48,6 +49,7 @@ class Calls:
             decorators=decorators,
             conditions=conditions,
             support=support,
+            is_last=is_last,
         )
 
     def decorator(self, number: int, function: object) -> Decorator:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from client.query.reading import names
 from client.query.reading.bodies import Body
 from client.query.reading.expressions import expression
+from client.query.reading.last_holes import mark_last
 from client.query.reading.layout import Layout, PromptText
 from client.query.reading.nodes import (
     CALLS,
@@ -103,6 +104,7 @@ class _Writer:
         prompts = _Prompts(self._nodes, self._body, rewriter)
         self._preamble = prompts.visit_all(self._body.preamble)
         rewritten = prompts.visit_all(_with_return(self._body.statements))
+        mark_last(rewritten)
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
             self._program([*assigned, *rewritten]),

@@ -1,12 +1,14 @@
 """The Asker of a run: sends what traces ask for, books it, and shows how far they are."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from client.errors import ConstraintRefused, ServerFailed, TandemError
-from client.model import Model
+from client.beams import BeamDropped, BeamsAnswer, BeamsCall
+from client.errors import ConstraintRefused, Refused, ServerFailed, TandemError
+from client.model import BeamModel, Model
 from client.query.errors import BadCondition, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.choosing import chosen
 from client.query.running.decoding import AtHole, HoleAnswer
@@ -20,6 +22,10 @@ OnState = Callable[[State], None]
 # What the server says of constraints that mean nothing; the other refusals are about what they ask.
 _MEANINGLESS = ("malformed", "not_enforced")
 _BROKEN_OFF = ("deadline", "cancelled")
+_Generated = Answer | BeamsAnswer
+# How often one looks at what fills in.
+_VIEW_S = 0.1
+_HOLE = re.compile(r"holes\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +63,44 @@ class Books:
         try:
             answer = await self._answer(at, call)
             if answer.finish_reason in _BROKEN_OFF:
-                raise ServerFailed(f"the request ended by {answer.finish_reason}", "broken_off")
+                raise _broken_off(answer.finish_reason)
         except TandemError as error:
             self._book(at, "generate", began_s, call, error, Usage())
             _point(at, error)
             raise
         self._book(at, "generate", began_s, call, answer, answer.usage)
         return answer
+
+    async def search(
+        self, ats: Sequence[AtHole], call: BeamsCall
+    ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
+        """One request; its row is that of the first hole. Raises BadCondition at once."""
+        report_s = _VIEW_S if self.on_state is not None else call.report_s
+        call = replace(call, model=self.model_name, report_s=report_s)
+        began_s = self.clock()
+        self._show(ats[0], "")
+        try:
+            answer = await self._searched(ats, call)
+            if answer.finish_reason in _BROKEN_OFF:
+                raise _broken_off(answer.finish_reason)
+        except TandemError as error:
+            self._book(ats[0], "beams", began_s, call, error, Usage())
+            _point(ats[_hole_of(error)], error)
+            raise
+        self._book(ats[0], "beams", began_s, call, answer, answer.usage)
+        return answer, [_fault_of(dropped, ats) for dropped in answer.dropped]
+
+    async def _searched(self, ats: Sequence[AtHole], call: BeamsCall) -> BeamsAnswer:
+        if not isinstance(self.model, BeamModel):
+            what = f"beam() needs a model that searches beams; {type(self.model).__name__} does not"
+            raise Refused(what, "unserved")
+        async with aclosing(self.model.search(call)) as parts:
+            async for part in parts:
+                if isinstance(part, BeamsAnswer):
+                    return part
+                if part.beams:
+                    self._show(ats[part.beams[0].hole], part.beams[0].text)
+        raise ServerFailed("the stream has no end", "protocol")
 
     async def score(self, at: AtHole, call: ScoreCall) -> Scores:
         """One request."""
@@ -127,7 +164,7 @@ class Books:
             trace=at.index,
             duration_s=self.clock() - began_s,
             usage=usage,
-            finish_reason=answer.finish_reason if isinstance(answer, Answer) else None,
+            finish_reason=answer.finish_reason if isinstance(answer, _Generated) else None,
             error=str(answer) if isinstance(answer, Exception) else None,
         )
         self.ledger.book(at.index, request)
@@ -148,6 +185,34 @@ def _point(at: AtHole, error: TandemError) -> None:
     if not isinstance(error, ConstraintRefused):
         error.add_note(str(QueryError(f"asked for [{at.hole.name}]", at.hole.place, at.source)))
         return
+    raise _refusal(at, error) from error
+
+
+def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
     reason = error.details.get("reason", error.error_type)
     kind: type[QueryError] = BadCondition if reason in _MEANINGLESS else Unsatisfiable
-    raise kind(f"[{at.hole.name}]: {error}", at.hole.place, at.source) from error
+    return kind(f"[{at.hole.name}]: {error}", at.hole.place, at.source)
+
+
+def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
+    """What is wrong with a beam behind which nothing may follow. Raises what is no such fault."""
+    at, error = ats[dropped.beam.hole], dropped.error
+    if isinstance(error, ConstraintRefused):
+        return _refusal(at, error)
+    if error is not None:
+        raise error
+    what = f"the conditions of [{at.hole.name}] are not kept within its tokens"
+    if dropped.violation is not None:
+        what += f": {dropped.violation}"
+    return NotSatisfied(what, dropped.beam.text, at.hole.place, at.source)
+
+
+def _hole_of(error: TandemError) -> int:
+    """The number of the hole that a search's error is about; the first, where it does not say."""
+    field = error.field if isinstance(error, Refused) else None
+    named = _HOLE.match(field or "")
+    return 0 if named is None else int(named[1])
+
+
+def _broken_off(reason: str) -> ServerFailed:
+    return ServerFailed(f"the request ended by {reason}", "broken_off")

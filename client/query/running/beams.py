@@ -1,10 +1,13 @@
 """Scripted beam search: the best traces of a whole program, over its holes and its branches.
 
-    live:  n traces, each in the middle of a hole     one request each, for one token: batched
+    live:  n traces, each in the middle of a hole     one request for all of them
     step:  all traces' next tokens, by the log-probability of the whole trace
            a token that finishes a hole    the program runs on: to its next hole, or its end
            any other token                 the trace with it
     the n best live ones are kept; those that ended keep their place by score
+
+The server makes the steps, and answers when a hole is finished behind which the program goes on.
+Where nothing can come behind a hole it goes on by itself: so a program of one hole is one request.
 
 With one hole it is the beam search that transformers' `generate(num_beams=n)` does, token for
 token; of traces that end, those count that are among the n best of a step.
@@ -13,29 +16,16 @@ token; of traces that end, those count that are among the n best of a step.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from client.beams import BeamHole, BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
 from client.query.errors import QueryError
-from client.query.running.branches import (
-    DEAD,
-    MAX_WIDTH,
-    Alternative,
-    Branch,
-    Finished,
-    Landed,
-    alternatives,
-    behind,
-    landed,
-    probed,
-)
-from client.query.running.decoding import Asker, Ended, Start
+from client.query.running.branches import DEAD, Branch, Finished, Landed, landed
+from client.query.running.decoding import Asker, AtHole, Ended, HoleAnswer, Start
 from client.query.running.together import together
 from client.query.running.walking import exhausted
-from client.words import Answer
 
-# Besides n tokens that go on, a step may bring so many that end: a model has that many at most.
-_MAX_ENDS = 8
-EarlyStopping = bool | Literal["never"]
+# So many more candidates are asked for where those that were told are not enough.
+_MORE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,117 +47,193 @@ class Beam:
     async def decode(self, start: Start, asker: Asker) -> Sequence[Ended]:
         """Fewer than n where the program has no more traces. Raises as argmax if it has none."""
         search = _Search(self, asker)
-        await search.begin(start)
-        while not search.is_over:
-            await search.step()
-        return search.results()
+        found = await search.run(start)
+        if found is None:
+            # A hole was not the last one after all: the server is to stop at each.
+            found = await _Search(self, asker, trusts_last=False).run(start)
+        assert found is not None, "traces that ended by their programs have ended"
+        return found
 
-    def score(self, logprob: float, num_tokens: int) -> float:
-        """What traces are compared by in the end."""
-        return logprob / math.pow(max(num_tokens, 1), self.length_penalty)
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A trace whose last hole has this text; its program is still to be told."""
+
+    branch: Branch
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    score: float
+    trace: Finished | _Filled
 
 
 class _Search:
     """Owner of one search's traces."""
 
-    def __init__(self, beam: Beam, asker: Asker) -> None:
+    def __init__(self, beam: Beam, asker: Asker, *, trusts_last: bool = True) -> None:
         self._beam = beam
         self._asker = asker
+        self._trusts_last = trusts_last
         self._live: list[Branch] = []
-        self._ended: list[tuple[float, Finished]] = []
+        self._ended: list[_Scored] = []
         self._failure: QueryError | None = None
+        self._num_candidates: int | None = None
 
-    async def begin(self, start: Start) -> None:
+    async def run(self, start: Start) -> Sequence[Ended] | None:
+        """The results. None: a program did not end with the hole that was to be its last."""
         try:
-            self._keep(await landed(await start(0), self._asker), is_among_best=True)
+            self._keep(await landed(await start(0), self._asker))
         except DEAD as error:
             self._failure = error
-
-    @property
-    def is_over(self) -> bool:
-        """Nothing is live, or nothing live can still be among the results."""
-        if not self._live:
-            return True
-        if len(self._ended) < self._beam.n:
-            return False
-        if self._beam.early_stopping is True:
-            return True
-        worst = self._ended[-1][0]
-        return all(self._possible(branch) <= worst for branch in self._live)
-
-    def results(self) -> Sequence[Ended]:
+        while self._live:
+            await self._go_on()
         if not self._ended and self._failure is not None:
             raise exhausted(self._failure)
-        return [ended.trace for _, ended in self._ended]
+        ended = await together(_told(each.trace) for each in self._ended)
+        return None if None in ended else [each for each in ended if each is not None]
 
-    async def step(self) -> None:
-        """One token for every live trace."""
-        probes = await together(self._probe(branch) for branch in self._live)
-        before, self._live = self._live, []
-        found: list[Alternative] = []
-        num_ends = 1
-        for probe in probes:
-            if isinstance(probe, Finished):
-                self._keep(probe, is_among_best=True)
-            elif probe is not None:
-                found += alternatives(*probe)
-                num_ends = max(num_ends, len(probe[1].standing.end_token_ids))
-        found.sort(key=lambda alternative: -alternative.logprob)
-        await self._select(found, (1 + num_ends) * self._beam.n)
+    async def _go_on(self) -> None:
+        """One request, and what its answer means for the program."""
+        before, ats = self._live, list({id(each.at): each.at for each in self._live}.values())
+        answer, failures = await self._asker.search(ats, self._call(ats))
+        for failure in failures:
+            self._failure = failure
+        for state in answer.ended:
+            self._keep(_Filled(_branch(state, ats), state.text))
+        self._live = []
+        if answer.finish_reason == "hole":
+            await self._step(answer, ats)
         kept = {id(branch.at) for branch in self._live}
         for branch in before:
             if id(branch.at) not in kept:
                 branch.at.close()
 
-    async def _select(self, found: Sequence[Alternative], num_considered: int) -> None:
-        """The best n that go on, of so many that are considered; what ends must be among n."""
-        rank, num_tried = 0, 0
-        while rank < num_considered and num_tried < len(found):
-            tried = found[num_tried : num_tried + num_considered - rank]
+    def _call(self, ats: Sequence[AtHole]) -> BeamsCall:
+        numbers = {id(at): number for number, at in enumerate(ats)}
+        beam = self._beam
+        return BeamsCall(
+            width=beam.n,
+            holes=tuple(_hole(at, is_last=self._trusts_last and at.is_last) for at in ats),
+            beams=tuple(_state(branch, numbers[id(branch.at)]) for branch in self._live),
+            sampling=ats[0].call.sampling,
+            length_penalty=beam.length_penalty,
+            early_stopping=beam.early_stopping,
+            max_len=beam.max_len,
+            ended=tuple(each.score for each in self._ended if math.isfinite(each.score)),
+            num_candidates=self._num_candidates,
+        )
+
+    # What a step leads to
+
+    async def _step(self, answer: BeamsAnswer, ats: Sequence[AtHole]) -> None:
+        """Runs the programs whose holes are finished, and keeps the best traces."""
+        self._num_candidates = None
+        if answer.candidates is None:
+            for place in await together(self._behind(state, ats) for state in answer.beams):
+                if place is not None:
+                    self._keep(place)
+            return
+        kept, is_whole = await self._selected(answer.candidates, answer.num_considered, ats)
+        if answer.has_more and not is_whole:
+            self._num_candidates = _MORE * max(answer.num_considered, len(answer.candidates))
+            self._live = [_branch(state, ats) for state in answer.beams]
+            return
+        for place in kept:
+            self._keep(place)
+
+    async def _selected(
+        self, candidates: Sequence[BeamState], num_considered: int, ats: Sequence[AtHole]
+    ) -> tuple[Sequence[Landed], bool]:
+        """The best n that go on, of so many that are considered; what ends must be among n.
+
+        And whether no further candidate can be one of them.
+        """
+        kept: list[Landed] = []
+        rank = num_tried = num_live = 0
+        while rank < num_considered and num_tried < len(candidates) and num_live < self._beam.n:
+            tried = candidates[num_tried : num_tried + num_considered - rank]
             num_tried += len(tried)
-            for place in await together(self._behind(each) for each in tried):
-                if place is None:
+            for place in await together(self._behind(each, ats) for each in tried):
+                if place is None or num_live == self._beam.n:
                     continue
-                if len(self._live) == self._beam.n:
-                    return
-                self._keep(place, is_among_best=rank < self._beam.n)
+                if isinstance(place, Branch):
+                    num_live += 1
+                    kept.append(place)
+                elif rank < self._beam.n:
+                    kept.append(place)
                 rank += 1
+        return kept, rank == num_considered or num_live == self._beam.n
 
-    @property
-    def _width(self) -> int:
-        """Alternatives that are asked for: as many of one trace as a step looks at of all."""
-        return min(2 * self._beam.n + _MAX_ENDS, MAX_WIDTH)
+    async def _behind(self, state: BeamState, ats: Sequence[AtHole]) -> Landed | None:
+        """Where a trace comes to.
 
-    async def _probe(self, branch: Branch) -> tuple[Branch, Answer] | Finished | None:
-        """None: nothing may follow."""
+        None: its text fails a check, or makes the next hole impossible.
+        """
+        branch = _branch(state, ats)
+        if not state.is_ended:
+            return branch
         try:
-            return await probed(branch, self._asker, self._width)
+            trace = await branch.at.answered(_answer(branch, state.text))
+            return await landed(trace, self._asker, branch.logprob, branch.num_tokens)
         except DEAD as error:
             self._failure = error
             return None
 
-    async def _behind(self, alternative: Alternative) -> Landed | None:
-        """None: its text fails a check, or makes the next hole impossible."""
-        try:
-            return await behind(alternative, self._asker)
-        except DEAD as error:
-            self._failure = error
-            return None
-
-    def _keep(self, place: Landed, *, is_among_best: bool) -> None:
+    def _keep(self, place: Landed | _Filled) -> None:
         if isinstance(place, Branch):
             self._live.append(place)
-        elif is_among_best:
-            score = self._beam.score(place.logprob, place.num_tokens)
-            self._ended.append((score, place))
-            self._ended.sort(key=lambda pair: -pair[0])
-            del self._ended[self._beam.n :]
+            return
+        trace = place.branch if isinstance(place, _Filled) else place
+        score = score_of(trace.logprob, trace.num_tokens, self._beam.length_penalty)
+        self._ended.append(_Scored(score, place))
+        self._ended.sort(key=lambda each: -each.score)
+        del self._ended[self._beam.n :]
 
-    def _possible(self, branch: Branch) -> float:
-        """The best score that a live trace may come to end with."""
-        beam = self._beam
-        if beam.early_stopping != "never" or beam.length_penalty <= 0:
-            return beam.score(branch.logprob, branch.num_tokens)
-        if beam.max_len is None:
-            return math.inf
-        return beam.score(branch.logprob, beam.max_len)
+
+async def _told(trace: Finished | _Filled) -> Ended | None:
+    """The trace at its end, once its program knows the last text; None if that does not end it."""
+    if isinstance(trace, Finished):
+        return trace.trace
+    try:
+        ended = await trace.branch.at.answered(_answer(trace.branch, trace.text))
+    except DEAD:
+        return None
+    return ended if isinstance(ended, Ended) else None
+
+
+def _answer(branch: Branch, text: str) -> HoleAnswer:
+    return HoleAnswer(text=text, logprob=branch.output_logprob, num_tokens=len(branch.output))
+
+
+def _hole(at: AtHole, *, is_last: bool) -> BeamHole:
+    call = at.call
+    return BeamHole(
+        prompt=call.prompt,
+        max_tokens=call.max_tokens,
+        constraint=call.constraint,
+        stop=call.stop,
+        keeps_stop=call.keeps_stop,
+        is_last=is_last,
+    )
+
+
+def _state(branch: Branch, hole: int) -> BeamState:
+    return BeamState(
+        hole=hole,
+        output=branch.output,
+        logprob=branch.logprob,
+        num_tokens=branch.num_tokens,
+        output_logprob=branch.output_logprob,
+    )
+
+
+def _branch(state: BeamState, ats: Sequence[AtHole]) -> Branch:
+    return Branch(
+        at=ats[state.hole],
+        logprob=state.logprob,
+        num_tokens=state.num_tokens,
+        output=state.output,
+        output_logprob=state.output_logprob,
+    )

@@ -52,7 +52,7 @@ class Arrival:
     """A run waits at a hole. `terms` are the hole's conditions, with Python's variables as of now.
 
     `values` are the finished holes of the frame, `pieces` the prompt so far. `owes`: conditions
-    speak of a hole around it, which a nested query fills.
+    speak of a hole around it, which a nested query fills. `is_last`: no other hole comes behind.
     """
 
     hole: Hole
@@ -62,6 +62,7 @@ class Arrival:
     promises: tuple[Check, ...]
     pieces: Pieces
     owes: bool = False
+    is_last: bool = False
 
 
 class BodyRun:

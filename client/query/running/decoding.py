@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from client.beams import BeamsAnswer, BeamsCall
 from client.query.conditions.plan import HolePlan
 from client.query.errors import QueryError
 from client.query.place import Place, Source
@@ -134,6 +135,11 @@ class AtHole(Protocol):
         ...
 
     @property
+    def is_last(self) -> bool:
+        """Whether every text that its call allows ends the trace."""
+        ...
+
+    @property
     def finished(self) -> Sequence[FinishedHole]:
         """The log: all holes before this one, in their order."""
         ...
@@ -196,6 +202,12 @@ class Asker(Protocol):
 
     async def score(self, at: AtHole, call: ScoreCall) -> Scores:
         """One request."""
+        ...
+
+    async def search(
+        self, ats: Sequence[AtHole], call: BeamsCall
+    ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
+        """One request for beams at these holes, and what is wrong with those that were dropped."""
         ...
 
     async def fill(self, at: AtHole) -> HoleAnswer:

@@ -28,11 +28,14 @@ ROLES = ("system", "user", "assistant", "tool")
 class Frame:
     """Owner of the values of one call's holes, and of what later holes have to keep."""
 
-    def __init__(self, run: BodyRun, program: Program, *, owes: bool = False) -> None:
+    def __init__(
+        self, run: BodyRun, program: Program, *, owes: bool = False, is_nested: bool = False
+    ) -> None:
         """`owes`: conditions speak of the hole that this call fills."""
         self._run = run
         self._source = program.source
         self._owes = owes
+        self._is_nested = is_nested
         self.values: dict[str, known.Finished] = {}
         self._promises: tuple[Check, ...] = ()
 
@@ -74,6 +77,7 @@ class Frame:
             promises=self._promises,
             pieces=self._run.transcript.pieces,
             owes=self._owes,
+            is_last=hole.is_last and not self._is_nested,
         )
 
     def _is_spoken_of(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
@@ -93,7 +97,7 @@ class Frame:
         mark = transcript.mark()
         terms = await self._terms(hole)
         owes = self._owes or self._is_spoken_of(hole, terms)
-        inner = Frame(self._run, sub.program, owes=owes)
+        inner = Frame(self._run, sub.program, owes=owes, is_nested=True)
         try:
             body = sub.program.body(inner, *sub.arguments, **sub.keywords)
         except TypeError as error:

@@ -135,6 +135,8 @@ class WaitingTrace:
         self.pieces = arrival.pieces
         self.owes = arrival.owes
         self.plan, self.call, self.score_call = traces.at(arrival, index, log, refused)
+        # What a check refuses may yet be asked for again.
+        self.is_last = arrival.is_last and not self.plan.checks
 
     @property
     def finished(self) -> Sequence[FinishedHole]:

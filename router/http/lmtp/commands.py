@@ -16,7 +16,7 @@ from router.http.model_name import served_name
 VERSION = 2
 FEATURES = (
     "text", "messages", "constraint", "stop", "output", "num_steps", "buffers", "cancel", "scores",
-    "system_messages", "errors",
+    "system_messages", "errors", "beams",
 )  # fmt: skip
 
 Told = Mapping[str, object]
@@ -75,6 +75,7 @@ class Commands:
             "max_streams": limits.max_streams,
             "max_top_logprobs": MAX_TOP_LOGPROBS,
             "max_stops": MAX_STOPS,
+            "max_beams": limits.max_beams,
             "features": list(FEATURES),
         }
         return {"hello": hello}

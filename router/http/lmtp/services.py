@@ -12,7 +12,7 @@ from router.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
-    """What one socket may do.
+    """What one socket may do. `max_beams` are those of one search.
 
     `max_message_len` is told to clients; the connection's own rules hold them to it. More than
     `max_waiting_len` characters are not kept for a client that does not read them.
@@ -20,6 +20,7 @@ class SocketLimits:
 
     max_message_len: int = 1 << 23
     max_streams: int = 256
+    max_beams: int = 128
     max_waiting_len: int = 1 << 16
     buffers: BufferLimits = field(default_factory=BufferLimits)
 

@@ -11,6 +11,7 @@ from itertools import product
 from typing import cast
 from zlib import crc32
 
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.errors import ConstraintRefused, InvalidRequest
 from client.words import (
     Answer,
@@ -26,6 +27,7 @@ from client.words import (
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from tests.client.query.running.scripted_model import as_text
+from tests.client.query.running.searching import searched
 
 TOKENS = ("a", "b", "ab", ".")
 END = len(TOKENS)
@@ -59,11 +61,12 @@ def _num_needed(text: str, language: frozenset[str] | None, most: int) -> int:
 
 
 class TreeModel:
-    """`seed` makes another model. `num_asked` counts requests."""
+    """`seed` makes another model. `num_asked` counts tokens asked for, `num_searches` BEAMS."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
         self.num_asked = 0
+        self.num_searches = 0
 
     def next_logprobs(self, call: GenerateCall, ids: Ids) -> dict[int, float]:
         """Of the legal tokens, the most probable first."""
@@ -135,6 +138,14 @@ class TreeModel:
             if isinstance(part, Answer):
                 return part
         raise AssertionError
+
+    def text_of(self, output: Sequence[int]) -> str:
+        return text_of(output)
+
+    async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+        self.num_searches += 1
+        async for part in searched(self, call, END):
+            yield part
 
     async def score(self, call: ScoreCall) -> Scores:
         self.num_asked += 1

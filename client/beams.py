@@ -1,0 +1,117 @@
+"""A beam search as it is asked of a server, and what is told of it; frozen words.
+
+BeamsCall -> BeamsReport* -> BeamsAnswer
+
+The live beams of a search go to the server together, which searches among all of them at once. It
+answers when no live beam can be among the best any more, or when a hole has ended behind which the
+program goes on: what comes then, only the program knows.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from client.errors import TandemError
+from client.words import Constraint, Prompt, Sampling, Usage
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+def score_of(logprob: float, num_tokens: int, length_penalty: float) -> float:
+    """What ended traces are compared by."""
+    return logprob / math.pow(max(num_tokens, 1), length_penalty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamHole:
+    """A hole that beams stand at, asked from the beginning of its output.
+
+    `is_last`: the program has no hole behind it, and takes whatever text fills it.
+    """
+
+    prompt: Prompt
+    max_tokens: int | None = None
+    constraint: Constraint | None = None
+    stop: tuple[str, ...] = ()
+    keeps_stop: bool = True
+    is_last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamState:
+    """A beam at the hole of this number, with the tokens that it has of it.
+
+    `logprob` and `num_tokens` are of the whole trace, end tokens among them; `output_logprob` of
+    the hole. `is_ended`: the hole has ended, and `text` is what it says; else `text` may tell what
+    can be read of it.
+    """
+
+    hole: int = 0
+    output: tuple[int, ...] = ()
+    logprob: float = 0.0
+    num_tokens: int = 0
+    output_logprob: float = 0.0
+    text: str = ""
+    is_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamsCall:
+    """The live beams of a search. `width` are kept; `ended` are scores of traces at their ends.
+
+    `sampling` is that of all holes; its temperature and what narrows a draw mean nothing.
+    `length_penalty`, `early_stopping` and `max_len` as of `beam`. `num_candidates`: more of them
+    than a step looks at, for a step of which some turned out to be impossible. `report_s`: how
+    often reports are wanted.
+    """
+
+    width: int
+    holes: tuple[BeamHole, ...]
+    beams: tuple[BeamState, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    length_penalty: float = 0.0
+    early_stopping: EarlyStopping = False
+    max_len: int | None = None
+    ended: tuple[float, ...] = ()
+    num_candidates: int | None = None
+    report_s: float | None = 1.0
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamDropped:
+    """A beam behind which nothing may follow: `error` says why; None: its text is not as its
+    constraint is, and `violation` may say how.
+    """
+
+    beam: BeamState
+    error: TandemError | None = None
+    violation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamsReport:
+    """Where a search stands: live beams, and what has ended since it was asked for."""
+
+    beams: tuple[BeamState, ...]
+    ended: tuple[BeamState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamsAnswer:
+    """What came of a search.
+
+    `finish_reason`: complete, hole, deadline or cancelled. `beams` are live, or at the end of a
+    hole. With `candidates` they are those before the last step, and the candidates its possible
+    results, the most probable first, of which `num_considered` are looked at and `width` live ones
+    kept; `has_more`: there are others behind them. `ended` are traces at the end of a last hole.
+    """
+
+    finish_reason: str
+    beams: tuple[BeamState, ...] = ()
+    candidates: tuple[BeamState, ...] | None = None
+    has_more: bool = False
+    num_considered: int = 0
+    ended: tuple[BeamState, ...] = ()
+    dropped: tuple[BeamDropped, ...] = ()
+    usage: Usage = field(default_factory=Usage)

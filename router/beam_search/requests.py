@@ -1,0 +1,58 @@
+"""What a search asks, as requests to the batcher, and their answers as what it is told.
+
+A probe is a request for one token of an output that goes on; the prefix cache has all of it but
+the last block. A closing takes the output's last token once more, for certain: the shard says then
+whether the constraint is kept.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from router.beam_search.words import Ask, Close, Closed, Dead, Hole, Probe, Probed, Told
+from router.errors import ConstraintRefused, GenerationFailed
+from router.events import Event, Failed, Finished, FinishReason, TokenGenerated
+from router.request import GenerateRequest, LogprobParams, SamplingParams
+
+# More than any model's scores differ by, among tokens that it thinks of at all.
+_CERTAIN = 100.0
+_BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
+
+
+def going_on(request: GenerateRequest, output_ids: tuple[int, ...]) -> GenerateRequest:
+    """The request behind so much of its output. It is no client's, so nobody traces it."""
+    return replace(request, output_ids=output_ids, trace=None)
+
+
+def request_of(ask: Ask, hole: Hole) -> GenerateRequest:
+    """One sequence for one ask."""
+    output_ids = ask.beam.output_ids
+    if isinstance(ask, Probe):
+        return going_on(hole.request, output_ids)
+    sampling = SamplingParams(logit_bias={output_ids[-1]: _CERTAIN})
+    request = going_on(hole.request, output_ids[:-1])
+    return replace(request, sampling=sampling, logprobs=LogprobParams())
+
+
+def told_of(
+    ask: Ask, events: Iterable[Event], end: Finished | Failed, end_token_ids: frozenset[int]
+) -> Told:
+    """What a sequence's events mean. Raises the RouterError of one that failed."""
+    if isinstance(end, Failed):
+        if isinstance(end.error, ConstraintRefused):
+            return Dead(end.error)
+        raise end.error
+    if isinstance(ask, Close):
+        return Closed(end.text_before + end.text, end.constraint_satisfied is not False)
+    for event in events:
+        if isinstance(event, TokenGenerated):
+            return _probed(event, end, end_token_ids)
+    raise GenerationFailed(f"a step of a beam brought no token ({end.reason.value})")
+
+
+def _probed(event: TokenGenerated, end: Finished, end_token_ids: frozenset[int]) -> Probed:
+    own = event.token
+    tokens = {each.token_id: each.logprob for each in event.top_tokens if each.logprob is not None}
+    tokens.setdefault(own.token_id, own.logprob or 0.0)
+    is_end = end.reason in _BY_TOKEN and own.hidden
+    ranked = sorted(tokens.items(), key=lambda pair: -pair[1])
+    return Probed(tuple(ranked), end_token_ids | ({own.token_id} if is_end else frozenset()))

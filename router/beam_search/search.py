@@ -1,0 +1,261 @@
+"""The joint search over a group: the best `width` beams of all, at every token.
+
+    live beams   -> a Probe each           their next tokens, by the log-probability of the trace
+    the best     -> go on                  with one token more
+                 -> end the last hole      kept by score, if they are among the n best of the step
+                 -> end another hole       the client says what is behind it: the search is over
+
+It is the search of `client/query/running/beams.py`, as far as that needs no program. It computes
+nothing itself: `run` is a generator that yields what is to be computed and is sent what was told
+of it, in the same order. It knows no batcher and no clock.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
+
+from router.beam_search.words import (
+    Ask,
+    Beam,
+    Close,
+    Closed,
+    Dead,
+    Group,
+    Hole,
+    Outcome,
+    Place,
+    Probe,
+    Probed,
+    Reason,
+    Told,
+)
+from router.errors import RouterError
+
+T = TypeVar("T")
+Asking: TypeAlias = Generator[Sequence[Ask], Sequence[Told], T]
+# A place, or why there is none.
+_Landed: TypeAlias = tuple[Place, Dead | None]
+
+
+class Texts(Protocol):
+    """What outputs say."""
+
+    def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
+        """The text of an output that ends there."""
+
+    def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
+        """Whether the text itself ends it, by a stop string."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """A token that a live beam may take. `beam` has it; `is_end`: it ends the hole by itself."""
+
+    before: Beam
+    beam: Beam
+    is_end: bool
+    ends_hole: bool
+
+
+class BeamSearch:
+    """Owner of a group's live beams, and of the traces that ended among them."""
+
+    def __init__(self, group: Group, texts: Texts) -> None:
+        self._group = group
+        self._texts = texts
+        self.live: Sequence[Beam] = group.beams
+        # The best, and the places of those that ended here, in the order in which they did.
+        self._scores = sorted(group.ended, reverse=True)[: group.width]
+        self._ended: list[tuple[Place, float]] = []
+        self._dropped: list[tuple[Place, RouterError | None]] = []
+
+    def run(self) -> Asking[Outcome]:
+        """The whole search."""
+        while True:
+            stopped = yield from self._stopped()
+            if stopped is not None:
+                return self.outcome(Reason.HOLE, beams=stopped)
+            if self._is_over:
+                return self.outcome(Reason.COMPLETE)
+            found = self._found((yield [Probe(beam) for beam in self.live]))
+            selected = yield from self._selected(found)
+            if selected is None:
+                return (yield from self._undecided(found))
+            self.live = selected
+
+    def outcome(
+        self,
+        reason: Reason,
+        *,
+        beams: Sequence[Place] | None = None,
+        candidates: Sequence[Place] | None = None,
+        has_more: bool = False,
+    ) -> Outcome:
+        """What has come of the group by now."""
+        worst = self._scores[-1] if self._scores else 0.0
+        return Outcome(
+            reason=reason,
+            beams=[Place(beam) for beam in self.live] if beams is None else beams,
+            candidates=candidates,
+            has_more=has_more,
+            ended=[(place, score) for place, score in self._ended if score >= worst],
+            dropped=self._dropped,
+        )
+
+    def _hole(self, beam: Beam) -> Hole:
+        return self._group.holes[beam.hole]
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing is live, or nothing live can still be among the best."""
+        if not self.live:
+            return True
+        if len(self._scores) < self._group.width:
+            return False
+        scoring = self._group.scoring
+        if scoring.early_stopping is True:
+            return True
+        return all(scoring.possible(beam) <= self._scores[-1] for beam in self.live)
+
+    def _keep(self, place: Place) -> None:
+        """A trace that has ended, among the best of its step."""
+        score = self._group.scoring.score(place.beam.logprob, place.beam.num_tokens)
+        self._ended.append((place, score))
+        self._scores = sorted([*self._scores, score], reverse=True)[: self._group.width]
+
+    # A step
+
+    def _found(self, probes: Sequence[Told]) -> list[_Alternative]:
+        """All that may follow, the most probable trace first."""
+        found: list[_Alternative] = []
+        for beam, told in zip(self.live, probes, strict=True):
+            if isinstance(told, Dead):
+                self._dropped.append((Place(beam), told.error))
+            elif isinstance(told, Probed):
+                found += self._alternatives(beam, told)
+        return sorted(found, key=lambda alternative: -alternative.beam.logprob)
+
+    def _alternatives(self, beam: Beam, told: Probed) -> list[_Alternative]:
+        is_last = len(beam.output_ids) + 1 >= self._hole(beam).max_len
+        made = []
+        for token_id, logprob in told.tokens:
+            is_end = token_id in told.end_ids
+            grown = beam.grown(token_id, logprob, is_end=is_end)
+            made.append(_Alternative(beam, grown, is_end, is_end or is_last))
+        return made
+
+    def _selected(self, found: Sequence[_Alternative]) -> Asking[Sequence[Beam] | None]:
+        """The best that go on; None: what is behind a hole decides it."""
+        width, num_considered = self._group.width, self._group.num_considered
+        live: list[Beam] = []
+        ended: list[Place] = []
+        dropped: list[tuple[Place, RouterError | None]] = []
+        rank = num_tried = 0
+        while num_tried < len(found) and rank < num_considered and len(live) < width:
+            tried = _within(found[num_tried:], width - len(live), num_considered - rank)
+            if any(each.ends_hole and not self._hole(each.beam).is_last for each in tried):
+                return None
+            num_tried += len(tried)
+            for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
+                if dead is not None or not _is_kept(place):
+                    dropped.append((place, None if dead is None else dead.error))
+                    continue
+                if not each.ends_hole:
+                    live.append(place.beam)
+                elif rank < width:
+                    ended.append(place)
+                rank += 1
+        self._dropped += dropped
+        for place in ended:
+            self._keep(place)
+        return live
+
+    def _undecided(self, found: Sequence[_Alternative]) -> Asking[Outcome]:
+        """The step's candidates, for the client."""
+        group = self._group
+        tried = _within(found, group.width, group.num_candidates or group.num_considered)
+        candidates = []
+        for place, dead in (yield from self._landed(tried)):
+            if dead is None and _is_kept(place):
+                candidates.append(place)
+            else:
+                self._dropped.append((place, None if dead is None else dead.error))
+        num_going_on = sum(not each.ends_hole for each in tried)
+        return self.outcome(
+            Reason.HOLE,
+            candidates=candidates,
+            has_more=len(tried) < len(found) and num_going_on < group.width,
+        )
+
+    def _stopped(self) -> Asking[Sequence[Place] | None]:
+        """Ends the beams whose texts have ended them; all places, if the client must go on."""
+        holes = self._hole
+        is_ended = [self._texts.is_ended(holes(beam), beam.output_ids) for beam in self.live]
+        if not any(is_ended):
+            return None
+        ending = [beam for beam, ends in zip(self.live, is_ended, strict=True) if ends]
+        closed = iter((yield from self._closings(ending)))
+        left: list[Place] = []
+        for beam, ends in zip(self.live, is_ended, strict=True):
+            place, dead = next(closed) if ends else (Place(beam), None)
+            if dead is not None or not _is_kept(place):
+                self._dropped.append((place, None if dead is None else dead.error))
+            elif place.closed is not None and holes(place.beam).is_last:
+                self._keep(place)
+            else:
+                left.append(place)
+        self.live = [place.beam for place in left]
+        return left if any(place.closed is not None for place in left) else None
+
+    # Ends of holes
+
+    def _landed(self, tried: Sequence[_Alternative]) -> Asking[Sequence[_Landed]]:
+        """Where alternatives lead to."""
+        by_length = [each.beam for each in tried if each.ends_hole and not each.is_end]
+        closed = iter((yield from self._closings(by_length)))
+        landed: list[_Landed] = []
+        for each in tried:
+            if not each.ends_hole:
+                landed.append((Place(each.beam), None))
+            elif each.is_end:
+                text = self._texts.text(self._hole(each.beam), each.beam.output_ids)
+                landed.append((Place(each.beam, Closed(text)), None))
+            else:
+                landed.append(next(closed))
+        return landed
+
+    def _closings(self, beams: Sequence[Beam]) -> Asking[Sequence[_Landed]]:
+        """Holes that end with their last tokens: what is written, and is it as it must be."""
+        checked = [beam for beam in beams if self._hole(beam).request.constraint is not None]
+        told = iter((yield [Close(beam) for beam in checked]) if checked else ())
+        landed: list[_Landed] = []
+        for beam in beams:
+            if self._hole(beam).request.constraint is None:
+                text = self._texts.text(self._hole(beam), beam.output_ids)
+                landed.append((Place(beam, Closed(text)), None))
+                continue
+            answer = next(told)
+            if isinstance(answer, Closed):
+                landed.append((Place(beam, answer), None))
+            else:
+                assert isinstance(answer, Dead)
+                landed.append((Place(beam), answer))
+        return landed
+
+
+def _is_kept(place: Place) -> bool:
+    """The constraint of its hole, if that has ended."""
+    return place.closed is None or place.closed.is_satisfied
+
+
+def _within(
+    found: Sequence[_Alternative], num_going_on: int, num_most: int
+) -> Sequence[_Alternative]:
+    """The first ones, until so many of them go on or there are so many."""
+    within: list[_Alternative] = []
+    for each in found[:num_most]:
+        within.append(each)
+        num_going_on -= not each.ends_hole
+        if num_going_on == 0:
+            break
+    return within

@@ -1,0 +1,69 @@
+"""What clients may say of beams; exact types, unknown fields ignored."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator
+
+from router.beam_search.words import EarlyStopping
+from router.http.body import Schema
+from router.http.grammar_field import Grammar, WrongPart
+from router.http.lmtp.schema import LogitBias, PromptBody
+
+_Count = Annotated[int, Field(ge=0)]
+# Beyond, the scores of long traces are no numbers any more.
+_Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    """A search sends many of them: no work per token but this."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise WrongPart("must be a list of token ids", value)
+    return tuple(value)
+
+
+def _early_stopping(value: Any) -> EarlyStopping:
+    if isinstance(value, bool):
+        return value
+    if value == "never":
+        return "never"
+    raise WrongPart('must be true, false or "never"', value)
+
+
+class HoleBody(PromptBody):
+    """A hole: its prompt and its conditions. `is_last`: nothing is behind it."""
+
+    max_tokens: int | None = None
+    constraint: Grammar | None = None
+    stop: list[str] | None = Field(default=None, fail_fast=True)
+    include_stop: bool | None = None
+    is_last: bool = False
+
+
+class BeamBody(Schema):
+    """A beam at the hole of this number, and what it has of it."""
+
+    hole: _Count = 0
+    output: Annotated[tuple[int, ...], PlainValidator(_token_ids)] = ()
+    logprob: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    num_tokens: _Count = 0
+    output_logprob: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+
+
+class BeamsBody(Schema):
+    """BEAMS."""
+
+    model: str | None = None
+    width: Annotated[int, Field(ge=1)]
+    holes: Annotated[list[HoleBody], Field(min_length=1, fail_fast=True)]
+    beams: list[BeamBody] | None = Field(default=None, min_length=1, fail_fast=True)
+    length_penalty: _Penalty = 0.0
+    early_stopping: Annotated[EarlyStopping, PlainValidator(_early_stopping)] = False
+    max_len: Annotated[int, Field(ge=1)] | None = None
+    ended: list[float] = Field(default_factory=list, fail_fast=True)
+    num_candidates: Annotated[int, Field(ge=1)] | None = None
+    report_s: Annotated[float, Field(ge=0.0)] | None = None
+    timeout_s: float | None = None
+    logit_bias: LogitBias | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None

@@ -1,0 +1,68 @@
+"""The slots of the server, one for each sequence that waits or runs: who takes and gives them.
+
+A slot is taken by an open stream, or by a group between two of its streams.
+"""
+
+from collections.abc import Callable, Sequence, Sized
+
+from router.admission import Admission
+from router.errors import Refused
+from router.progress import Progress
+from router.request import GenerateRequest
+from router.step_observer import StepObserver
+from router.stream import Stream
+from router.stream_groups import StreamGroup, StreamGroups
+
+
+class Slots:
+    """Counts them for the door. `groups` and `streams` are the batcher's."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        progress: Progress,
+        observer: StepObserver,
+        streams: Sized,
+        groups: StreamGroups,
+        clock: Callable[[], float],
+    ) -> None:
+        self._admission = admission
+        self._progress = progress
+        self._observer = observer
+        self._streams = streams
+        self._groups = groups
+        self._clock = clock
+
+    def take(self, requests: Sequence[GenerateRequest]) -> None:
+        """One for each. Raises Refused; InvalidRequest for more than there are."""
+        now_s = self._clock()
+        broken_s = self._progress.broken_s(now_s)
+        try:
+            self._admission.enter(now_s, self._num_taken, requests, broken_s)
+        except Refused as error:
+            self._observer.rejected(error)
+            raise
+
+    def free(self, has_finished: bool) -> None:
+        """Some are not taken any more."""
+        self._admission.left(self._clock(), self._num_taken, has_finished=has_finished)
+
+    def open_group(
+        self, request: GenerateRequest, num_slots: int, advance: Callable[[], None]
+    ) -> StreamGroup:
+        """Takes slots for so many requests like this one, to be kept. Raises as `take`."""
+        self.take([request] * num_slots)
+        return self._groups.open(num_slots, advance)
+
+    def submit_in(self, group: StreamGroup, requests: Sequence[GenerateRequest]) -> list[Stream]:
+        """Streams in a group's slots. Raises InvalidRequest, ServerStopped."""
+        return self._groups.submit(group, requests)
+
+    def close_group(self, group: StreamGroup, *, is_good: bool) -> None:
+        """Gives its slots back, once its streams have ended. Nothing if that was done before."""
+        if self._groups.close(group):
+            self.free(is_good)
+
+    @property
+    def _num_taken(self) -> int:
+        return len(self._streams) + self._groups.num_idle_slots

@@ -1,0 +1,160 @@
+"""The server's beam search over a Model in memory that can be asked token by token."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from client.beams import (
+    BeamDropped,
+    BeamHole,
+    BeamsAnswer,
+    BeamsCall,
+    BeamsReport,
+    BeamState,
+)
+from client.errors import ConstraintRefused
+from client.words import Answer, GenerateCall, Sampling
+from router.beam_search.search import BeamSearch
+from router.beam_search.words import (
+    Ask,
+    Beam,
+    Close,
+    Closed,
+    Dead,
+    Group,
+    Hole,
+    Place,
+    Probed,
+    Scoring,
+    Told,
+)
+from router.errors import RouterError
+from tests.router.rig import ANY_TEXT, asking
+
+_UNBOUNDED = 99
+
+
+class Generates(Protocol):
+    """What a search needs of a model. `text_of` is the text of an output."""
+
+    async def generate(self, call: GenerateCall) -> Answer: ...
+
+    def text_of(self, output: Sequence[int]) -> str: ...
+
+
+class _Texts:
+    def __init__(self, model: Generates) -> None:
+        self._model = model
+
+    def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
+        return self._model.text_of(output_ids)
+
+    def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
+        return False
+
+
+class _Refusal(RouterError):
+    def __init__(self, error: ConstraintRefused) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+async def searched(
+    model: Generates, call: BeamsCall, end_token_id: int
+) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+    """What a server would answer."""
+    group = _group(call, end_token_id)
+    asking = BeamSearch(group, _Texts(model)).run()
+    try:
+        asks = next(asking)
+        while True:
+            told = [await _told(model, ask, call.holes[ask.beam.hole], call) for ask in asks]
+            asks = asking.send(told)
+    except StopIteration as stop:
+        outcome = stop.value
+    yield BeamsAnswer(
+        finish_reason=outcome.reason.value,
+        beams=_states(outcome.beams),
+        candidates=None if outcome.candidates is None else _states(outcome.candidates),
+        has_more=outcome.has_more,
+        num_considered=group.num_considered,
+        ended=_states([place for place, _ in outcome.ended]),
+        dropped=tuple(
+            BeamDropped(_state(place), error.error if isinstance(error, _Refusal) else None)
+            for place, error in outcome.dropped
+        ),
+    )
+
+
+def _group(call: BeamsCall, end_token_id: int) -> Group:
+    holes = []
+    for hole in call.holes:
+        constraint = None if hole.constraint is None else ANY_TEXT
+        request = asking(max_new_tokens=hole.max_tokens or _UNBOUNDED, constraint=constraint)
+        holes.append(Hole(request, hole.is_last))
+    beams = [
+        Beam(
+            hole=beam.hole,
+            output_ids=beam.output,
+            logprob=beam.logprob,
+            num_tokens=beam.num_tokens,
+            output_logprob=beam.output_logprob,
+        )
+        for beam in call.beams
+    ]
+    return Group(
+        width=call.width,
+        holes=tuple(holes),
+        beams=tuple(beams),
+        end_token_ids=frozenset((end_token_id,)),
+        scoring=Scoring(
+            length_penalty=call.length_penalty,
+            early_stopping=call.early_stopping,
+            max_len=call.max_len,
+        ),
+        ended=call.ended,
+        num_candidates=call.num_candidates,
+    )
+
+
+async def _told(model: Generates, ask: Ask, hole: BeamHole, call: BeamsCall) -> Told:
+    asked = GenerateCall(
+        prompt=hole.prompt,
+        sampling=replace(call.sampling, temperature=0.0),
+        max_tokens=hole.max_tokens,
+        constraint=hole.constraint,
+        stop=hole.stop,
+        output=ask.beam.output_ids,
+        num_steps=1,
+        top_logprobs=2 * call.width + 8,
+    )
+    if isinstance(ask, Close):
+        *before, last = ask.beam.output_ids
+        sampling = Sampling(logit_bias={last: 100.0})
+        asked = replace(asked, output=tuple(before), sampling=sampling, top_logprobs=0)
+    try:
+        answer = await model.generate(asked)
+    except ConstraintRefused as error:
+        return Dead(_Refusal(error))
+    if isinstance(ask, Close):
+        text = answer.standing.text + answer.text
+        return Closed(text, answer.constraint_satisfied is not False)
+    ranked = sorted(answer.tokens[0].top_logprobs.items(), key=lambda pair: -pair[1])
+    return Probed(tuple(ranked), answer.standing.end_token_ids)
+
+
+def _states(places: Sequence[Place]) -> tuple[BeamState, ...]:
+    return tuple(_state(place) for place in places)
+
+
+def _state(place: Place) -> BeamState:
+    beam = place.beam
+    return BeamState(
+        hole=beam.hole,
+        output=beam.output_ids,
+        logprob=beam.logprob,
+        num_tokens=beam.num_tokens,
+        output_logprob=beam.output_logprob,
+        text="" if place.closed is None else place.closed.text,
+        is_ended=place.closed is not None,
+    )
