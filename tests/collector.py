@@ -58,7 +58,7 @@ class Collector(pb_grpc.TraceServiceServicer):
             found = [span for span in self.spans if span.trace_id == trace_id]
         return sorted(found, key=lambda span: span.start_ns)
 
-    def wait_for(self, trace_id: str, names: set[str], timeout_s: float = 15.0) -> list[Span]:
+    def wait_for(self, trace_id: str, names: set[str], timeout_s: float = 30.0) -> list[Span]:
         """The spans of a trace, once all of these have come."""
         deadline_s = time.monotonic() + timeout_s
         while not names <= {f"{span.service}: {span.name}" for span in self.of(trace_id)}:

@@ -70,12 +70,14 @@ def largest_child_kib() -> int:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_each_is_answered_in_time_when_they_come_one_after_the_other() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         assert alone.submit(largest_child_kib).result() < 1_200_000
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_each_is_answered_in_time_when_they_come_together() -> None:
     workers = pool()

@@ -26,7 +26,7 @@ class Socket:
         await self.connection.send(f"{command} {json.dumps(payload)}")
 
     async def hear(self) -> tuple[str, dict[str, Any]]:
-        text = await asyncio.wait_for(self.connection.recv(), 5)
+        text = await asyncio.wait_for(self.connection.recv(), 30)
         assert isinstance(text, str)
         command, _, rest = text.partition(" ")
         (told,) = json.loads(rest)
@@ -230,8 +230,8 @@ async def test_a_client_that_leaves_ends_its_upstream_sockets(house: House) -> N
         await client.greet()
         await client.say("GENERATE", stream_id=1, model="a", wait_behind=0)
         await client.until("TOKEN")
-    await asyncio.wait_for(house.upstreams.left.wait(), 5)
-    async with asyncio.timeout(5):
+    await asyncio.wait_for(house.upstreams.left.wait(), 30)
+    async with asyncio.timeout(30):
         while house.keeper.num_users("a"):
             await asyncio.sleep(0.01)
 

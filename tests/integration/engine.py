@@ -115,7 +115,7 @@ async def running_engine(
                 yield Engine(model, tokenizer, batcher, infer, scheduler)
             finally:
                 await batcher.drain(0.0)
-                await asyncio.wait_for(running, 10.0)
+                await asyncio.wait_for(running, 30)
                 scheduler.check_invariants()
                 await shards.close()
                 tokenizer.close()

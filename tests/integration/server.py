@@ -75,7 +75,7 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_until_gone(pids: list[int], timeout_s: float = 10.0) -> list[int]:
+def wait_until_gone(pids: list[int], timeout_s: float = 30.0) -> list[int]:
     """Those of `pids` that are still alive after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline_s:

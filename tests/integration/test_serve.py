@@ -165,6 +165,7 @@ def test_what_is_left_after_the_drain_gets_a_proper_end() -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.alone
 def test_a_second_signal_stops_at_once() -> None:
     with launched() as server:
         pids = server.descendants()

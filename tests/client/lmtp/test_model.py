@@ -385,7 +385,7 @@ async def test_closing_the_model_ends_what_is_under_way() -> None:
                 await anext(stream)
 
 
-async def until(condition: object, timeout_s: float = 5.0) -> None:
+async def until(condition: object, timeout_s: float = 30.0) -> None:
     assert callable(condition)
     async with asyncio.timeout(timeout_s):
         while not condition():

@@ -162,7 +162,7 @@ def test_without_a_loop_it_is_the_same(server: RunningServer) -> None:
         assert "".join(part.text for part in parts[:-1]) == parts[-1].text
 
 
-async def assert_idle(server: RunningServer, timeout_s: float = 10.0) -> None:
+async def assert_idle(server: RunningServer, timeout_s: float = 30.0) -> None:
     """Nothing runs and nothing waits."""
     async with asyncio.timeout(timeout_s), httpx.AsyncClient() as http:
         while not _is_idle((await http.get(f"{server.url}/metrics")).text):

@@ -285,6 +285,7 @@ def test_a_completion_is_found_where_distances_are_not_known() -> None:
     assert language.matcher().shortest(2000) is None
 
 
+@pytest.mark.alone
 def test_too_many_counts_are_refused_at_once() -> None:
     bounds = itertools.cycle(("len(X)", "len(words(X))", "len(sentences(X))", "len(tokens(X))"))
     written = " and ".join(
@@ -301,9 +302,7 @@ def test_too_many_counts_are_refused_at_once() -> None:
     "written",
     [
         'regex(X, r"(a)\\1")',
-        'regex(X, r"\\bfox\\b")',
-        'regex(X, r"(?=a).*")',
-        'regex(X, r"(?m)^fox")',
+        'regex(X, r"(?=a(?=b)).*")',
         'regex(X, r".*a.{30}")',
         'regex(X, r"((a{1,30}){1,30}){1,30}")',
         " and ".join(f'"{index} x" in X' for index in range(14)),

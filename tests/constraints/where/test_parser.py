@@ -320,6 +320,7 @@ def test_other_values_are_a_mistake_of_the_caller(value: object) -> None:
         parse("Y in X", values={"Y": value})  # type: ignore[dict-item]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("written", "limit"),
     [

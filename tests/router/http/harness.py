@@ -140,7 +140,7 @@ async def open_request(
 async def exchange(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
     """Everything that a server answers to one request, byte for byte."""
     reader, writer = await open_request(port, method, path, body, **headers)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     await writer.wait_closed()
     return answer

@@ -21,7 +21,7 @@ IMPATIENT = BatcherLimits(
 
 
 async def until_status(client: httpx.AsyncClient, path: str, status: int) -> httpx.Response:
-    deadline_s = monotonic() + 5.0
+    deadline_s = monotonic() + 20.0
     while True:
         answer = await client.get(path)
         if answer.status_code == status:

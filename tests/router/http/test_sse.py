@@ -70,7 +70,7 @@ class Source:
 
 async def run(source: Source, wire: Wire, keep_alive_s: float = 15.0) -> None:
     stream = EventStream([source.bursts()], Words(), {"x-mine": "1"}, keep_alive_s)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await stream({"type": "http"}, wire.receive, wire.send)
 
 

@@ -247,7 +247,7 @@ async def test_one_connection_serves_one_request_after_another() -> None:
                 b"POST /generate_stream HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
                 b"content-length: %d\r\n\r\n%b" % (len(body), body)
             )
-            answer = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 5)
+            answer = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 30)
             assert unchunked(answer).count(b"data: ") == 2
         writer.close()
         await writer.wait_closed()
@@ -272,7 +272,7 @@ async def test_bytes_that_are_no_http_are_answered_in_json_with_an_id() -> None:
     async with housing(FakeShard()) as house, listening(house.app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"\x16\x03\x01 garbage\r\n\r\n")
-        answer = await asyncio.wait_for(reader.read(), 10)
+        answer = await asyncio.wait_for(reader.read(), 30)
         writer.close()
 
     head, _, body = answer.partition(b"\r\n\r\n")

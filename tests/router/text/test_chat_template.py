@@ -289,6 +289,7 @@ DOUBLING = (
 )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "source",
     [

@@ -259,6 +259,7 @@ def test_broken_bytes_are_shown_before_the_end(loaded: dict[str, Tokenizer], kin
     assert shown + detokenizer.flush() == tokenizer.decode([continuation] * 40)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", [*small_tokenizers.KINDS, "windowed_bytes"])
 def test_time_grows_with_the_number_of_tokens_and_no_faster(
     loaded: dict[str, Tokenizer], kind: str

@@ -149,6 +149,7 @@ async def test_a_worker_encodes_and_decodes_as_the_loop_does(
     assert await tokenizer.decode_async(token_ids) == text
 
 
+@pytest.mark.alone
 async def test_a_long_text_does_not_hold_up_the_loop(tokenizer: Tokenizer) -> None:
     text = "The quick brown fox's lazy dog. " * 30_000
     begin_s = time.perf_counter()

@@ -157,7 +157,7 @@ async def test_broken_websocket_frames_close_the_socket(sent: bytes, code: int) 
         )
         await reader.readuntil(b"\r\n\r\n")
         writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 30)
         writer.close()
 
     assert answer[0] == 0x88

@@ -127,7 +127,7 @@ async def test_a_broken_handshake_is_answered_in_http(header: bytes) -> None:
             b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
             b"sec-websocket-key: short\r\n" + header + b"\r\n\r\n"
         )
-        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         writer.close()
 
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 426 "))
@@ -148,7 +148,7 @@ async def test_a_handshake_with_a_long_line_is_answered(target: bytes, header: b
             b"upgrade: websocket\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             b"sec-websocket-version: 13\r\n" + header + b"\r\n\r\n"
         )
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 30)
         writer.close()
 
     assert answer.startswith(b"HTTP/1.1 431 ")

@@ -71,7 +71,7 @@ async def test_a_stream_that_is_cancelled_before_it_began_says_so(command: str) 
         async with talk.socket.send_context():
             for frame in frames:
                 talk.socket.protocol.send_text(frame.encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             said = await talk.stream(1)
         again = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
         await settled(house.rig)

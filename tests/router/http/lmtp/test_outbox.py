@@ -56,10 +56,10 @@ async def test_who_has_more_to_say_than_is_read_waits() -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done()
     reads.release()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
     outbox.close()
     reads.release()
-    await asyncio.wait_for(running, 1)
+    await asyncio.wait_for(running, 30)
 
 
 async def test_nobody_waits_for_a_socket_that_is_gone() -> None:
@@ -72,5 +72,5 @@ async def test_nobody_waits_for_a_socket_that_is_gone() -> None:
     with pytest.raises(ConnectionResetError):
         await outbox.run(send)
 
-    await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(outbox.until_empty(), 1)
+    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(outbox.until_empty(), 30)
