@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 3000
+# Tests start hundreds of processes: what Python has compiled is kept, wherever that is turned off.
+export PYTHONDONTWRITEBYTECODE :=
+# One waits, for packages or its server, while another one works.
+TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow check format lint types layers proto proto-check \
@@ -31,15 +35,19 @@ install: $(STAMP)  ## Make .venv with everything in it.
 serve: install  ## Serve the bundled model at port 3000.
 	@$(BIN)/launcher serve --port $(PORT)
 
-test: test-fast test-slow  ## Run every test.
+# Two workers, a file in one of them (tests/conftest.py). One process, to debug: make test WORKERS=0.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-fast: install
-	@echo "Running the quick tests ..."
-	@$(BIN)/python -m pytest -q -m "not slow and not gpu"
+test: install  ## Run every test.
+	@echo "Running the tests ..."
+	@$(PYTEST) -m "not gpu"
 
-test-slow: install
-	@echo "Running the slow tests ..."
-	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+test-fast: install  ## Run the quick tests.
+	@$(PYTEST) -m "not slow and not gpu"
+
+test-slow: install  ## Run the slow tests.
+	@$(PYTEST) -m "slow and not gpu"
 
 # Clients of others, each kind in an environment of its own (docs/conformance.md).
 CONFORMANCE := clients tgi_client lmql evals
@@ -56,13 +64,18 @@ $(CONFORMANCE_VENVS)/%/.installed: tests/conformance/%/requirements.txt | $(STAM
 	  --requirement $< > $(CONFORMANCE_VENVS)/$*/install.log 2>&1 || { cat $(CONFORMANCE_VENVS)/$*/install.log; exit 1; }
 	@touch $@
 
-conformance-install: $(CONFORMANCE_STAMPS)  ## Install the clients of others into .venv-conformance.
+CONFORMANCE_RUNS := $(CONFORMANCE:%=conformance-%)
+.PHONY: $(CONFORMANCE_RUNS)
 
-conformance: conformance-install  ## Let the clients of others say whether Tandem is right.
-	@for name in $(CONFORMANCE); do \
-	  echo "Running the clients of tests/conformance/$$name ..."; \
-	  $(CONFORMANCE_VENVS)/$$name/bin/python -m pytest -q -c tests/conformance/pytest.ini tests/conformance/$$name || exit 1; \
-	done
+conformance-install: install  ## Install the clients of others into .venv-conformance.
+	@$(TWO_AT_A_TIME) $(CONFORMANCE_STAMPS)
+
+conformance: install  ## Let the clients of others say whether Tandem is right.
+	@$(TWO_AT_A_TIME) $(CONFORMANCE_RUNS)
+
+$(CONFORMANCE_RUNS): conformance-%: $(CONFORMANCE_VENVS)/%/.installed
+	@echo "Running the clients of tests/conformance/$* ..."
+	@OMP_NUM_THREADS=1 $(CONFORMANCE_VENVS)/$*/bin/python -m pytest -q -c tests/conformance/pytest.ini tests/conformance/$*
 
 conformance-transcripts: conformance-install  ## Record anew what curl is answered.
 	@$(CONFORMANCE_VENVS)/clients/bin/python -m pytest -q -c tests/conformance/pytest.ini \
@@ -72,7 +85,7 @@ conformance-transcripts: conformance-install  ## Record anew what curl is answer
 check: install  ## Format, lint, types, layers, fresh stubs.
 	@echo "Checking format, lint, types, layers and generated stubs ..."
 	@$(BIN)/ruff format --check --quiet . || { echo "Not formatted; run: make format"; exit 1; }
-	@$(MAKE) --no-print-directory lint types layers proto-check
+	@$(TWO_AT_A_TIME) types lint layers proto-check
 
 lint: install
 	@$(BIN)/ruff check .

@@ -1,0 +1,64 @@
+"""How tests share a machine: the long files first, and who measures, alone.
+
+`make test` runs them in two workers (pytest-xdist). What a test of one worker measures must not be
+what one of the other costs, so every test holds a lock: shared, or, with the mark `alone`, all of
+it.
+"""
+
+import fcntl
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example or its drawing takes says more of the machine than of Tandem.
+settings.register_profile(
+    "tandem",
+    settings(),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tandem")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_worker(config):
+        # Torch of two workers, and of the shards that they start, would wait for one another.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests go first, so that no worker begins one while the other is done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    if not _is_worker(item.config):
+        return (yield)
+    # Of a worker it is a folder in that of the whole run.
+    folder = Path(item.config.getoption("basetemp")).parent
+    with _turn(folder, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+@contextmanager
+def _turn(folder: Path, *, alone: bool) -> Iterator[None]:
+    """One test's time. Who waits to be alone holds the queue, so that no further test begins.
+
+    Locks of a process, not of an open file: what a test forks does not inherit them.
+    """
+    with (folder / "room.lock").open("a+") as room:
+        with (folder / "queue.lock").open("a+") as queue:
+            fcntl.lockf(queue, fcntl.LOCK_EX)
+            fcntl.lockf(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
