@@ -9,8 +9,8 @@ from router.http.body import Schema
 from router.http.grammar_field import Grammar, WrongPart
 from router.http.lmtp.schema import LogitBias, PromptBody
 
-_Count = Annotated[int, Field(ge=0)]
-# Beyond, the scores of long traces are no numbers any more.
+# Of both: beyond, the scores of long traces are no numbers any more.
+_Count = Annotated[int, Field(ge=0, le=2**31)]
 _Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
 
 
@@ -58,7 +58,7 @@ class BeamsBody(Schema):
     beams: list[BeamBody] | None = Field(default=None, min_length=1, fail_fast=True)
     length_penalty: _Penalty = 0.0
     early_stopping: Annotated[EarlyStopping, PlainValidator(_early_stopping)] = False
-    max_len: Annotated[int, Field(ge=1)] | None = None
+    max_len: Annotated[int, Field(ge=1, le=2**31)] | None = None
     ended: list[float] = Field(default_factory=list, fail_fast=True)
     num_candidates: Annotated[int, Field(ge=1)] | None = None
     report_s: Annotated[float, Field(ge=0.0)] | None = None
