@@ -86,6 +86,11 @@ class ResponseFormat(Options):
     grammar_: str | None = Field(default=None, alias="grammar")
     value: Any = None
 
+    @property
+    def goes_with_tools(self) -> bool:
+        """Whether it is OpenAI's, which says what an answer is that calls no tool; TGI's do not."""
+        return self.type == "json_schema" and self.json_schema is not None
+
     def grammar(self) -> RawGrammar | None:
         """What the answer must be; None: any text. Raises InvalidRequest, Unserved."""
         return None if self.type == "text" else self.apply(self._bare())

@@ -46,7 +46,8 @@ def offering(
 
 def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
     """The schema of an answer that does not call, as JSON text. Raises ToolsRefused."""
-    if grammar.kind is not Kind.JSON_SCHEMA or grammar.whitespace or grammar.lenient:
+    says_more = grammar.whitespace or grammar.lenient or grammar.cuts
+    if grammar.kind is not Kind.JSON_SCHEMA or says_more:
         raise ToolsRefused(
             f"`{field}` and tools that may be called cannot both shape an answer, unless `{field}` "
             "is a JSON schema and says nothing else",

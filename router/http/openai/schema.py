@@ -68,14 +68,15 @@ class ChatBody(OpenAiBody):
     @property
     def offered(self) -> Offered | None:
         """What the answer may call; None: nothing. Raises InvalidRequest."""
-        grammar = self.named_grammar()
+        grammar, form = self.named_grammar(), self.response_format
+        excludes_tools = form is None or not form.goes_with_tools
         return offered_tools(
             self.tools,
             self.tool_choice,
             self.functions,
             self.function_call,
             in_parallel=self.parallel_tool_calls is not False,
-            format_field=None if grammar is None else grammar[0],
+            format_field=grammar[0] if grammar is not None and excludes_tools else None,
         )
 
     @property

@@ -167,6 +167,28 @@ def test_calls_and_what_came_of_them_can_be_said_again(
     assert second.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_openai_s_parse_takes_a_form_and_tools(
+    client: openai.OpenAI, served: Served, choice: Any
+) -> None:
+    answer = client.chat.completions.parse(
+        model=served.model,
+        messages=QUESTION,
+        response_format=Address,
+        tools=TOOLS,
+        tool_choice=choice,
+        max_tokens=300,
+        seed=1,
+    )
+
+    (message,) = (choice.message for choice in answer.choices)
+    calls = message.tool_calls or []
+    assert calls or isinstance(message.parsed, Address)
+    assert choice == "auto" or calls
+    for call in calls:
+        assert isinstance(call.function.parsed_arguments, MODELS[call.function.name])
+
+
 def test_langchain_s_tools_are_called(model: ChatOpenAI) -> None:
     answer = model.bind_tools([LookUp, Wait], tool_choice="any").invoke("Who?")
 
@@ -219,6 +241,29 @@ def test_the_hub_s_tools_and_formats_are_obeyed(hub: InferenceClient) -> None:
     assert calls
     for call in calls:
         assert MODELS[call.function.name].model_validate_json(call.function.arguments or "")
+
+
+def test_the_hub_s_loop_with_a_tool_comes_to_a_text(hub: InferenceClient) -> None:
+    called = hub.chat_completion(QUESTION, tools=TOOLS, tool_choice="required", max_tokens=300)
+    message = called.choices[0].message
+    results: Any = [
+        {"role": "tool", "tool_call_id": call.id, "content": "sea"}
+        for call in message.tool_calls or []
+    ]
+    going_on: Any = [*QUESTION, message, *results]
+    last = hub.chat_completion(going_on, tools=TOOLS, tool_choice="none", max_tokens=60)
+    assert results
+    assert last.choices[0].message.content
+
+    chunks = list(
+        hub.chat_completion(
+            QUESTION, tools=TOOLS, tool_choice="required", max_tokens=300, stream=True
+        )
+    )
+    told = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    names = [call.function.name for call in told if call.function.name]
+    arguments = "".join(call.function.arguments for call in told if call.index == 0)
+    assert MODELS[names[0]].model_validate_json(arguments)
 
 
 @pytest.mark.parametrize(

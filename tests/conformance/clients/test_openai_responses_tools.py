@@ -131,6 +131,28 @@ def test_parse_gives_objects_of_the_models(client: openai.OpenAI, asked: Any) ->
     assert isinstance(form.output_parsed, LookUp)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_parse_takes_a_form_and_tools(client: openai.OpenAI, asked: Any, seed: int) -> None:
+    tools = [openai.pydantic_function_tool(LookUp)]
+    sampled = {**asked, "temperature": 1.0, "extra_body": {"seed": seed}}
+    answer = client.responses.parse(text_format=LookUp, tools=tools, **sampled)
+
+    calls = [item for item in answer.output if item.type == "function_call"]
+    assert calls or isinstance(answer.output_parsed, LookUp)
+    assert all(isinstance(call.parsed_arguments, LookUp) for call in calls)
+
+
+def test_items_are_referred_to_by_their_ids(client: openai.OpenAI, asked: Any) -> None:
+    first = client.responses.create(**asked)
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    so: Any = {"role": "user", "content": "So?"}
+    question: Any = {"role": "user", "content": QUESTION}
+    referring = client.responses.create(**{**asked, "input": [question, reference, so]})
+    spelt = client.responses.create(**{**asked, "input": [question, *first.output, so]})
+
+    assert referring.output_text == spelt.output_text
+
+
 @pytest.mark.parametrize("remembers", [True, False])
 def test_a_loop_with_a_tool_comes_to_a_text(
     client: openai.OpenAI, asked: Any, remembers: bool

@@ -1,10 +1,11 @@
 """`input` as clients write it: a text, or items.
 
-Of items this server reads messages, calls of functions and their outputs, of parts those of text;
-every other one is refused by its place and type.
+Of items this server reads messages, calls of functions, their outputs, and references to any of
+them, of parts those of text; every other one is refused by its place and type.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -26,6 +27,13 @@ _OUTPUT_PARTS = ("output_text", "input_text")
 _MAX_ID_LEN = 128
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An item that is remembered, by its id."""
+
+    item_id: str
+
+
 def check_outputs(before: Sequence[Item], given: Sequence[Item]) -> None:
     """Raises InvalidRequest for an output of no call; `given` is what the request has as input."""
     called = {item.call_id for item in before if isinstance(item, FunctionCall)}
@@ -41,7 +49,7 @@ def check_outputs(before: Sequence[Item], given: Sequence[Item]) -> None:
             )
 
 
-def _read_items(value: Any) -> tuple[Item, ...]:
+def _read_items(value: Any) -> tuple[Item | Reference, ...]:
     if isinstance(value, str):
         return (Message(new_item_id("msg"), "user", (value,)),)
     if not isinstance(value, list) or not value:
@@ -49,20 +57,23 @@ def _read_items(value: Any) -> tuple[Item, ...]:
     return tuple(_read_item(item, f"input[{index}]") for index, item in enumerate(value))
 
 
-def _read_item(item: Any, place: str) -> Item:
+def _read_item(item: Any, place: str) -> Item | Reference:
     if not isinstance(item, dict):
         raise InvalidRequest(f"`{place}` must be an object", place)
-    kind = item.get("type") or ("message" if "role" in item else None)
+    # Both are known by what they have, where their type is not said.
+    kind = item.get("type") or ("message" if "role" in item else "item_reference")
     if kind == "message":
         return _read_message(item, place)
     if kind == "function_call":
         return _read_call(item, place)
     if kind == "function_call_output":
         return _read_output(item, place)
+    if kind == "item_reference":
+        return Reference(_read_string(item, "id", place))
     shown = f" Given: `{kind[:60]}`" if isinstance(kind, str) else ""
     raise Unserved(
-        f"`{place}` must be an item of type `message`, `function_call` or `function_call_output`; "
-        f"others are not served yet.{shown}",
+        f"`{place}` must be an item of type `message`, `function_call`, `function_call_output` or "
+        f"`item_reference`; others are not served yet.{shown}",
         place,
     )
 
@@ -163,10 +174,13 @@ _ITEM_SCHEMA: dict[str, Any] = {
         _item_schema("message", False, role={"enum": list(_ROLES)}, content=_TEXTS_SCHEMA),
         _item_schema("function_call", True, call_id=_TEXT, name=_TEXT, arguments=_TEXT),
         _item_schema("function_call_output", True, call_id=_TEXT, output=_TEXTS_SCHEMA),
+        _item_schema("item_reference", False, id=_TEXT),
     ]
 }
 _ITEMS_SCHEMA: dict[str, Any] = {
     "anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _ITEM_SCHEMA}]
 }
 
-Items = Annotated[tuple[Item, ...], PlainValidator(_read_items), WithJsonSchema(_ITEMS_SCHEMA)]
+Items = Annotated[
+    tuple[Item | Reference, ...], PlainValidator(_read_items), WithJsonSchema(_ITEMS_SCHEMA)
+]

@@ -22,7 +22,7 @@ from router.http.errors import Dialect, HttpError
 from router.http.openai.logprobs import ChatLogprobs, TokenNames
 from router.http.openai.responses.fitting import fit
 from router.http.openai.responses.frames import ResponseWords
-from router.http.openai.responses.input import check_outputs
+from router.http.openai.responses.input import Reference, check_outputs
 from router.http.openai.responses.items import Item, turns_of
 from router.http.openai.responses.output import Output
 from router.http.openai.responses.reply import Reply, status_of
@@ -33,6 +33,11 @@ from router.http.openapi import describe, tell
 _PATH = "/v1/responses"
 _UNKNOWN = {404: "The model is not served, or the response not known, or not any more"}
 _MAX_LISTED, _NUM_LISTED = 100, 20
+# The codes of what is not known, by the field that names it.
+_NOT_FOUND = {
+    "response_id": "response_not_found",
+    "previous_response_id": "previous_response_not_found",
+}
 
 _RESPONSE = {
     "type": "object",
@@ -99,7 +104,8 @@ class ResponseRoutes:
         model = talk.model_name(body.model)
         body.check()
         raw = body.to_raw(talk.limits)
-        prompt = await self._prompt(request, body, body.max_output_tokens or 1)
+        given = self._given(request, body)
+        prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
         offer, calling = body.offer, None
         if offer is not None:
             raw, calling = await talk.offer(raw, offer, "tools")
@@ -114,7 +120,7 @@ class ResponseRoutes:
         def keep(response: dict[str, Any], end: Finished) -> None:
             if body.is_stored:
                 answered, previous_id = output.items(status_of(end)), body.previous_response_id
-                stored = Stored(orjson.dumps(response), body.input, answered, previous_id)
+                stored = Stored(orjson.dumps(response), given, answered, previous_id)
                 self._store.keep(_owner(request), response_id, stored)
 
         if body.stream:
@@ -133,7 +139,7 @@ class ResponseRoutes:
         body = await self._conversations.read(request, CountInputBody)
         self._conversations.model_name(body.model)
         body.check()
-        prompt = await self._prompt(request, body, 1)
+        prompt = await self._prompt(request, body, self._given(request, body), 1)
         num_tokens = await self._conversations.count(prompt)
         return _json({"object": "response.input_tokens", "input_tokens": num_tokens})
 
@@ -147,7 +153,7 @@ class ResponseRoutes:
         """Forget a response; what went on from it cannot be gone on from any more."""
         response_id = request.path_params["response_id"]
         if not self._store.forget(_owner(request), response_id):
-            raise _not_found(response_id)
+            raise _not_found("Response", response_id, "response_id")
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
@@ -156,12 +162,14 @@ class ResponseRoutes:
         before = self._history(request, stored.previous_id)
         return _json(_page([*before, *stored.given], request))
 
-    async def _prompt(self, request: Request, body: CountInputBody, num_new_tokens: int) -> str:
+    async def _prompt(
+        self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
+    ) -> str:
         """The instructions, what was said before, and what is said now, as a prompt."""
         talk = self._conversations
         history = self._history(request, body.previous_response_id)
-        check_outputs(history, body.input)
-        turns: Sequence[Turn] = turns_of([*history, *body.input])
+        check_outputs(history, given)
+        turns: Sequence[Turn] = turns_of([*history, *given])
         if body.instructions:
             turns = [Turn("system", body.instructions), *turns]
         tools, may_call = body.shown_tools, body.offer is not None
@@ -179,11 +187,23 @@ class ResponseRoutes:
             turns = await fit(turns, max_len, count)
         return await render(turns)
 
+    def _given(self, request: Request, body: CountInputBody) -> tuple[Item, ...]:
+        """The input, its references followed. Raises HttpError for one to what is not known."""
+        given: list[Item] = []
+        for index, item in enumerate(body.input):
+            if isinstance(item, Reference):
+                found = self._store.item(_owner(request), item.item_id)
+                if found is None:
+                    raise _not_found("Item", item.item_id, f"input[{index}].id")
+                item = found
+            given.append(item)
+        return tuple(given)
+
     def _known(self, request: Request) -> Stored:
         response_id = request.path_params["response_id"]
         stored = self._store.get(_owner(request), response_id)
         if stored is None:
-            raise _not_found(response_id)
+            raise _not_found("Response", response_id, "response_id")
         return stored
 
     def _history(self, request: Request, previous_id: str | None) -> tuple[Item, ...]:
@@ -193,7 +213,7 @@ class ResponseRoutes:
         try:
             return self._store.conversation(_owner(request), previous_id)
         except KeyError as error:
-            raise _not_found(error.args[0], "previous_response_id") from error
+            raise _not_found("Response", error.args[0], "previous_response_id") from error
 
 
 def _page(items: list[Item], request: Request) -> dict[str, Any]:
@@ -229,11 +249,11 @@ def _owner(request: Request) -> bytes:
     return blake2b(request.headers.get("authorization", "").encode(), digest_size=16).digest()
 
 
-def _not_found(response_id: str, field: str = "response_id") -> HttpError:
+def _not_found(what: str, wanted_id: str, field: str) -> HttpError:
     return HttpError(
         404,
-        "response_not_found" if field == "response_id" else "previous_response_not_found",
-        f"Response `{response_id[:100]}` is not known: it was never stored, was deleted, or is "
+        _NOT_FOUND.get(field, "item_not_found"),
+        f"{what} `{wanted_id[:100]}` is not known: it was never stored, was deleted, or is "
         "forgotten, since responses are kept in memory and within bounds",
         field=field,
     )

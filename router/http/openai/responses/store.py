@@ -26,11 +26,15 @@ class Stored:
     previous_id: str | None
 
     @property
+    def items(self) -> tuple[Item, ...]:
+        """All of its own."""
+        return (*self.given, *self.answered)
+
+    @property
     def num_bytes(self) -> int:
         """What remembering it costs, about."""
-        items = (*self.given, *self.answered)
-        texts = [text for item in items for text in item.texts]
-        overhead = _ITEM_BYTES * (1 + len(items) + len(texts))
+        texts = [text for item in self.items for text in item.texts]
+        overhead = _ITEM_BYTES * (1 + len(self.items) + len(texts))
         # Not their UTF-8: one emoji lets each letter of a text take four bytes.
         return len(self.response) + sum(map(getsizeof, texts)) + overhead
 
@@ -45,6 +49,8 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._stored: OrderedDict[tuple[bytes, str], Stored] = OrderedDict()
+        # Of each item, the latest response that holds it.
+        self._holders: dict[tuple[bytes, str], str] = {}
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -59,9 +65,9 @@ class ResponseStore:
         """Remembers a new response."""
         self._stored[owner, response_id] = stored
         self._num_bytes += stored.num_bytes
+        self._holders.update(((owner, item.item_id), response_id) for item in stored.items)
         while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:
-            _, oldest = self._stored.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+            self._drop(*next(iter(self._stored)))
 
     def get(self, owner: bytes, response_id: str) -> Stored | None:
         """The response, which counts as used; None if it is not known."""
@@ -83,12 +89,24 @@ class ResponseStore:
                 raise KeyError(next_id)
             chain.append(stored)
             next_id = stored.previous_id
-        return tuple(item for one in reversed(chain) for item in (*one.given, *one.answered))
+        return tuple(item for one in reversed(chain) for item in one.items)
 
     def forget(self, owner: bytes, response_id: str) -> bool:
         """Forgets a response; False if it was not known."""
-        stored = self._stored.pop((owner, response_id), None)
-        if stored is None:
-            return False
+        is_known = (owner, response_id) in self._stored
+        if is_known:
+            self._drop(owner, response_id)
+        return is_known
+
+    def item(self, owner: bytes, item_id: str) -> Item | None:
+        """An item of a response, which counts as used; None if it is not known."""
+        stored = self.get(owner, self._holders.get((owner, item_id), ""))
+        items = () if stored is None else stored.items
+        return next((item for item in reversed(items) if item.item_id == item_id), None)
+
+    def _drop(self, owner: bytes, response_id: str) -> None:
+        stored = self._stored.pop((owner, response_id))
         self._num_bytes -= stored.num_bytes
-        return True
+        for item in stored.items:
+            if self._holders.get((owner, item.item_id)) == response_id:
+                del self._holders[owner, item.item_id]

@@ -64,7 +64,11 @@ def check_tools(tools: Sequence[Tool]) -> None:
                 f"`{place}` is of type `{tool.type[:60]}`: only functions are served", place
             )
         if tool.name is None:
-            raise InvalidRequest(f"`{place}.name` is required", f"{place}.name")
+            raise InvalidRequest(
+                f"`{place}.name` is required: a function's fields stand beside `type`, not below "
+                "`function` as in chats",
+                f"{place}.name",
+            )
 
 
 def offered_tools(

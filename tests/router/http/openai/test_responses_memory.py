@@ -115,6 +115,30 @@ async def test_input_items_are_all_that_a_response_answers() -> None:
     assert listed["data"] == [*rest["data"], answer, question]
 
 
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {"type": None}, {}])
+async def test_items_are_referred_to_by_their_ids(kind: Any) -> None:
+    async with housing(saying_after_hi("ok")) as house:
+        first = await post(house)
+        asked = {"id": "msg_mine", "role": "user", "content": "so?"}
+        await post(house, input=[asked], max_output_tokens=1)
+        references = [{**kind, "id": item_id} for item_id in ("msg_mine", first["output"][0]["id"])]
+        again = await post(house, input=[*references, asked], max_output_tokens=1)
+        _, listed = await call(house, "GET", f"/{again['id']}/input_items?order=asc")
+
+        assert last_prompt(house) == "user: so?\nassistant: ok\nuser: so?\n"
+    assert [item["id"] for item in listed["data"][:2]] == [one["id"] for one in references]
+
+
+async def test_a_reference_to_what_is_not_known_is_a_404_with_its_place() -> None:
+    async with housing(saying_after_hi("ok")) as house:
+        answer = await post(house, "mine")
+        lost = [{"role": "user", "content": "hi"}, {"id": answer["output"][0]["id"]}]
+        status, told = await call(house, "POST", "", {"input": lost}, key="yours")
+
+    assert (status, told["error"]["code"]) == (404, "item_not_found")
+    assert told["error"]["param"] == "input[1].id"
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [

@@ -53,6 +53,20 @@ def test_what_goes_on_from_a_forgotten_response_cannot_be_gone_on_from() -> None
         store.conversation(ME, "resp_2")
 
 
+def test_an_item_is_known_to_its_owner_while_a_response_holds_it() -> None:
+    store = ResponseStore()
+    store.keep(ME, "resp_1", stored(1))
+    store.keep(ME, "resp_2", Stored(b"{}", stored(1).given, stored(2).answered, None))
+
+    assert store.item(ME, "msg_a1") == stored(1).answered[0]
+    assert store.item(YOU, "msg_a1") is None
+    store.forget(ME, "resp_1")
+    assert store.item(ME, "msg_a1") is None
+    assert store.item(ME, "msg_q1") == stored(1).given[0]
+    store.forget(ME, "resp_2")
+    assert store.item(ME, "msg_q1") is None
+
+
 def test_the_least_recently_used_is_forgotten_first() -> None:
     store = ResponseStore(max_responses=2)
     store.keep(ME, "resp_1", stored(1))

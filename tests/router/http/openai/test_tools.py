@@ -94,6 +94,42 @@ async def test_tools_and_their_choice_are_one_grammar(fields: Any, offer: Offer)
     assert all(cuts for *_, cuts in parts)
 
 
+SAY = {"type": "object", "properties": {"say": {"type": "string"}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "say", "schema": SAY}}
+
+
+async def test_openai_s_form_is_that_of_an_answer_that_does_not_call() -> None:
+    *parts, (whole, *_) = await asked({"tools": TOOLS, "response_format": FORM})
+
+    assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, NOTHING, SAY]
+    offer, text = Offer((OFFERED_LOOK, OFFERED_WAIT), True, True), parts[-1][0].spec.text
+    assert whole.spec.text == tool_grammar(offer, HERMES, text)
+    *_, (alone, *_) = await asked(
+        {"tools": TOOLS, "response_format": FORM, "tool_choice": "required"}
+    )
+    assert alone == Constraint(lark(Offer((OFFERED_LOOK, OFFERED_WAIT), False, True)))
+
+
+@pytest.mark.parametrize(
+    "more", [{"whitespace": "compact"}, {"lenient": True}, {"on_budget": "cut"}]
+)
+async def test_a_form_that_says_more_does_not_go_with_tools(more: Any) -> None:
+    async with house_of("x") as house:
+        body = {"messages": HI, "tools": TOOLS, "response_format": {**FORM, **more}}
+        status, error = await refuse(house, CHAT, body)
+
+    assert (status, error["code"], error["param"]) == (422, "tool_error", "response_format")
+
+
+async def test_a_form_is_streamed_as_content_beside_tools() -> None:
+    text = '{"say": "<tool_call>"}'
+    async with house_of(text) as house:
+        body = {"messages": HI, "tools": TOOLS, "response_format": FORM, "max_tokens": 60}
+        chunks = await stream(house, CHAT, body)
+
+    assert "".join(one["delta"].get("content") or "" for one in choices_of(chunks)) == text
+
+
 @pytest.mark.parametrize("fields", [{"tools": []}, {"tools": TOOLS, "tool_choice": "none"}])
 async def test_without_a_tool_to_call_answers_are_free(fields: Any) -> None:
     assert await asked(fields) == []
