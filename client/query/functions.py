@@ -6,15 +6,17 @@
     def g(x: str) -> str: ...                f.using(decoder=sample(4)).run_all(x)
 
 One that is defined by `def` is called without await, where no event loop runs; each can be run both
-ways. In a program `[X: f]` and `[X: f(x)]` take either.
+ways. One that is defined in a class is a method: as an object's it is a query without `self`. In a
+program `[X: f]` and `[X: f(x)]` take either.
 """
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
+from client.query.binding import bound
 from client.query.execution import Choices, RunOptions, execute
 from client.query.program import Program
 from client.query.reading.reader import read_function, read_template
@@ -22,6 +24,9 @@ from client.query.running.results import Result
 from client.query.waiting import wait_for
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
+# What a method belongs to.
+OwnerT = TypeVar("OwnerT")
 # What a call returns, and what the program does: the same, or the Result and None.
 R = TypeVar("R")
 ValueT = TypeVar("ValueT")
@@ -64,6 +69,12 @@ class Query(Generic[P, R, ValueT]):
         """`run_all`, where no event loop runs."""
         return wait_for(self.run_all(*args, **kwargs), "await run_all(...)")
 
+    def _of(self, instance: object) -> Self:
+        """The query as the method of an object; None: as its class has it."""
+        if instance is None:
+            return self
+        return type(self)(bound(self._program, instance), self._choices)
+
     def _told(self, result: Result[ValueT]) -> R:
         # R is the value's type, or that of the whole Result: see the overloads of `query`.
         return cast("R", result.value if self._program.returns else result)
@@ -72,21 +83,53 @@ class Query(Generic[P, R, ValueT]):
 class AsyncQuery(Query[P, R, ValueT]):
     """A query defined by `async def`."""
 
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "AsyncQuery[Concatenate[OwnerT, Q], R, ValueT]",
+        instance: OwnerT,
+        owner: type | None = None,
+        /,
+    ) -> "AsyncQuery[Q, R, ValueT]": ...
+
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
+        return self._of(instance)
+
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the query returns; its Result if it has no return statement."""
         return self._told(await self.run(*args, **kwargs))
 
 
 class SyncQuery(Query[P, R, ValueT]):
-    """A query defined by `def`, or by F."""
+    """A query defined by `def`."""
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "SyncQuery[Concatenate[OwnerT, Q], R, ValueT]",
+        instance: OwnerT,
+        owner: type | None = None,
+        /,
+    ) -> "SyncQuery[Q, R, ValueT]": ...
+
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
+        return self._of(instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the query returns; its Result if it has no return statement."""
         return self._told(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
 
 
-class Template(SyncQuery[..., Any, Any]):
-    """A query made by F."""
+class Template(Query[..., Any, Any]):
+    """A query made by F; it takes keywords alone, so that it is no method where a class has it."""
+
+    def __call__(self, **keywords: object) -> Any:
+        """The hole's value, or a dict of several."""
+        return self._told(wait_for(self.run(**keywords), "await run(...)"))
 
     def _told(self, result: Result[Any]) -> Any:
         values = dict(result.variables)

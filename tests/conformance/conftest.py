@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.serving import Fake, Served, faked, launched
+from tests.conformance.serving import Fake, Served, faked, fleeted, launched
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,6 +18,13 @@ def served() -> Iterator[Served]:
     """The bundled model, served in float32 so that references can be computed elsewhere."""
     with launched("--dtype", "float32", "--max-client-batch-size", "8") as served:
         yield served
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Served]:
+    """A front that loads the bundled model when it is asked for, and unloads it soon."""
+    with fleeted("--dtype", "float32", "--model-idle-timeout", "0.5") as front:
+        yield front
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,11 @@ This file runs in the clients' environments, so it knows the standard library al
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -68,10 +70,29 @@ class Fake(Served):
 @contextlib.contextmanager
 def launched(*flags: str) -> Iterator[Served]:
     """`launcher serve` on the bundled model, ready; ended with the block."""
+    with _launched(str(MODEL), str(MODEL), *flags) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def fleeted(*flags: str) -> Iterator[Served]:
+    """`launcher serve auto`, which has loaded nothing: the bundled model as demo, and one that
+    cannot be loaded as broken."""
+    with tempfile.TemporaryDirectory(prefix="tandem-models-") as folder:
+        shutil.copytree(MODEL, Path(folder, "demo"))
+        Path(folder, "broken").mkdir()
+        Path(folder, "broken", "config.json").write_text('{"model_type": "llama"}')
+        where = ("--models-folder", folder, "--no-hub-models")
+        with _launched("auto", "demo", *where, *flags) as served:
+            yield served
+
+
+@contextlib.contextmanager
+def _launched(model_id: str, name: str, *flags: str) -> Iterator[Served]:
     port = _free_port()
-    words = ("-c", "from launcher.cli import main; main()", "serve", str(MODEL))
+    words = ("-c", "from launcher.cli import main; main()", "serve", model_id)
     with _process(*words, "--port", str(port), "--device", "cpu", *flags) as (process, said):
-        served = Served(f"http://127.0.0.1:{port}", str(MODEL))
+        served = Served(f"http://127.0.0.1:{port}", name)
         _wait_until_ready(served, process, said)
         yield served
 

@@ -1,6 +1,7 @@
 """Exceptions of a program's own code, pointed at the place of the program that they came from."""
 
 from collections.abc import Iterator
+from inspect import unwrap
 from types import CodeType, FunctionType, TracebackType
 
 from client.query.errors import ProgramFailed, QueryError
@@ -38,7 +39,8 @@ def place_of(error: BaseException, program: Program) -> Place | None:
 def _codes_of(program: Program) -> Iterator[CodeType]:
     for function in (program.body, program.decoder, program.model):
         if isinstance(function, FunctionType):
-            yield from _with_inner(function.__code__)
+            # A method's is wrapped: its object goes before the arguments.
+            yield from _with_inner(unwrap(function).__code__)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

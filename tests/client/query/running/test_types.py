@@ -44,6 +44,44 @@ def test_a_query_that_returns_nothing_gives_its_result() -> None:
     assert result.prompt == "a7"
 
 
+class Teller:
+    """Its queries are methods."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    @query(model=MODEL)
+    async def number(self, times: int = 1) -> int:  # type: ignore[empty-body]
+        """
+        "{self.word * times}[X: int]"
+        return X
+        """
+
+    @query(model=MODEL)
+    def shown(self) -> None:
+        """
+        "{self.word}[X]"
+        """
+
+
+async def test_a_method_is_called_without_its_object() -> None:
+    teller = Teller("a")
+
+    value = await teller.number(times=2)
+    result = await teller.number.run(3)
+
+    assert_type(value, int)
+    assert_type(result, Result[int])
+    assert (value, result.prompt) == (7, "aaa7")
+
+
+def test_a_method_of_the_class_is_the_query_that_it_was() -> None:
+    assert_type(Teller.shown(Teller("b")), Result[None])
+    assert Teller.shown.program.parameters == ("self",)
+    assert Teller("b").shown.program.parameters == ()
+    assert Teller("b").shown().prompt == Teller.shown(Teller("b")).prompt == "b7"
+
+
 def test_parameters_are_those_of_the_function() -> None:
     assert isinstance(number, AsyncQuery)
     assert isinstance(shown, SyncQuery)
