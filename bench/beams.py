@@ -3,9 +3,9 @@
     python -m bench.beams [--model FOLDER] [--rounds 5] [--num-tokens 32] [--beams 4]
 
 Starts `launcher serve` and runs one hole behind a long prompt, the decoders in turn. Prints JSON:
-of each the median seconds, the tokens of all its live traces per second (n a step for beams, which
-ask for one token at a time), requests, and how many tokens of what was sent had to be computed
-again, since they were not in the prefix cache: a request for one token sends prompt and output.
+of each the median seconds, the tokens of all its live traces per second, and of the last round what
+the server counted: requests, and tokens of prompts that had to be computed, since they were not in
+the prefix cache. Where beams fork that is the block that is not full yet, for each token.
 """
 
 import argparse
@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from bench.compare import running, tandem
 from client.lmtp.model import LmtpModel
 from client.query import Decoding, argmax, beam, run_all, sample
@@ -24,40 +26,52 @@ from launcher.settings import BUNDLED_MODEL, free_port
 _PROMPT = "Ann and Bob walked along the river and talked about the fish that they saw. " * 16
 
 
+_COUNTERS = ("tgi_request_count", "tandem_prompt_tokens", "tandem_prefix_cache_hit_tokens")
+
+
 async def _timed(model: LmtpModel, decoder: Decoding, prompt: str) -> tuple[float, Any]:
     begun_s = time.perf_counter()
     results = await run_all("f'{PROMPT}[X]'", {"PROMPT": prompt}, model=model, decoder=decoder)
     return time.perf_counter() - begun_s, results
 
 
+async def _counted(url: str) -> dict[str, float]:
+    """What the server has counted by now."""
+    async with httpx.AsyncClient() as http:
+        page = (await http.get(f"{url}/metrics")).text
+    lines = (line.split() for line in page.splitlines() if not line.startswith("#"))
+    found = {line[0].removesuffix("_total"): line[1] for line in lines if len(line) == 2}
+    return {name: float(found[name]) for name in _COUNTERS}
+
+
 async def _measured(url: str, decoders: dict[str, Decoding], rounds: int) -> dict[str, Any]:
     durations: dict[str, list[float]] = {name: [] for name in decoders}
     last: dict[str, Any] = {}
+    counted: dict[str, Any] = {}
     async with LmtpModel(url) as model:
         for number in range(rounds + 1):
             for name, decoder in decoders.items():
                 # Each has a prompt of its own, so that nobody finds what another one computed.
+                before = await _counted(url)
                 duration_s, last[name] = await _timed(model, decoder, f"{name} {number} {_PROMPT}")
+                after = await _counted(url)
+                counted[name] = {each: after[each] - before[each] for each in _COUNTERS}
                 if number:
                     durations[name].append(duration_s)
-    return {name: _told(durations[name], last[name]) for name in decoders}
+    return {name: _told(durations[name], last[name], counted[name]) for name in decoders}
 
 
-def _told(durations: list[float], results: Any) -> dict[str, Any]:
+def _told(durations: list[float], results: Any, counted: dict[str, float]) -> dict[str, Any]:
     # Traces of beams share their requests, those that run side by side have their own.
     requests = list(dict.fromkeys(request for result in results for request in result.requests))
     num_tokens = sum(request.usage.num_output_tokens for request in requests)
-    num_sent = sum(request.usage.num_prompt_tokens for request in requests)
-    num_cached = sum(request.usage.num_cached_tokens for request in requests)
-    first = requests[0].usage
+    num_requests, num_sent, num_cached = (int(counted[name]) for name in _COUNTERS)
     return {
         "median_s": round(statistics.median(durations), 4),
         "tokens_per_s": round(num_tokens / statistics.median(durations), 1),
         "tokens": num_tokens,
-        "requests": len(requests),
-        "tokens_sent": num_sent,
-        "tokens_computed": num_sent - num_cached,
-        "prompt_tokens_computed_again": num_sent - num_cached - first.num_prompt_tokens,
+        "requests": num_requests,
+        "prompt_tokens_computed": num_sent - num_cached,
         "logprobs": [round(result.logprob, 3) for result in results],
     }
 

@@ -38,14 +38,14 @@ class Slots:
         now_s = self._clock()
         broken_s = self._progress.broken_s(now_s)
         try:
-            self._admission.enter(now_s, self._num_taken, requests, broken_s)
+            self._admission.enter(now_s, self.num_taken, requests, broken_s)
         except Refused as error:
             self._observer.rejected(error)
             raise
 
     def free(self, has_finished: bool) -> None:
         """Some are not taken any more."""
-        self._admission.left(self._clock(), self._num_taken, has_finished=has_finished)
+        self._admission.left(self._clock(), self.num_taken, has_finished=has_finished)
 
     def open_group(
         self, request: GenerateRequest, num_slots: int, advance: Callable[[], None]
@@ -64,5 +64,6 @@ class Slots:
             self.free(is_good)
 
     @property
-    def _num_taken(self) -> int:
+    def num_taken(self) -> int:
+        """By all."""
         return len(self._streams) + self._groups.num_idle_slots

@@ -70,6 +70,7 @@ class BeamRun:
         self._streams: list[Stream] = []
         self._num_retries = 0
         self._reported_s = clock()
+        self._has_begun = False
         self._is_unverified = False
         self._outcome: Outcome | None = None
         self._failure: RouterError | None = None
@@ -88,7 +89,8 @@ class BeamRun:
 
     async def next(self) -> Outcome | None:
         """The end, or None when a report is due. Raises the RouterError of a search that fails."""
-        if not self._streams and self._outcome is None:
+        if not self._has_begun:
+            self._has_begun = True
             self._guarded(self._begin)
         while True:
             await self._news.wait()
@@ -141,11 +143,16 @@ class BeamRun:
         except StopIteration as stop:
             self._outcome = stop.value
             return
+        self._report()
+        self._submit()
+
+    def _report(self) -> None:
+        if self._report_s is None or self.num_steps == 0:
+            return
         now_s = self._clock()
-        if self._report_s is not None and now_s - self._reported_s >= self._report_s:
+        if now_s - self._reported_s >= self._report_s:
             self._reported_s = now_s
             self._news.set()
-        self._submit()
 
     def _submit(self) -> None:
         """The next asks, as many as there are slots."""

@@ -11,8 +11,7 @@ of it, in the same order. It knows no batcher and no clock.
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from router.beam_search.words import (
     Ask,
@@ -47,14 +46,24 @@ class Texts(Protocol):
         """Whether the text itself ends it, by a stop string."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Alternative:
-    """A token that a live beam may take. `beam` has it; `is_end`: it ends the hole by itself."""
+class _Alternative(NamedTuple):
+    """A token that a live beam may take. `is_end`: it ends the hole by itself.
+
+    `rank_by` is the log-probability of the trace that has it. A step of many beams has thousands of
+    alternatives, few of which go on: only of these is a beam made. A tuple for the same reason.
+    """
 
     before: Beam
-    beam: Beam
+    token_id: int
+    logprob: float
+    rank_by: float
     is_end: bool
     ends_hole: bool
+
+    @property
+    def beam(self) -> Beam:
+        """The beam that has taken it."""
+        return self.before.grown(self.token_id, self.logprob, is_end=self.is_end)
 
 
 class BeamSearch:
@@ -133,15 +142,15 @@ class BeamSearch:
                 self._dropped.append((Place(beam), told.error))
             elif isinstance(told, Probed):
                 found += self._alternatives(beam, told)
-        return sorted(found, key=lambda alternative: -alternative.beam.logprob)
+        return sorted(found, key=lambda alternative: -alternative.rank_by)
 
     def _alternatives(self, beam: Beam, told: Probed) -> list[_Alternative]:
         is_last = len(beam.output_ids) + 1 >= self._hole(beam).max_len
         made = []
         for token_id, logprob in told.tokens:
             is_end = token_id in told.end_ids
-            grown = beam.grown(token_id, logprob, is_end=is_end)
-            made.append(_Alternative(beam, grown, is_end, is_end or is_last))
+            rank_by = beam.logprob + logprob
+            made.append(_Alternative(beam, token_id, logprob, rank_by, is_end, is_end or is_last))
         return made
 
     def _selected(self, found: Sequence[_Alternative]) -> Asking[Sequence[Beam] | None]:
@@ -153,7 +162,7 @@ class BeamSearch:
         rank = num_tried = 0
         while num_tried < len(found) and rank < num_considered and len(live) < width:
             tried = _within(found[num_tried:], width - len(live), num_considered - rank)
-            if any(each.ends_hole and not self._hole(each.beam).is_last for each in tried):
+            if any(each.ends_hole and not self._hole(each.before).is_last for each in tried):
                 return None
             num_tried += len(tried)
             for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
@@ -218,8 +227,9 @@ class BeamSearch:
             if not each.ends_hole:
                 landed.append((Place(each.beam), None))
             elif each.is_end:
-                text = self._texts.text(self._hole(each.beam), each.beam.output_ids)
-                landed.append((Place(each.beam, Closed(text)), None))
+                beam = each.beam
+                text = self._texts.text(self._hole(beam), beam.output_ids)
+                landed.append((Place(beam, Closed(text)), None))
             else:
                 landed.append(next(closed))
         return landed

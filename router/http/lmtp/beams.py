@@ -31,7 +31,7 @@ from router.http.model_name import served_name
 # Besides n tokens that go on, a step may bring so many that end: a model has that many at most.
 _MAX_ENDS = 8
 # Refusals by what a constraint means. By the others one beam is impossible, and no other.
-_MEANINGLESS = ("malformed", "not_enforced", "too_complex")
+_MEANINGLESS = ("malformed", "not_enforced")
 
 
 class Beaming:
