@@ -32,6 +32,7 @@ from model_server.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.server import listening
 from model_server.service import TextGenerationService
+from model_server.threads import ThreadCount
 from model_server.tracing import StepTracer, start_tracing
 from model_server.wire import ModelInfo
 
@@ -142,6 +143,7 @@ def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo, Languages | 
         guides=None if languages is None else _guides(model, languages),
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
+        threads=_threads(model),
     )
     if device.type == "cpu":
         keep_freed_memory()
@@ -197,6 +199,13 @@ def _guides(model: PagedModel, languages: Languages) -> Guides:
         num_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1),
         is_pinned=model.device.type == "cuda",
     )
+
+
+def _threads(model: PagedModel) -> ThreadCount | None:
+    """None where there is nothing to choose."""
+    if len(model.thread_counts) < 2:
+        return None
+    return ThreadCount(model.thread_counts, torch.set_num_threads)
 
 
 def _info(settings: config.ServeConfig, model: PagedModel) -> ModelInfo:

@@ -72,6 +72,7 @@ class PagedModel:
         device: torch.device,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
+        thread_counts: tuple[int, ...] = (),
     ) -> None:
         self._model = model
         self._plans = tuple(plans)
@@ -82,6 +83,8 @@ class PagedModel:
         self.device = device
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
+        # By how many threads a step may be computed; none: as many as there are.
+        self.thread_counts = thread_counts
         self.model_type = model.facts.model_type
         self.block_size = backend.block_size
         self.attention_backend = backend.name
@@ -113,8 +116,10 @@ class PagedModel:
         plans = gate.probe_layers(model, ReferenceAttention(), dtype, settings.device, expected)
         geometries = [plan.geometry for plan in plans]
         backend = select_backend(settings.attention, settings.device, dtype, geometries)
+        patched = patches.Patched()
         if world.world_size == 1:
-            _tell(patches.apply(model.module))
+            patched = patches.apply(model.module)
+            _tell(patched)
         plans = gate.probe_layers(model, backend, dtype, settings.device, expected)
         return cls(
             model,
@@ -124,6 +129,7 @@ class PagedModel:
             device=settings.device,
             vocab_size=expected[0].shape[1],
             eos_token_ids=model.eos_token_ids(settings.folder),
+            thread_counts=patched.thread_counts if settings.device.type == "cpu" else (),
         )
 
     @property

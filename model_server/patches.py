@@ -17,18 +17,23 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from model_server.steady import Product, RowRange, find_range, steady
+from model_server.steady import Product, RowRange, find_range, same_counts, steady
 
 _MERGED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 @dataclass(slots=True)
 class Patched:
-    """How many linear layers were packed, and how many products are steady or not."""
+    """How many linear layers were packed, and how many products are steady or not.
+
+    `thread_counts`: by how many threads steady products come out the same, the present number
+    first, falling; of those few that are looked at.
+    """
 
     num_packed: int = 0
     num_steady: int = 0
     num_unsteady: int = 0
+    thread_counts: tuple[int, ...] = ()
 
 
 def apply(model: nn.Module) -> Patched:
@@ -37,7 +42,9 @@ def apply(model: nn.Module) -> Patched:
     The original weights stay where they are: with a checkpoint of the same dtype they are pages of
     its file, which nobody reads again.
     """
-    patched = Patched()
+    most = torch.get_num_threads()
+    fewer = sorted({most - 1, most // 2} - {0, most}, reverse=True)
+    patched = Patched(thread_counts=(most, *fewer))
     products = _Products(patched)
     for parent in model.modules():
         for names in _MERGED_NAMES:
@@ -78,13 +85,20 @@ class _Products:
         product = make(weight, bias)
         key = (make, weight.dtype, *weight.shape)
         if key not in self._ranges:
-            self._ranges[key] = find_range(lambda probe: make(probe, None), weight)
+            self._ranges[key] = self._find_range(lambda probe: make(probe, None), weight)
         rows = self._ranges[key]
         if rows is None:
             self._patched.num_unsteady += 1
             return product
         self._patched.num_steady += 1
         return steady(product, rows)
+
+    def _find_range(self, make: Callable[[Tensor], Product], weight: Tensor) -> RowRange | None:
+        rows = find_range(make, weight)
+        if rows is not None:
+            patched = self._patched
+            patched.thread_counts = same_counts(make, weight, rows, patched.thread_counts)
+        return rows
 
 
 class _SharedProduct:

@@ -32,6 +32,7 @@ from model_server.request import (
 from model_server.sampling.sampler import Sampler
 from model_server.sequences import Batches, PlannedChunk, SequenceState
 from model_server.step import SequenceStep, StepInputs
+from model_server.threads import ThreadCount
 from model_server.warmup import blocks_that_fit, try_largest_steps
 
 _log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Runner:
     """Runs steps, one at a time and from one thread. `sampler` is there on rank 0 alone.
 
     So are `guides`; without them constraints are refused. `num_blocks` fixes the pool's size;
-    otherwise warm-up finds it, on CUDA within `memory_fraction` of the device.
+    otherwise warm-up finds it, on CUDA within `memory_fraction` of the device. `threads` is told
+    how long decode steps take, and may compute the next ones by fewer or more.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Runner:
         guides: Guides | None = None,
         num_blocks: int | None = None,
         memory_fraction: float = 0.9,
+        threads: ThreadCount | None = None,
     ) -> None:
         if (sampler is not None) != world.is_first:
             raise ValueError(f"rank {world.rank} and its sampler contradict each other")
@@ -63,6 +66,7 @@ class Runner:
         self._computation = Computation(model, sampler, guides, world)
         self._num_blocks = num_blocks
         self._memory_fraction = memory_fraction
+        self._threads = threads
         self._batches = Batches()
         self._max_total_len: int | None = None
 
@@ -142,7 +146,10 @@ class Runner:
         if not batch_ids or len(set(batch_ids)) != len(batch_ids):
             raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
         running = [s for batch_id in batch_ids for s in self._batches.of(batch_id).values()]
-        return self._step(started_ns, batch_ids, self._plan(running, growth), ())
+        output = self._step(started_ns, batch_ids, self._plan(running, growth), ())
+        if self._threads is not None and output.forward_ns:
+            self._threads.stepped(len(output.generations), output.forward_ns / 1e9)
+        return output
 
     def filter(self, batch_id: int, request_ids: Sequence[int]) -> tuple[int, ...]:
         """Keep the named requests of a batch and forget its others; answers what is left.

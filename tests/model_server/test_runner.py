@@ -1,5 +1,6 @@
 """The runner: steps change the books once and wholly, or not at all."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from model_server.request import (
     StopParams,
 )
 from model_server.runner import Runner
+from model_server.threads import ThreadCount
 from tests.model_server import tiny_models
 from tests.model_server.driver import Driver
 from tests.model_server.shards import NUM_BLOCKS, driver_of, load, runner_of, warmed_up
@@ -313,6 +315,21 @@ def test_the_size_that_the_shard_was_started_with_holds(model: PagedModel) -> No
     runner = Runner(model, runner_of(model, World())._sampler, World(), num_blocks=17)
     assert runner.warmup(64, 4, None, None).num_blocks == 17
     assert runner.warmup(64, 4, None, 18).num_blocks == 18
+
+
+def test_decode_steps_are_computed_by_fewer_threads_while_cores_are_scarce(
+    model: PagedModel,
+) -> None:
+    used: list[int] = []
+    # Each time it is asked the threads have waited another second.
+    waited_s = map(float, itertools.count())
+    threads = ThreadCount((2, 1), used.append, lambda: next(waited_s))
+    runner = Runner(model, runner_of(model, World())._sampler, World(), threads=threads)
+    runner.warmup(32, 4, None, NUM_BLOCKS)
+    driver = Driver(runner, NUM_BLOCKS, model.block_size)
+    driver.add(1, PROMPT, 40, ignore_eos=True)
+    driver.run()
+    assert used[0] == 1
 
 
 def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(model: PagedModel) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.steady import Product, RowRange, find_range, steady
+from model_server.steady import Product, RowRange, find_range, same_counts, steady
 
 LIKE = torch.empty(24, 64)
 
@@ -87,3 +87,32 @@ def test_torchs_own_products_are_made_steady(num_out: int, num_in: int) -> None:
     whole = product(hidden)
     for num_rows in (1, 2, 5, 13, 16, 31, 40, 100, 300, 520):
         assert torch.equal(product(hidden[:num_rows]), whole[:num_rows]), num_rows
+
+
+def test_numbers_of_threads_that_change_a_product_are_left_out() -> None:
+    def make(weight: Tensor) -> Product:
+        by_one = changing_at()(weight)
+        return lambda hidden: by_one(hidden) + (torch.get_num_threads() == 3)
+
+    present = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        assert same_counts(make, LIKE, RowRange(1, 512), (4, 3, 2)) == (4, 2)
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(present)
+
+
+def test_numbers_of_threads_are_tried_within_the_range_alone() -> None:
+    seen = set()
+
+    def make(_: Tensor) -> Product:
+        def product(hidden: Tensor) -> Tensor:
+            seen.add(hidden.shape[0])
+            return hidden
+
+        return product
+
+    same_counts(make, LIKE, RowRange(4, 64), (2, 1))
+    assert seen
+    assert all(4 <= size <= 64 for size in seen)
