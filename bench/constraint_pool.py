@@ -100,6 +100,8 @@ REGEXES = (
     r"(?:é|ü|ß|日本|🙂){2,6}",
     r"\([0-9]+(, [0-9]+)*\)",
     r"a{1,50}b{2}",
+    r"(?=.*\d)(?=.*[a-z])\w{4,12}",
+    r"(?!.*\b(?:fox|dog)\b)[a-z ]{5,40}",
 )
 LARKS = (
     'start: sum\nsum: product ("+" product)*\nproduct: atom ("*" atom)*\n'
@@ -110,6 +112,25 @@ LARKS = (
     'start: pair+\npair: KEY "=" VALUE "\\n"\nKEY: /[a-z]{1,5}/\nVALUE: /[0-9]{1,4}/\n',
     'start: "a" start "b" | "c"\n',
     'start: tag\ntag: "<b>" tag* "</b>" | "<i>" TEXT "</i>"\nTEXT: /[a-z ]{1,10}/\n',
+)
+# In GBNF, and the same in Lark for the judge.
+GBNFS = (
+    (
+        "root ::= value\nvalue ::= list | word | number\n"
+        'list ::= "[" (value ("," " "? value)*)? "]"\n'
+        'word ::= "\\"" [^"\\n\\\\]{0,8} "\\""\nnumber ::= "-"? ("0" | [1-9] [0-9]{0,3})\n',
+        'start: value\nvalue: list | WORD | NUMBER\nlist: "[" (value ("," " "? value)*)? "]"\n'
+        'WORD: /"[^"\\n\\\\]{0,8}"/\nNUMBER: /-?(0|[1-9][0-9]{0,3})/\n',
+    ),
+    (
+        'root ::= "a" root "b" | "ab" root? "c"\n',
+        'start: "a" start "b" | "ab" start? "c"\n',
+    ),
+    (
+        "root ::= words [.!]\nwords ::= word (ws words)?\nword ::= [a-zé]{1,7}\n"
+        "ws ::= [ ] ws | [ ]\n",
+        "start: words END\nwords: WORD (WS words)?\nWORD: /[a-zé]{1,7}/\nWS: / +/\nEND: /[.!]/\n",
+    ),
 )
 CHOICES = (
     ("yes", "no"),
@@ -150,6 +171,7 @@ def pool() -> tuple[PooledConstraint, ...]:
         *(PooledConstraint("json", schema, _schema_judge(schema)) for schema in SCHEMAS),
         *(PooledConstraint("regex", pattern, _regex_judge(pattern)) for pattern in REGEXES),
         *(PooledConstraint("lark", grammar, _lark_judge(grammar)) for grammar in LARKS),
+        *(PooledConstraint("gbnf", written, _lark_judge(same)) for written, same in GBNFS),
         *(PooledConstraint("choice", list(values), _choice_judge(values)) for values in CHOICES),
         *(PooledConstraint("where", text, _where_judge(text)) for text in WHERES),
     )

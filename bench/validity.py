@@ -33,6 +33,7 @@ _STOPS = ("e", "\n", '"', "}", ".", " ", "ab", "0", "日", "</b>")
 # limits), or the shortest that meets none has no room.
 _HONEST_REFUSALS = ("contradiction", "too_complex", "does_not_fit")
 _TIMEOUT_S = 120.0
+_MAX_TRIES, _PAUSE_S = 30, 1.0
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ async def _ask(
         parameters["max_new_tokens"] = await _shortest_len(client, constraint) + draw.randint(0, 5)
     elif mode == "stops":
         parameters["stop"] = draw.sample(_STOPS, k=draw.randint(1, 2))
-    answer = await client.post("/generate", json={"inputs": "Say:", "parameters": parameters})
+    answer = await _answer(client, parameters)
     told = answer.json()
     case = {"type": constraint.type, "value": constraint.value, "asked": parameters, "told": told}
     if answer.status_code != httpx.codes.OK:
@@ -80,10 +81,20 @@ async def _ask(
         tally.wrong.append(case)
 
 
+async def _answer(client: httpx.AsyncClient, parameters: dict[str, Any]) -> httpx.Response:
+    """The answer, asked for again while the machine is too busy to judge the constraint."""
+    for _ in range(_MAX_TRIES):
+        answer = await client.post("/generate", json={"inputs": "Say:", "parameters": parameters})
+        if answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
+            break
+        await asyncio.sleep(_PAUSE_S)
+    return answer
+
+
 async def _shortest_len(client: httpx.AsyncClient, constraint: PooledConstraint) -> int:
     """The tokens that a refusal of one token names as needed; 1 if it is not refused."""
     parameters = {"grammar": constraint.grammar, "max_new_tokens": 1}
-    answer = await client.post("/generate", json={"inputs": "Say:", "parameters": parameters})
+    answer = await _answer(client, parameters)
     if answer.status_code == httpx.codes.OK:
         return 1
     needed = answer.json().get("constraint", {}).get("needed_len")

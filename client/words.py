@@ -41,7 +41,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A language for the output, as TGI's `grammar` says it: json, regex, choice, lark, where.
+    """A language for the output, as TGI's `grammar` says it: json, regex, choice, lark, gbnf,
+    where.
 
     `value` is a string, or for json a schema and for choice a list of strings.
     """

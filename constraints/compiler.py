@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from constraints.errors import ConstraintError, Contradiction, TooComplex
+from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.grammars import choice, json_schema, lark, messages, regex, where_fallback
 from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.gbnf import translation as gbnf
 from constraints.grammars.json_schema import SchemaGrammar
 from constraints.grammars.limits import LIMITS
 from constraints.guiding.hints import hints_of
@@ -20,6 +21,7 @@ from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.limits import OutOfReach
 from constraints.where.parser import parse
+from constraints.where.terms import Matches
 
 # Texts of cached specs, languages weigh a few times as much.
 _MAX_CACHED_CHARS = 32_000_000
@@ -127,10 +129,12 @@ class Compiler:
             case Kind.JSON_SCHEMA:
                 return self._schema_language(spec)
             case Kind.REGEX:
-                grammar = regex.to_grammar(spec.text)
+                return self._pattern_language(spec)
             case Kind.LARK:
                 grammar = lark.to_grammar(spec.text, spec.whitespace)
                 explain = partial(lark.explain, spec.text)
+            case Kind.GBNF:
+                grammar = gbnf.to_grammar(spec.text)
             case Kind.CHOICE:
                 grammar = choice.to_grammar(spec.text)
             case Kind.WHERE:
@@ -140,6 +144,18 @@ class Compiler:
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression)
         return GrammarLanguage(self.vocabulary, grammar, limits, explain, hints=hints_of(spec))
+
+    def _pattern_language(self, spec: ConstraintSpec) -> Language:
+        """By llguidance, or where a pattern looks around by our own automata."""
+        try:
+            grammar = regex.to_grammar(spec.text)
+        except NotEnforced as refusal:
+            try:
+                return compile_where(Matches(spec.text), self.vocabulary, self._token_walk())
+            except OutOfReach:
+                raise refusal from None
+        limits, hints = LIMITS[spec.kind], hints_of(spec)
+        return GrammarLanguage(self.vocabulary, grammar, limits, messages.explain, hints=hints)
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]

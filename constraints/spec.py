@@ -10,6 +10,7 @@ class Kind(Enum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
+    GBNF = "gbnf"
     CHOICE = "choice"  # a JSON list of strings
     WHERE = "where"
 

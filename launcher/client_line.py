@@ -94,6 +94,7 @@ _CONSTRAINTS = MappingProxyType(
         "where": _Rule("a condition in quotes", _text),
         "regex": _Rule("a pattern in quotes", _text),
         "lark": _Rule("a grammar in quotes", _text),
+        "gbnf": _Rule("a grammar in quotes", _text),
         "choice": _Rule("a JSON list of strings", _choices),
         "json": _Rule("a JSON schema", _schema),
     }

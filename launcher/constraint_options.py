@@ -12,6 +12,7 @@ class ConstraintType(StrEnum):
     json = "json"
     regex = "regex"
     lark = "lark"
+    gbnf = "gbnf"
     choice = "choice"
     where = "where"
 

@@ -38,6 +38,7 @@ class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Constr
     CONSTRAINT_KIND_LARK: _ConstraintKind.ValueType  # 3
     CONSTRAINT_KIND_CHOICE: _ConstraintKind.ValueType  # 4
     CONSTRAINT_KIND_WHERE: _ConstraintKind.ValueType  # 5
+    CONSTRAINT_KIND_GBNF: _ConstraintKind.ValueType  # 6
 
 class ConstraintKind(_ConstraintKind, metaclass=_ConstraintKindEnumTypeWrapper): ...
 
@@ -47,6 +48,7 @@ CONSTRAINT_KIND_REGEX: ConstraintKind.ValueType  # 2
 CONSTRAINT_KIND_LARK: ConstraintKind.ValueType  # 3
 CONSTRAINT_KIND_CHOICE: ConstraintKind.ValueType  # 4
 CONSTRAINT_KIND_WHERE: ConstraintKind.ValueType  # 5
+CONSTRAINT_KIND_GBNF: ConstraintKind.ValueType  # 6
 Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015
 
 class _ConstraintWhitespace:

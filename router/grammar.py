@@ -1,7 +1,8 @@
 """Grammars as clients write them: what a constraint says, checked as far as text alone tells.
 
 Whether a schema, a regular expression or a Lark grammar compiles is for who compiles it. The words
-are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`, `lark`, `where`).
+are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`, `lark`, `gbnf`,
+`where`).
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
         "regex": Kind.REGEX,
         "choice": Kind.CHOICE,
         "lark": Kind.LARK,
+        "gbnf": Kind.GBNF,
         "where": Kind.WHERE,
     }
 )

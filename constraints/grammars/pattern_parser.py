@@ -5,6 +5,7 @@ expression proper can say (look-around, references back, atomic groups, \b) is r
 its place is known. Lazy repeats match the same whole texts as greedy ones.
 """
 
+from constraints.errors import ConstraintError
 from constraints.grammars.letter_case import folded
 from constraints.grammars.pattern_escapes import Dialect, EscapeReader
 from constraints.grammars.patterns import (
@@ -26,11 +27,8 @@ _MAX_DEPTH = 100
 
 
 _FLAGS = frozenset("aimsux")
+_LOOKS = {"=": "look-ahead", "!": "look-ahead", "<=": "look-behind", "<!": "look-behind"}
 _UNSUPPORTED_GROUPS = {
-    "=": "look-ahead",
-    "!": "look-ahead",
-    "<=": "look-behind",
-    "<!": "look-behind",
     ">": "an atomic group",
     "(": "a condition on a group",
     "P=": "a reference back",
@@ -49,12 +47,20 @@ class _Parser(EscapeReader):
         super().__init__(text, dialect)
         self._depth = 0
         self._names: set[str] = set()
+        # Of what other automata might hold, the first.
+        self._refusal: ConstraintError | None = None
 
     def parse(self) -> Pattern:
         pattern = self._choice()
         if self._at < len(self._text):
             raise self._wrong(self._at, "a `)` that closes nothing")
+        if self._refusal is not None:
+            raise self._refusal
         return pattern
+
+    def _refuse_later(self, start: int, what: str) -> None:
+        """Nothing else may be wrong with the pattern."""
+        self._refusal = self._refusal or self._unsupported(start, what)
 
     def _choice(self) -> Pattern:
         self._depth += 1
@@ -185,6 +191,10 @@ class _Parser(EscapeReader):
         """What stands after `(?` up to the group's own text."""
         if self._take(":"):
             return
+        for sign, name in _LOOKS.items():
+            if self._take(sign):
+                self._refuse_later(start, name)
+                return
         for sign, name in _UNSUPPORTED_GROUPS.items():
             if self._take(sign):
                 raise self._unsupported(start, name)
@@ -233,7 +243,8 @@ class _Parser(EscapeReader):
             return Anchor(char == "A", start)
         if char in ("b", "B"):
             self._at += 1
-            raise self._unsupported(start, f"a word boundary `\\{char}`")
+            self._refuse_later(start, f"a word boundary `\\{char}`")
+            return EMPTY
         if char in ("k", "g") or (char in "123456789" and char and not self._is_octal()):
             self._at += 1
             raise self._unsupported(start, "a reference back")

@@ -171,10 +171,11 @@ def _written_without_anchors(pattern: Pattern | None, text: str) -> str:
         what = f"`{sign}` is supported only where the edge of the text is known to be"
         wrong = complaint(text, anchor.position, anchor.position + 1, what)
         raise NotEnforced(str(wrong), position=anchor.position)
-    return _written(pattern)
+    return written(pattern)
 
 
-def _written(pattern: Pattern) -> str:
+def written(pattern: Pattern) -> str:
+    """A pattern without anchors in the engine's syntax."""
     match pattern:
         case Empty():
             return "(?:)"
@@ -183,11 +184,11 @@ def _written(pattern: Pattern) -> str:
         case Chars():
             return written_set(pattern)
         case Concat(parts):
-            return "".join(_written(part) for part in parts)
+            return "".join(written(part) for part in parts)
         case Choice(options):
-            return f"(?:{'|'.join(_written(option) for option in options)})"
+            return f"(?:{'|'.join(written(option) for option in options)})"
         case Repeat(part, least, most):
-            inner = _written(part)
+            inner = written(part)
             if not isinstance(part, Chars | Choice):
                 inner = f"(?:{inner})"
             return inner + _bounds(least, most)

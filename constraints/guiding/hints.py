@@ -30,7 +30,7 @@ def hints_of(spec: ConstraintSpec) -> tuple[bytes, ...]:
             found = _of_schema(spec)
         case Kind.REGEX:
             found = _of_pattern(spec.text)
-        case Kind.LARK:
+        case Kind.LARK | Kind.GBNF:
             found = _of_grammar(spec.text)
         case Kind.CHOICE:
             found = sorted(json.loads(spec.text), key=len)[:MAX_HINTS]

@@ -36,6 +36,11 @@ def matched(op: Any, argument: Any, flags: int) -> Ranges:
     return _without(ranges) if is_negated else ranges
 
 
+def word_characters(is_ascii: bool) -> Ranges:
+    """The characters between which and others there is a word's boundary."""
+    return _category(_CATEGORIES["WORD"], is_ascii)
+
+
 def _plain(op: Any, argument: Any) -> Ranges:
     if op is ops.RANGE:
         return (argument,)

@@ -1,217 +1,210 @@
-"""Regular expressions in Python's syntax, as automata: Python's own reader, then subsets.
+r"""Regular expressions in Python's syntax, as automata: parts without order, then subsets.
 
-    pattern -> parts of an automaton without order -> sets of its states, as bits of an integer
+    place of the automaton:   what was read last | states looking behind | threads
+    thread:                   states of the pattern | looks ahead that must, that must not succeed
 
-References back, look-around, atomic groups, word boundaries and anchors of lines are out of reach.
+Sets of states are bits of integers. What comes next decides on conditions such as `\b`, so states
+are followed through them only when the next character, or the end, is known.
 """
 
-import re
-from collections.abc import Iterable, Sequence
-from re import _constants as ops
-from re import _parser as reader
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from constraints.where.automata import Automaton
-from constraints.where.code_points import Partition, Ranges, join
+from constraints.where.code_points import Partition, join
 from constraints.where.limits import MAX_STEPS, OutOfReach
-from constraints.where.pattern_sets import matched
+from constraints.where.pattern_parts import Look, Near, Parts, read
 
-# Parts of a pattern once its repeats are written out, and states of its automaton.
-_MAX_PARTS = 4000
 _MAX_STATES = 4000
-# Flags that say which characters an item matches, or how a pattern is written.
-_SERVED_FLAGS = (
-    re.UNICODE | re.IGNORECASE | re.ASCII | re.DOTALL | re.VERBOSE | re.MULTILINE
-).value
-# What holds where a part is passed without a character.
-_ANYWHERE, _AT_START, _AT_END = range(3)
-# Every kind of thing that is passed at a state.
-_Passes = list[tuple[int, int]]
+_MAX_THREADS = 200
+# The looks ahead of a thread: sets of states of which one must come to an end, and states of which
+# none may.
+_Duties = tuple[frozenset[int], int]
+_NO_DUTIES: _Duties = (frozenset(), 0)
+# By number of a condition, whether it holds; of looks ahead nothing is known yet.
+_Situation = tuple[bool, ...]
 
 
 def matches(pattern: str) -> Automaton:
     """Accepts what re.fullmatch matches. Raises OutOfReach."""
-    try:
-        parsed = reader.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise OutOfReach(f"pattern {pattern!r}: {error}") from error
-    flags = int(parsed.state.flags)
-    if flags & ~_SERVED_FLAGS:
-        raise OutOfReach(f"flags in the pattern {pattern!r}")
-    parts = _Parts()
-    parts.final = parts.sequence(parsed, 0, flags)
-    parts.check_line_ends()
-    return _Subsets(parts).automaton()
+    return _Subsets(read(pattern)).automaton()
 
 
-class _Parts:
-    """States joined by characters of a set, or by nothing; state 0 is the start."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A state of the automaton, before anything is passed.
 
-    def __init__(self) -> None:
-        self.final = 0
-        self.passes: list[_Passes] = [[]]  # by state: (where it holds, state)
-        self.reads: list[tuple[int, int] | None] = [None]  # by state: (set, state)
-        self.sets: dict[Ranges, int] = {}
-        self._line_ends: list[int] = []
+    last:    the sets that the last character is in, None at the beginning
+    behind:  by look behind, states that were reached
+    threads: states of the pattern by their duties
+    """
 
-    def _state(self) -> int:
-        if len(self.passes) > _MAX_PARTS:
-            raise OutOfReach("a pattern of too many parts")
-        self.passes.append([])
-        self.reads.append(None)
-        return len(self.passes) - 1
-
-    def _read(self, ranges: Ranges, start: int) -> int:
-        end = self._state()
-        known = self.sets.setdefault(ranges, len(self.sets))
-        # A state reads one set: what reads another begins in a state of its own.
-        begin = self._state()
-        self.passes[start].append((_ANYWHERE, begin))
-        self.reads[begin] = (known, end)
-        return end
-
-    def sequence(self, items: Iterable[Any], start: int, flags: int) -> int:
-        """What follows `start`, one item after the other; answers the last state."""
-        for op, argument in items:
-            start = self._item(op, argument, start, flags)
-        return start
-
-    def _item(self, op: Any, argument: Any, start: int, flags: int) -> int:
-        if op is ops.SUBPATTERN:
-            _, on, off, items = argument
-            # `(?a:...)` takes the place of Unicode's rules, and the other way round.
-            if on & (re.ASCII | re.UNICODE):
-                off |= re.ASCII | re.UNICODE
-            return self.sequence(items, start, flags & ~off | on)
-        if op is ops.BRANCH:
-            return self._branch(argument[1], start, flags)
-        if op in (ops.MAX_REPEAT, ops.MIN_REPEAT):
-            return self._repeat(argument, start, flags)
-        if op is ops.AT:
-            return self._at(argument, start, flags)
-        return self._read(matched(op, argument, flags), start)
-
-    def _branch(self, options: Sequence[Iterable[Any]], start: int, flags: int) -> int:
-        ends = []
-        for option in options:
-            begin = self._state()
-            self.passes[start].append((_ANYWHERE, begin))
-            ends.append(self.sequence(option, begin, flags))
-        joined = self._state()
-        for end in ends:
-            self.passes[end].append((_ANYWHERE, joined))
-        return joined
-
-    def _repeat(self, argument: Any, start: int, flags: int) -> int:
-        least, most, items = argument
-        for _ in range(least):
-            start = self.sequence(items, start, flags)
-        if most is ops.MAXREPEAT:
-            loop = self._state()
-            self.passes[start].append((_ANYWHERE, loop))
-            self.passes[self.sequence(items, loop, flags)].append((_ANYWHERE, loop))
-            after = self._state()
-            self.passes[loop].append((_ANYWHERE, after))
-            return after
-        end = self._state()
-        for _ in range(int(most) - least):
-            self.passes[start].append((_ANYWHERE, end))
-            # Each time in a state of its own, or the loops of one would be entered by the next.
-            begin = self._state()
-            self.passes[start].append((_ANYWHERE, begin))
-            start = self.sequence(items, begin, flags)
-        self.passes[start].append((_ANYWHERE, end))
-        return end
-
-    def _at(self, where: Any, start: int, flags: int) -> int:
-        end = self._state()
-        if flags & re.MULTILINE and where in (ops.AT_BEGINNING, ops.AT_END):
-            raise OutOfReach("`^` or `$` of a line in a pattern")
-        if where in (ops.AT_BEGINNING, ops.AT_BEGINNING_STRING):
-            self.passes[start].append((_AT_START, end))
-        elif where in (ops.AT_END, ops.AT_END_STRING):
-            self.passes[start].append((_AT_END, end))
-            if where is ops.AT_END:
-                self._line_ends.append(end)
-        else:
-            raise OutOfReach(f"{where} in a pattern")
-        return end
-
-    def check_line_ends(self) -> None:
-        """`$` also holds before a last newline: not reached if anything is read behind it."""
-        for end in self._line_ends:
-            if any(self.reads[state] for state in _bits(self.closed(1 << end, _AT_START, _AT_END))):
-                raise OutOfReach("`$` in a pattern before its end")
-
-    def closed(self, states: int, *where: int) -> int:
-        """All states that can be passed to, besides anywhere also where it is said."""
-        queue = _bits(states)
-        while queue:
-            state = queue.pop()
-            for condition, after in self.passes[state]:
-                if (condition == _ANYWHERE or condition in where) and not states >> after & 1:
-                    states |= 1 << after
-                    queue.append(after)
-        return states
+    last: frozenset[int] | None
+    behind: tuple[int, ...]
+    threads: frozenset[tuple[_Duties, int]]
 
 
 class _Subsets:
-    """The automaton whose states are sets of states."""
+    """The automaton whose states are places."""
 
-    def __init__(self, parts: _Parts) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._partition, self._columns = join(
-            [Partition.of_sets([ranges]) for ranges in parts.sets]
-        )
+        self._partition, columns = join([Partition.of_sets([ranges]) for ranges in parts.sets])
         # By label, the sets that its characters are in.
-        self._holds = [set(np.flatnonzero(column).tolist()) for column in self._columns.T]
-        self._after: dict[int, int] = {}
+        self._holds = [frozenset(np.flatnonzero(column).tolist()) for column in columns.T]
+        self._near = {each.known for each in parts.conditions if isinstance(each, Near)}
+        self._behind = [
+            (number, each)
+            for number, each in enumerate(parts.conditions)
+            if isinstance(each, Look) and not each.is_ahead
+        ]
+        looks = [each for each in parts.conditions if isinstance(each, Look) and each.is_ahead]
+        self._kept = _bits_of(each.final for each in looks if not each.is_negated)
+        self._broken = _bits_of(each.final for each in looks if each.is_negated)
+        self._dead = _Place(frozenset(), tuple(0 for _ in self._behind), frozenset())
+        self._closures: dict[tuple[int, _Situation], int] = {}
 
     def automaton(self) -> Automaton:
-        """Raises OutOfReach where there are too many sets."""
-        # The start stands alone: only there a pattern's beginning holds.
-        queue = [self._parts.closed(1, _AT_START)]
-        known: dict[int, int] = {}
+        """Raises OutOfReach where there are too many places."""
+        nothing = tuple(0 for _ in self._behind)
+        queue = [_Place(None, nothing, frozenset({(_NO_DUTIES, 1)}))]
+        known = {queue[0]: 0}
         rows, accepts = [], []
-        for place, states in enumerate(queue):
+        for place in queue:
             row = []
-            for after in self._steps(states):
+            for after in self._steps(place):
                 if after not in known:
                     known[after] = len(queue)
                     queue.append(after)
                 row.append(known[after])
             rows.append(row)
-            accepts.append(self._accepts(states, is_start=place == 0))
+            accepts.append(self._accepts(place))
             if len(queue) > _MAX_STATES or len(queue) * len(row) > MAX_STEPS:
                 raise OutOfReach("a pattern of too many states")
         return Automaton(self._partition, np.array(rows, dtype=np.int32), np.array(accepts))
 
-    def _steps(self, states: int) -> list[int]:
-        """The sets after each label."""
-        by_set: dict[int, int] = {}
-        for state in _bits(states):
-            read = self._parts.reads[state]
-            if read is not None:
-                known, after = read
-                by_set[known] = by_set.get(known, 0) | self._closure(after)
-        steps = []
+    def _steps(self, place: _Place) -> Iterable[_Place]:
+        """The places after each label."""
+        closed: dict[frozenset[int], tuple[tuple[int, ...], Mapping[_Duties, int]]] = {}
         for holds in self._holds:
-            after = 0
-            for known in by_set.keys() & holds:
-                after |= by_set[known]
-            steps.append(after)
-        return steps
+            near = holds & self._near
+            if near not in closed:
+                closed[near] = self._closed(place, near)
+            behind, threads = closed[near]
+            after: dict[_Duties, int] = {}
+            for (must, must_not), states in threads.items():
+                duties = frozenset(self._moved(each, holds) for each in must)
+                moved = self._moved(states, holds)
+                if moved and 0 not in duties:
+                    key = duties, self._moved(must_not, holds)
+                    after[key] = after.get(key, 0) | moved
+            if not after:
+                yield self._dead
+                continue
+            moved_behind = tuple(self._moved(each, holds) for each in behind)
+            yield _Place(near, moved_behind, frozenset(after.items()))
 
-    def _closure(self, state: int) -> int:
-        if state not in self._after:
-            self._after[state] = self._parts.closed(1 << state)
-        return self._after[state]
+    def _accepts(self, place: _Place) -> bool:
+        _, threads = self._closed(place, None)
+        final = 1 << self._parts.final
+        return any(not must and states & final for (must, _), states in threads.items())
 
-    def _accepts(self, states: int, *, is_start: bool) -> bool:
-        where = (_AT_START, _AT_END) if is_start else (_AT_END,)
-        return bool(self._parts.closed(states, *where) >> self._parts.final & 1)
+    def _closed(
+        self, place: _Place, after: frozenset[int] | None
+    ) -> tuple[tuple[int, ...], Mapping[_Duties, int]]:
+        """All that can be passed to where `after` comes next, None: the end."""
+        situation = [
+            isinstance(each, Near) and _holds(each, place.last, after)
+            for each in self._parts.conditions
+        ]
+        behind = []
+        for (number, look), states in zip(self._behind, place.behind, strict=True):
+            closed = self._passed(states | 1 << look.start, tuple(situation))
+            behind.append(closed)
+            situation[number] = bool(closed >> look.final & 1) != look.is_negated
+        known = tuple(situation)
+        threads: dict[_Duties, int] = {}
+        for duties, states in place.threads:
+            self._pass_ahead(duties, states, known, threads)
+        return tuple(behind), threads
+
+    def _pass_ahead(
+        self, duties: _Duties, states: int, known: _Situation, threads: dict[_Duties, int]
+    ) -> None:
+        """Close a thread, and those that it splits into where it looks ahead."""
+        todo = [(duties, states)]
+        done: dict[_Duties, int] = {}
+        while todo:
+            before, states = todo.pop()
+            own = self._fulfilled(before, known)
+            if own is None:
+                continue
+            reached = done.get(own, 0) | self._passed(states | done.get(own, 0), known)
+            if reached == done.get(own, 0):
+                continue
+            done[own] = reached
+            if len(done) > _MAX_THREADS:
+                raise OutOfReach("a pattern that looks ahead too often")
+            for look, end in self._looks_of(reached):
+                must, must_not = own
+                if look.is_negated:
+                    todo.append(((must, must_not | 1 << look.start), 1 << end))
+                else:
+                    todo.append(((must | {1 << look.start}, must_not), 1 << end))
+        for own, reached in done.items():
+            threads[own] = threads.get(own, 0) | reached
+
+    def _fulfilled(self, duties: _Duties, known: _Situation) -> _Duties | None:
+        """The duties that are left, closed; None: one was broken."""
+        must_not = self._passed(duties[1], known)
+        if must_not & self._broken:
+            return None
+        must = (self._passed(each, known) for each in duties[0])
+        return frozenset(each for each in must if not each & self._kept), must_not
+
+    def _looks_of(self, states: int) -> Iterable[tuple[Look, int]]:
+        for state in _bits(states):
+            for condition, after in self._parts.passes[state]:
+                look = None if condition is None else self._parts.conditions[condition]
+                if isinstance(look, Look) and look.is_ahead:
+                    yield look, after
+
+    def _passed(self, states: int, known: _Situation) -> int:
+        """All states that can be passed to under conditions that hold."""
+        key = states, known
+        if key not in self._closures:
+            queue = _bits(states)
+            while queue:
+                for condition, after in self._parts.passes[queue.pop()]:
+                    if (condition is None or known[condition]) and not states >> after & 1:
+                        states |= 1 << after
+                        queue.append(after)
+            self._closures[key] = states
+        return self._closures[key]
+
+    def _moved(self, states: int, holds: frozenset[int]) -> int:
+        """The states after a character of these sets."""
+        after = 0
+        for state in _bits(states):
+            reads = self._parts.reads[state]
+            if reads is not None and reads[0] in holds:
+                after |= 1 << reads[1]
+        return after
+
+
+def _holds(near: Near, last: frozenset[int] | None, after: frozenset[int] | None) -> bool:
+    if last is None and after is None and not near.fits_empty:
+        return False
+    return (near.known in (last or ()), near.known in (after or ())) in near.pairs
+
+
+def _bits_of(states: Iterable[int]) -> int:
+    found = 0
+    for state in states:
+        found |= 1 << state
+    return found
 
 
 def _bits(states: int) -> list[int]:

@@ -23,6 +23,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "regex": ((str,), "a string"),
     "choice": ((list,), "a list"),
     "lark": ((str,), "a string"),
+    "gbnf": ((str,), "a string"),
     "where": ((str,), "a string"),
 }
 
@@ -108,7 +109,7 @@ _GRAMMAR_SCHEMA = {
         _variant(
             [_WRAPPED], {**_OBJECT, "properties": {"schema": _OBJECT}, "required": ["schema"]}
         ),
-        _variant(["regex", "lark", "where"], _TEXT),
+        _variant(["regex", "lark", "gbnf", "where"], _TEXT),
         _variant(["choice"], {"type": "array", "items": _TEXT, "minItems": 1}),
     ]
 }

@@ -61,6 +61,8 @@ def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
             return lambda text, _: _parses(parser, text)
         case Kind.CHOICE:
             return lambda text, _: text in json.loads(spec.text)
+        case Kind.GBNF:
+            raise ValueError("a grammar in GBNF is judged by the oracle of its own tests")
         case Kind.WHERE:
             expression = parse(spec.text)
             return lambda text, num_tokens: accepts(expression, text, num_tokens)

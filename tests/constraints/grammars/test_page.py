@@ -5,8 +5,8 @@ import re
 import pytest
 
 from constraints.grammars.schema.formats import KNOWN
-from constraints.spec import Kind
-from tests.constraints.grammars.rig import accepts, compiled
+from constraints.spec import ConstraintSpec, Kind
+from tests.constraints.grammars.rig import accepts, compiler
 from tests.constraints.walks import ROOT
 
 PAGE = (ROOT / "docs" / "constraints.md").read_text()
@@ -14,6 +14,7 @@ HEADS = {
     "| schema | instances | no instances |": Kind.JSON_SCHEMA,
     "| pattern | matches | does not match |": Kind.REGEX,
     "| grammar | texts | other texts |": Kind.LARK,
+    "| GBNF | texts | other texts |": Kind.GBNF,
 }
 
 
@@ -24,17 +25,17 @@ def rows() -> list[tuple[Kind, str, list[str], list[str]]]:
         for line in table.splitlines()[2:]:
             written, held, refused = re.split(r"(?<!\\)\|", line.strip().strip("|"))
             (text,) = quoted(written)
-            found.append((kind, text.replace("⏎", "\n"), quoted(held), quoted(refused)))
+            found.append((kind, text, quoted(held), quoted(refused)))
     return found
 
 
 def quoted(cell: str) -> list[str]:
-    return [each.replace("\\|", "|") for each in re.findall(r"`([^`]+)`", cell)]
+    return [each.replace("\\|", "|").replace("⏎", "\n") for each in re.findall(r"`([^`]+)`", cell)]
 
 
 @pytest.mark.parametrize(("kind", "written", "held", "refused"), rows())
 def test_the_tables_hold(kind: Kind, written: str, held: list[str], refused: list[str]) -> None:
-    language = compiled(kind, written)
+    language = compiler().compile(ConstraintSpec(kind, written))
     assert [text for text in held if not accepts(language, text)] == []
     assert [text for text in refused if accepts(language, text)] == []
     assert held

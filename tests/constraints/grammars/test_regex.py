@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, NotEnforced
 from constraints.grammars.regex import translate, translate_search
-from constraints.spec import Kind
-from tests.constraints.grammars.rig import accepts, compiled, of_schema, walk
+from constraints.spec import ConstraintSpec, Kind
+from tests.constraints.grammars.rig import accepts, compiled, compiler, of_schema, walk
 
 ATOMS = (
     "a b . \\d \\w \\s \\S [ab] [^a] []a] [^]b] ^ $ (?:^a|b) (?:a|b$) (a|b) (?i:a) [a-c] { } | \\."
@@ -38,7 +38,7 @@ def python_accepts(pattern: str) -> bool:
 def test_texts_match_as_in_python(pattern: str, texts: list[str]) -> None:
     assume(python_accepts(pattern))
     try:
-        language = compiled(Kind.REGEX, pattern)
+        language = compiler().compile(ConstraintSpec(Kind.REGEX, pattern))
     except NotEnforced:
         return
     except Contradiction:

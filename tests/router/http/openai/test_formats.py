@@ -36,6 +36,7 @@ def of(kind: Kind, text: str) -> Constraint:
     return Constraint(ConstraintSpec(kind, text))
 
 
+ROOT = 'root ::= "a" | "b"'
 STRICT = {"name": "a", "schema": SCHEMA, "strict": True}
 LOOSE = {"name": "a", "schema": SCHEMA, "strict": False}
 FORMS: list[tuple[dict[str, Any], Constraint]] = [
@@ -50,6 +51,11 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
     ({"response_format": {"type": "regex", "value": "a+"}}, of(Kind.REGEX, "a+")),
     ({"response_format": {"type": "choice", "value": ["a", "b"]}}, of(Kind.CHOICE, '["a","b"]')),
     ({"response_format": {"type": "lark", "value": "start: A"}}, of(Kind.LARK, "start: A")),
+    ({"response_format": {"type": "gbnf", "value": ROOT}}, of(Kind.GBNF, ROOT)),
+    ({"response_format": {"type": "grammar", "grammar": ROOT}}, of(Kind.GBNF, ROOT)),
+    ({"structured_outputs": {"grammar": f"# one\n{ROOT}"}}, of(Kind.GBNF, f"# one\n{ROOT}")),
+    ({"guided_grammar": ROOT}, of(Kind.GBNF, ROOT)),
+    ({"guided_grammar": 'start: "::="'}, of(Kind.LARK, 'start: "::="')),
     ({"response_format": {"type": "grammar", "grammar": "start: A"}}, of(Kind.LARK, "start: A")),
     ({"response_format": {"type": "where", "value": "int(X)"}}, of(Kind.WHERE, "int(X)")),
     (

@@ -21,10 +21,6 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
     [
         ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
         (
-            {"structured_outputs": {"grammar": 'root ::= "a"'}},
-            "structured_outputs.grammar",
-        ),
-        (
             {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[a-z]"}},
             "structured_outputs.whitespace_pattern",
         ),
@@ -36,7 +32,6 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
             {"structured_outputs": {"structural_tag": "{}"}},
             "structured_outputs.structural_tag",
         ),
-        ({"guided_grammar": "root ::= [a-z]+\n"}, "guided_grammar"),
         ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern"),
         ({"suffix": "!"}, "suffix"),
         ({"store": True}, "store"),

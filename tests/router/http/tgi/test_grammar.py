@@ -44,6 +44,7 @@ JSON = '{"type":"object","properties":{"a":{"type":"integer"}}}'
         ({"type": "regex", "value": "[0-9]+"}, spec(Kind.REGEX, "[0-9]+")),
         ({"type": "choice", "value": ["yes", "no"]}, spec(Kind.CHOICE, '["yes","no"]')),
         ({"type": "lark", "value": "start: WORD"}, spec(Kind.LARK, "start: WORD")),
+        ({"type": "gbnf", "value": "root ::= [a]"}, spec(Kind.GBNF, "root ::= [a]")),
         ({"type": "where", "value": "len(X) < 3"}, spec(Kind.WHERE, "len(X) < 3")),
         (
             {"type": "json", "value": SCHEMA, "whitespace": "compact", "lenient": True},

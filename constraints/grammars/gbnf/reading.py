@@ -1,0 +1,273 @@
+"""Reads GBNF as llama.cpp's and xgrammar's users write it.
+
+grammar:   rules; one goes on, over ends of lines too, until the next `name ::=`
+rule:      name ::= options
+options:   sequence | sequence | ...       a sequence may be empty
+sequence:  items with repeats behind them: * + ? {m} {m,} {,n} {m,n}
+item:      "text"  [set]  .  name  ( options )
+"""
+
+import re
+from dataclasses import dataclass
+
+from constraints.errors import ConstraintError, NotEnforced, TooComplex
+from constraints.grammars.gbnf.terms import EMPTY, Chars, Name, Repeat, Term, Text, choice, sequence
+from constraints.where.code_points import NUM_CODE_POINTS, Ranges
+from constraints.where.complaint import complaint
+
+ROOT = "root"
+MAX_REPEAT = 1_000_000
+_MAX_NESTING = 50
+_SURROGATES = (0xD800, 0xDFFF)
+_WORDS = re.compile(
+    r"""
+    (?P<blank>   [ \t\r\n]+ | \#[^\n]* )
+  | (?P<define>  (?P<defined>[A-Za-z0-9_][A-Za-z0-9_-]*) [ \t\r\n]* ::= )
+  | (?P<macro>   (?:Tag|Token|Exclude)[A-Za-z]*[ \t]*\( )
+  | (?P<name>    [A-Za-z0-9_][A-Za-z0-9_-]* )
+  | (?P<text>    "(?:\\.|[^"\\\n])*" )
+  | (?P<set>     \[(?:\\.|[^\]\\\n])*\] )
+  | (?P<repeat>  \{[^{}\n]*\} )
+  | (?P<ahead>   \([=!] )
+  | (?P<token>   !?<[^<>\s]*> )
+  | (?P<sign>    [|()*+?.] )
+    """,
+    re.VERBOSE,
+)
+_BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
+_SIGNS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_REFUSED = {
+    "macro": "tokens and tags cannot be asked for; write their text",
+    "ahead": "looking ahead is not supported",
+    "token": "tokens that stand for no text cannot be asked for; write its text",
+}
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|u\{([0-9A-Fa-f]{1,6})\}|(.))"
+)
+_CONTROLS = {
+    "n": 10,
+    "t": 9,
+    "r": 13,
+    "f": 12,
+    "v": 11,
+    "a": 7,
+    "b": 8,
+    "e": 27,
+    "0": 0,
+    **{sign: ord(sign) for sign in "\"'\\[]-^?/.{}()|*+$# "},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: what its name stands for. position: where it is defined."""
+
+    term: Term
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+def read(text: str) -> dict[str, Rule]:
+    """The rules by name; every name that is mentioned is there, and so is `root`.
+
+    Raises Malformed, NotEnforced, TooComplex.
+    """
+    reader = _Reader(text)
+    rules = reader.rules()
+    if ROOT not in rules:
+        raise complaint(text, 0, 1, f"there is no rule `{ROOT} ::= ...`, where a grammar begins")
+    for name in reader.mentioned:
+        if name.name not in rules:
+            end = name.position + len(name.name)
+            raise complaint(text, name.position, end, f"there is no rule `{name.name}`")
+    return rules
+
+
+class _Reader:
+    """Reads one grammar from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._words = self._cut()
+        self._at = 0
+        self._depth = 0
+        self.mentioned: list[Name] = []
+
+    def rules(self) -> dict[str, Rule]:
+        found: dict[str, Rule] = {}
+        while self._at < len(self._words):
+            word = self._words[self._at]
+            if word.kind != "define":
+                raise self._wrong(word, "a rule begins with `name ::=`")
+            name = word.text[:-3].rstrip()
+            if name in found:
+                raise self._wrong(word, f"a second rule `{name}`")
+            self._at += 1
+            found[name] = Rule(self._options(), word.start)
+            if self._sign() == ")":
+                raise self._wrong(self._words[self._at], "a `)` that closes nothing")
+        return found
+
+    def _cut(self) -> list[_Word]:
+        found, at = [], 0
+        while at < len(self._text):
+            match = _WORDS.match(self._text, at)
+            if match is None:
+                raise complaint(self._text, at, at + 1, self._misfit(at))
+            kind = "define" if match["define"] else str(match.lastgroup)
+            word = _Word(kind, match.group(), at, match.end())
+            at = match.end()
+            if kind in _REFUSED:
+                wrong = self._wrong(word, _REFUSED[kind])
+                raise NotEnforced(str(wrong), position=word.start)
+            if kind != "blank":
+                found.append(word)
+        return found
+
+    def _misfit(self, at: int) -> str:
+        unclosed = {'"': "this text is never closed", "[": "this set is never closed"}
+        unclosed["'"] = "texts stand in double quotes"
+        return unclosed.get(self._text[at], "no word of a grammar begins like this")
+
+    def _wrong(self, word: _Word, what: str) -> ConstraintError:
+        return complaint(self._text, word.start, word.end, what)
+
+    def _sign(self) -> str:
+        """The sign that comes next; "" for anything else."""
+        if self._at == len(self._words) or self._words[self._at].kind != "sign":
+            return ""
+        return self._words[self._at].text
+
+    def _options(self) -> Term:
+        options = [self._sequence()]
+        while self._sign() == "|":
+            self._at += 1
+            options.append(self._sequence())
+        return choice(dict.fromkeys(options))
+
+    def _sequence(self) -> Term:
+        parts: list[Term] = []
+        while self._at < len(self._words):
+            word = self._words[self._at]
+            if word.kind == "define" or word.text in ("|", ")"):
+                break
+            self._at += 1
+            parts.append(self._repeated(self._item(word)))
+        return sequence(parts)
+
+    def _item(self, word: _Word) -> Term:
+        match word.kind:
+            case "text":
+                return Text("".join(map(chr, self._codes(word))))
+            case "set":
+                return self._set(word)
+            case "name":
+                self.mentioned.append(Name(word.text, word.start))
+                return self.mentioned[-1]
+        if word.text == "(":
+            return self._group(word)
+        if word.text == ".":
+            return Chars(_without(()))
+        raise self._wrong(word, f"nothing before `{word.text}` to repeat")
+
+    def _group(self, word: _Word) -> Term:
+        self._depth += 1
+        if self._depth > _MAX_NESTING:
+            raise TooComplex(f"groups in groups, more than {_MAX_NESTING} deep")
+        inner = self._options()
+        self._depth -= 1
+        if self._sign() != ")":
+            raise self._wrong(word, "this `(` is never closed")
+        self._at += 1
+        return inner
+
+    def _repeated(self, term: Term) -> Term:
+        while self._at < len(self._words):
+            word = self._words[self._at]
+            if word.kind == "repeat":
+                least, most = self._bounds(word)
+            elif word.text in _SIGNS:
+                least, most = _SIGNS[word.text]
+            else:
+                break
+            self._at += 1
+            term = EMPTY if most == 0 else Repeat(term, least, most)
+        return term
+
+    def _bounds(self, word: _Word) -> tuple[int, int | None]:
+        match = _BOUNDS.fullmatch(word.text)
+        if match is None or not (match[1] or match[3]) or (match[3] and not match[2]):
+            raise self._wrong(word, "a repeat is {m}, {m,}, {,n} or {m,n}")
+        numbers = [int(number[:9]) for number in (match[1], match[3]) if number]
+        if max(numbers) > MAX_REPEAT or max(map(len, match.groups())) > 9:
+            raise self._wrong(word, f"a repeat of more than {MAX_REPEAT}")
+        least = int(match[1] or 0)
+        most = int(match[3]) if match[3] else None if match[2] else least
+        if most is not None and least > most:
+            raise self._wrong(word, "the least number of repeats is larger than the most")
+        return least, most
+
+    def _codes(self, word: _Word) -> list[int]:
+        """The code points between quotes or brackets."""
+        return [code for code, _ in self._signs(word, word.start + 1)]
+
+    def _signs(self, word: _Word, at: int) -> list[tuple[int, bool]]:
+        """Code points, each with whether it is written as itself."""
+        found: list[tuple[int, bool]] = []
+        while at < word.end - 1:
+            char = self._text[at]
+            if char != "\\":
+                code, end = ord(char), at + 1
+            else:
+                code, end = self._escape(at)
+            if code >= NUM_CODE_POINTS or _SURROGATES[0] <= code <= _SURROGATES[1]:
+                raise complaint(self._text, at, end, "no such character")
+            found.append((code, char != "\\"))
+            at = end
+        return found
+
+    def _escape(self, at: int) -> tuple[int, int]:
+        match = _ESCAPE.match(self._text, at)
+        if match is not None and match[5] is None:
+            return int(next(group for group in match.groups() if group), 16), match.end()
+        if match is None or match[5] not in _CONTROLS:
+            raise complaint(self._text, at, at + 2, "an escape that stands for nothing")
+        return _CONTROLS[match[5]], match.end()
+
+    def _set(self, word: _Word) -> Term:
+        is_negated = self._text[word.start + 1] == "^"
+        signs = self._signs(word, word.start + 1 + is_negated)
+        ranges: list[tuple[int, int]] = []
+        at = 0
+        while at < len(signs):
+            low = high = signs[at][0]
+            if at + 2 < len(signs) and signs[at + 1] == (ord("-"), True):
+                high = signs[at + 2][0]
+                at += 2
+            if low > high:
+                raise self._wrong(word, "a range whose end is before its beginning")
+            ranges.append((low, high))
+            at += 1
+        others = _without(ranges)
+        kept = others if is_negated else _without(others)
+        if not kept:
+            raise self._wrong(word, "a set of no characters")
+        return Chars(kept)
+
+
+def _without(ranges: "Ranges | list[tuple[int, int]]") -> Ranges:
+    """All characters but these; surrogates are none."""
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for first, last in sorted([*ranges, _SURROGATES, (NUM_CODE_POINTS, NUM_CODE_POINTS)]):
+        if begin < first:
+            found.append((begin, first - 1))
+        begin = max(begin, last + 1)
+    return tuple(found)

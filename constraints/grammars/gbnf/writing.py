@@ -1,0 +1,128 @@
+"""A grammar that is cut into terminals, in the notation of the engine."""
+
+from collections.abc import Mapping
+
+from constraints.grammars import patterns
+from constraints.grammars.gbnf.terms import (
+    Chars,
+    Choice,
+    Name,
+    Repeat,
+    Sequence,
+    Term,
+    Terminal,
+    Text,
+    choice,
+    sequence,
+)
+from constraints.grammars.regex import written
+
+
+def write(found: Mapping[str, Term], rules: Mapping[str, Term], root: str) -> str:
+    """The grammar from `start` on; `rules` are those inside of terminals."""
+    return _Writer(found, rules).all(root)
+
+
+class _Writer:
+    """Writes rules, and each terminal once."""
+
+    def __init__(self, found: Mapping[str, Term], rules: Mapping[str, Term]) -> None:
+        self._found = found
+        self._rules = rules
+        self._names = {name: f"r{index}" for index, name in enumerate(found)}
+        self._terminals: dict[str, str] = {}
+
+    def all(self, root: str) -> str:
+        lines = [f"start: {self._names[root]}"]
+        for name, term in self._found.items():
+            lines.append(f"{self._names[name]}: {self._rule(term)}")
+        for pattern, name in self._terminals.items():
+            lines.append(f"{name}: /{pattern}/")
+        return "\n".join(lines) + "\n"
+
+    def _rule(self, term: Term) -> str:
+        match term:
+            case Terminal():
+                return self._terminal(term)
+            case Name(name):
+                return self._names[name]
+            case Sequence(parts):
+                return f"({' '.join(map(self._rule, parts))})"
+            case Choice(options):
+                return f"({' | '.join(map(self._rule, options))})"
+            case Repeat(part, least, most):
+                return f"({self._rule(part)}){_bounds(least, most)}"
+            case _:
+                return '""'
+
+    def _terminal(self, terminal: Terminal) -> str:
+        """No terminal may be empty: one that could be is left out instead."""
+        inner, is_empty = self._filled(terminal.term)
+        if inner is None:
+            return '""'
+        pattern = written(self._pattern(inner))
+        name = self._terminals.setdefault(pattern, f"T{len(self._terminals)}")
+        return f"{name}?" if is_empty else name
+
+    def _filled(self, term: Term) -> tuple[Term | None, bool]:
+        """The texts of a term but the empty one, None: none; and whether that is one, too."""
+        match term:
+            case Text(text):
+                return term if text else None, not text
+            case Name(name):
+                return self._filled(self._rules[name])
+            case Choice(options):
+                both = [self._filled(option) for option in options]
+                kept = [part for part, _ in both if part is not None]
+                return choice(kept) if kept else None, any(is_empty for _, is_empty in both)
+            case Sequence(parts):
+                return self._filled_sequence(parts)
+            case Repeat(part, least, most):
+                filled, is_empty = self._filled(part)
+                is_empty = is_empty or least == 0
+                if filled is None:
+                    return None, True
+                least = 1 if is_empty else least
+                return filled if least == most == 1 else Repeat(filled, least, most), is_empty
+            case _:
+                return term, False
+
+    def _filled_sequence(self, parts: tuple[Term, ...]) -> tuple[Term | None, bool]:
+        """The first part that is not empty, with those behind it as they are."""
+        options: list[Term] = []
+        for index, part in enumerate(parts):
+            filled, is_empty = self._filled(part)
+            if filled is not None:
+                options.append(sequence((filled, *parts[index + 1 :])))
+            if not is_empty:
+                return choice(options), False
+        return choice(options) if options else None, True
+
+    def _pattern(self, term: Term) -> patterns.Pattern:
+        match term:
+            case Chars(ranges):
+                return patterns.Chars(ranges)
+            case Text(text):
+                return patterns.Concat(
+                    tuple(patterns.Chars(((ord(char), ord(char)),)) for char in text)
+                )
+            case Name(name):
+                return self._pattern(self._rules[name])
+            case Sequence(parts):
+                return patterns.Concat(tuple(map(self._pattern, parts)))
+            case Choice(options):
+                return patterns.Choice(tuple(map(self._pattern, options)))
+            case Repeat(part, least, most):
+                return patterns.Repeat(self._pattern(part), least, most)
+        raise AssertionError("no terminal stands in a terminal")
+
+
+def _bounds(least: int, most: int | None) -> str:
+    match least, most:
+        case 0, None:
+            return "*"
+        case 1, None:
+            return "+"
+        case 0, 1:
+            return "?"
+    return f"{{{least},{'' if most is None else most}}}"

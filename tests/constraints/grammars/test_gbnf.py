@@ -1,0 +1,177 @@
+"""Grammars in GBNF have the texts that an oracle without a lexer finds."""
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
+from constraints.grammars.gbnf.translation import to_grammar
+from constraints.spec import Kind
+from tests.constraints.grammars import gbnf_oracle as oracle
+from tests.constraints.grammars.gbnf_oracle import Either, Literal, One, Rule, Then, Times
+from tests.constraints.grammars.rig import accepts, compiled, walk
+
+JSON = r"""
+root ::= object
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+ROOT, X = Rule("root"), Rule("x")
+A, B, C, NOTHING = (Literal(text) for text in ("a", "b", "c", ""))
+WORD = Times(One("ab"), 1, None)
+# Grammars whose largest pieces a greedy lexer would read wrongly.
+TRAPS: dict[str, dict[str, oracle.Node]] = {
+    "a beginning": {"root": Either((Then((A, B)), Then((Literal("ab"), C))))},
+    "a repeat": {"root": X, "x": Then((Times(A, 1, None), Times(X, 0, 1), Literal("ab")))},
+    "a byte": {
+        "root": Either((Then((X, Literal("è"))), C)),
+        "x": Either((Times(Literal("é"), 1, None), Then((A, ROOT, B)))),
+    },
+    "left": {"root": Either((Then((ROOT, B)), A))},
+    "right": {"root": Either((Then((A, ROOT)), Then((B, ROOT, C)), NOTHING))},
+    "both": {"root": Either((Then((ROOT, ROOT)), A, NOTHING))},
+    "words": {
+        "root": Either((Then((WORD, X, ROOT)), WORD)),
+        "x": Times(Then((C, X)), 0, 1),
+    },
+    "an end": {"root": Then((A, Times(ROOT, 0, 1), Times(One("abc"), 1, 2)))},
+    "options": {"root": Either((Then((Either((Literal("ab"), Literal("abc"))), ROOT)), C))},
+}
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_texts_are_those_of_the_oracle(seed: int) -> None:
+    draw = random.Random(seed)
+    rules = oracle.any_grammar(draw)
+    try:
+        language = compiled(Kind.GBNF, oracle.written(rules))
+    except Contradiction:
+        return
+    texts = ["", *("".join(draw.choices(oracle.LETTERS, k=draw.randint(1, 5))) for _ in range(40))]
+    for text in texts:
+        assert accepts(language, text) == oracle.accepts(rules, text), text
+    drawn = walk(language, np.random.default_rng(seed), 12)
+    assert drawn is None or len(drawn) > 30 or oracle.accepts(rules, drawn)
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_greed_loses_no_text(name: str) -> None:
+    rules = TRAPS[name]
+    written = oracle.written(rules)
+    language = compiled(Kind.GBNF, written)
+    letters = sorted(set(written) & set(oracle.LETTERS))
+    for length in range(6 if len(letters) < 4 else 5):
+        for text in map("".join, product(letters, repeat=length)):
+            assert accepts(language, text) == oracle.accepts(rules, text), text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "held", "refused"),
+    [
+        (r'root ::= "\"\\\n\t\x41\u00e9\U0001F600"', ['"\\\n\tAé😀'], ["A"]),
+        (r"root ::= [a-c\]\-\\^]+", ["abc]-\\^"], ["d", ""]),
+        (r"root ::= [^a-c\n]", ["d", "é", "😀"], ["a", "\n", "dd"]),
+        ("root ::= [-a] [a-]", ["-a", "a-"], ["b-", ""]),
+        ("root ::= .", ["a", "\n", "é"], ["", "ab"]),
+        ('root ::= "a"{2}', ["aa"], ["a", "aaa"]),
+        ('root ::= "a"{2,}', ["aa", "aaaa"], ["a"]),
+        ('root ::= "a"{,2} "b"{1,2}', ["b", "aabb"], ["aaab", "bbb"]),
+        ('root ::= ("a" "b"?)+', ["a", "aba"], ["", "b"]),
+        ('root ::= a-b # one\n  | "x"\na-b ::=\n\n  "y" |\n\n# two\n  "z"', list("xyz"), [""]),
+        ('root\t::=""', [""], ["a"]),
+        ('root ::= "a" |', ["", "a"], ["b"]),
+        ('unused ::= "x" unused\nroot ::= "a"', ["a"], ["x"]),
+        (JSON, ['{"a": [1, -2.5e+1, null], "b":{}}', '{"a":"\\u00ff é"}'], ["[]", "{1}", "{}}"]),
+    ],
+)
+def test_the_notation_is_that_of_its_users(
+    grammar: str, held: list[str], refused: list[str]
+) -> None:
+    language = compiled(Kind.GBNF, grammar)
+    assert [text for text in held if not accepts(language, text)] == []
+    assert [text for text in refused if accepts(language, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("grammar", "position", "what"),
+    [
+        ('start "a"', 0, "begins with `name ::=`"),
+        ('start: "a"', 5, "begins like this"),
+        ('rule ::= "a"', 0, "no rule `root"),
+        ('root ::= "a', 9, "never closed"),
+        ("root ::= [a", 9, "never closed"),
+        ("root ::= 'a'", 9, "double quotes"),
+        ('root ::= ("a"', 9, "never closed"),
+        ('root ::= "a")', 12, "closes nothing"),
+        ("root ::= other", 9, "no rule `other`"),
+        ('root ::= "a"\nroot ::= "b"', 13, "a second rule"),
+        ("root ::= * x", 9, "nothing before"),
+        (r'root ::= "\q"', 10, "stands for nothing"),
+        (r'root ::= "\ud800"', 10, "no such character"),
+        ("root ::= [z-a]", 9, "before its beginning"),
+        ("root ::= []", 9, "no characters"),
+        ('root ::= "a"{x}', 12, "a repeat is"),
+        ('root ::= "a"{3,2}', 12, "larger than the most"),
+        ('root ::= "a"{1000001}', 12, "more than"),
+        ('root ::= "a" & "b"', 13, "begins like this"),
+    ],
+)
+def test_a_wrong_grammar_is_told_with_place_and_caret(
+    grammar: str, position: int, what: str
+) -> None:
+    with pytest.raises(Malformed, match=what) as wrong:
+        to_grammar(grammar)
+    assert wrong.value.position == position
+    assert "^" in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "position", "what"),
+    [
+        ('root ::= "a" (= "b")', 13, "looking ahead"),
+        ("root ::= <think>", 9, "stand for no text"),
+        ("root ::= !<[7]>", 9, "stand for no text"),
+        ("root ::= Token(7)", 9, "tokens and tags"),
+        ('root ::= TagDispatch(("<a>", x))\nx ::= "b"', 9, "tokens and tags"),
+    ],
+)
+def test_what_masks_cannot_hold_is_refused_with_its_place(
+    grammar: str, position: int, what: str
+) -> None:
+    with pytest.raises(NotEnforced, match=what) as refusal:
+        to_grammar(grammar)
+    assert refusal.value.position == position
+
+
+def test_a_rule_without_an_end_is_a_contradiction() -> None:
+    with pytest.raises(Contradiction, match="rule `x` never ends") as contradiction:
+        to_grammar('root ::= "a" | x\nx ::= "b" x')
+    assert contradiction.value.parts == ("x",)
+
+
+def test_groups_in_groups_have_an_end() -> None:
+    with pytest.raises(TooComplex):
+        to_grammar(f"root ::= {'(' * 60}[a]{')' * 60}")
+
+
+def test_what_needs_no_stack_is_one_terminal() -> None:
+    grammar = to_grammar('root ::= word (ws word)*\nword ::= [a-z]+\nws ::= [ ] ws | "."')
+    assert [line.partition(":")[0] for line in grammar.splitlines()[1:]] == ["start", "r0", "T0"]
+
+
+def test_a_grammar_of_json_has_few_terminals() -> None:
+    assert to_grammar(JSON).count("\nT") == 10

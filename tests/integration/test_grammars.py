@@ -1,0 +1,68 @@
+"""Grammars without a lexer and patterns that look around, kept by a real server."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.server import RunningServer, launched
+
+pytestmark = pytest.mark.slow
+
+LISTS = 'root ::= "[" (root ("," root)*)? "]" | word\nword ::= "x" | "xy" | [0-9]{1,3}'
+# What is left of such a list when the innermost ones are taken out again and again.
+_INNERMOST = re.compile(r"\[(?:@(?:,@)*)?\]|xy?|[0-9]{1,3}")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with launched() as running:
+        yield running
+
+
+def posted(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=60)
+
+
+def is_list(text: str) -> bool:
+    before = ""
+    while before != text:
+        before, text = text, _INNERMOST.sub("@", text)
+    return text == "@"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_answers_are_of_the_grammar(server: RunningServer, seed: int) -> None:
+    body = {"prompt": "List: ", "max_tokens": 3 + 8 * seed, "temperature": 1.5, "seed": seed}
+    answer = posted(server, "/v1/completions", {**body, "guided_grammar": LISTS}).json()
+    assert is_list(answer["choices"][0]["text"])
+    assert answer["choices"][0]["constraint_satisfied"] is True
+
+
+def test_answers_match_patterns_that_look_around(server: RunningServer) -> None:
+    pattern = r"(?=.*\d)(?!.*\ba)[a-z0-9 ]{5,20}"
+    for seed in range(6):
+        parameters = {
+            "grammar": {"type": "regex", "value": pattern},
+            "max_new_tokens": 12,
+            "do_sample": True,
+            "temperature": 1.5,
+            "seed": seed,
+        }
+        answer = posted(server, "/generate", {"inputs": "Say", "parameters": parameters}).json()
+        assert re.fullmatch(pattern, answer["generated_text"])
+
+
+def test_a_grammar_is_judged_and_refused_with_its_place(server: RunningServer) -> None:
+    body: dict[str, Any] = {
+        "grammar": {"type": "gbnf", "value": LISTS},
+        "texts": ["[xy,[7]]", "[x"],
+    }
+    told = posted(server, "/constraints/check", body).json()
+    assert [each["accepted"] for each in told["results"]] == [True, False]
+    body = {"grammar": {"type": "gbnf", "value": "root ::= <think>"}, "text": "a"}
+    refused = posted(server, "/constraints/check", body)
+    assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
+    assert "position 9: tokens that stand for no text" in refused.text
