@@ -92,6 +92,8 @@ class ServeSettings:
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
     """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
     told = {name: value for name, value in environ.items() if name not in SECRETS}
+    # Its notes on forks and the like are no matter of who serves a model.
+    told.setdefault("GRPC_VERBOSITY", "ERROR")
     return {**told, **({"HF_HUB_CACHE": str(hub_cache)} if hub_cache else {})}
 
 

@@ -15,6 +15,8 @@ from launcher.settings import (
 )
 from tests.router.certificates import make_certificate
 
+QUIET = {"GRPC_VERBOSITY": "ERROR"}
+
 
 def settings(**changes: object) -> ServeSettings:
     values: dict[str, object] = {
@@ -85,8 +87,13 @@ def test_on_a_cpu_the_gpus_are_hidden_from_the_ranks() -> None:
 
 def test_the_hubs_cache_is_handed_on_in_its_own_word() -> None:
     environ = children_environ({"HF_HUB_CACHE": "/old", "PATH": "/bin"}, Path("/new"))
-    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"}
-    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"}
+    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"} | QUIET
+    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"} | QUIET
+
+
+def test_grpcs_notes_are_not_shown_unless_somebody_asks_for_them() -> None:
+    assert children_environ({}, None) == QUIET
+    assert children_environ({"GRPC_VERBOSITY": "DEBUG"}, None) == {"GRPC_VERBOSITY": "DEBUG"}
 
 
 @pytest.mark.parametrize(
@@ -119,9 +126,9 @@ def test_the_router_is_pointed_at_rank_zero_and_the_tokenizer() -> None:
 def test_secrets_reach_the_router_alone_and_by_its_environment() -> None:
     given = settings(secrets={"API_KEY": "hush"})
     environ = children_environ({"API_KEY": "hush", "SSL_KEYFILE_PASSWORD": "x", "PATH": "/"}, None)
-    assert environ == {"PATH": "/"}
+    assert environ == {"PATH": "/"} | QUIET
     assert "hush" not in str(given.shard_environ(0, environ))
-    assert given.router_environ(environ) == {"PATH": "/", "API_KEY": "hush"}
+    assert given.router_environ(environ) == {"PATH": "/", "API_KEY": "hush"} | QUIET
     assert "hush" not in str(given.router_argv(Path("/models/x")))
     assert "hush" not in repr(given)
 
