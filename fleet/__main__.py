@@ -93,7 +93,9 @@ async def _run(told: Told, folder: Path) -> int:
         names,
         metrics,
         server=f"tandem {version('tandem')}",
-        limits=SocketLimits(max_message_len=config.socket_message_limit),
+        limits=SocketLimits(
+            max_message_len=config.socket_message_limit, max_streams=config.max_socket_streams
+        ),
         keys=config.api_key,
     )
     app = _app(told, keeper, names, metrics, sockets)
@@ -190,6 +192,7 @@ def _connection_rules(config: FleetConfig, metrics: FleetMetrics) -> ConnectionR
         write_timeout_s=config.write_timeout,
         cuts=metrics.connections_cut,
         max_message_len=config.socket_message_limit,
+        ping_interval_s=config.socket_ping_interval,
     )
 
 

@@ -82,6 +82,15 @@ class FleetConfig:
     socket_message_limit: int = knob(
         1 << 23, "bytes of a message of an LMTP socket", whole(1024), group=_HTTP
     )
+    socket_ping_interval: float = knob(
+        20.0,
+        "seconds between two pings on an LMTP socket, and to answer one, before it is closed",
+        seconds,
+        group=_HTTP,
+    )
+    max_socket_streams: int = knob(
+        256, "most streams that an LMTP socket may have open", whole(1), group=_HTTP
+    )
     payload_limit: int = knob(2_000_000, "bytes of a request's body", whole(1), group=_HTTP)
     api_key: tuple[str, ...] = knob(
         (),

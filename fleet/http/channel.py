@@ -39,7 +39,7 @@ _MAX_QUEUED_LEN = 1 << 24
 _RETRY_AFTER_S = 1.0
 _MAX_TRIES = 3
 _BUG = "a bug; the server's log has more"
-# Of no stream that a client would open.
+# A client may take the same number: then the first answer is ours, and they say the same.
 _HELLO = 'HELLO {"stream_id":-1,"version":2}'
 _HELLO_ANSWER = 'MSG [{"stream_id":-1,"hello"'
 
@@ -102,6 +102,7 @@ class Channel:
         self._serving: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
+        self._num_greetings = 0
         self._generation = 0
         self._was_told = False
 
@@ -150,6 +151,7 @@ class Channel:
         self._book.version = version
         if version > 1 and self._connection is not None:
             with contextlib.suppress(WebSocketException):
+                self._num_greetings += 1
                 await self._connection.send(_HELLO)
 
     async def close(self) -> None:
@@ -224,9 +226,10 @@ class Channel:
         except Unreachable:
             self._keeper.suspect(lease)
             raise
-        self._generation = lease.generation
+        self._generation, self._num_greetings = lease.generation, 0
         self._reading = asyncio.create_task(self._read(self._connection))
         if self._book.version > 1:
+            self._num_greetings += 1
             await _send(self._connection, _HELLO)
         return self._connection
 
@@ -237,7 +240,10 @@ class Channel:
     async def _read(self, connection: ClientConnection) -> None:
         try:
             async for text in connection:
-                if not isinstance(text, str) or text.startswith(_HELLO_ANSWER):
+                if not isinstance(text, str):
+                    continue
+                if self._num_greetings and text.startswith(_HELLO_ANSWER):
+                    self._num_greetings -= 1
                     continue
                 passed = self._book.passes(text)
                 if passed is not None:

@@ -23,6 +23,7 @@ _logger = logging.getLogger(__name__)
 
 _INVALID_DATA = 1007
 _POLICY_VIOLATION = 1008
+_SERVICE_RESTART = 1012
 # How long a client that was told to go is listened to, so that it reads why.
 _LINGER_S = 1.0
 
@@ -94,6 +95,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().keepalive_timeout()
         self._rules.cuts.inc("no_pong")
         self._leave(1011, "keepalive ping timeout")
+
+    def shutdown(self) -> None:
+        """The server stops at once."""
+        if self.handshake_complete and not self.close_sent:
+            self._fail(_SERVICE_RESTART, "the server stops")
+        super().shutdown()
 
     async def send(self, message: ASGISendEvent) -> None:
         """What the application says."""

@@ -83,6 +83,18 @@ async def test_hello_that_names_a_model_is_answered_by_its_server(house: House) 
     assert (command, told) == ("MSG", {"stream_id": 7, "hello": {"version": 2, "from": "b"}})
 
 
+async def test_any_number_is_a_streams_that_of_the_fronts_own_greeting_too(house: House) -> None:
+    async with socket(house) as client:
+        await client.greet()
+        for _ in range(2):
+            await client.say("HELLO", stream_id=-1, version=2, model="b")
+            command, told = await client.hear()
+            assert (command, told) == (
+                "MSG",
+                {"stream_id": -1, "hello": {"version": 2, "from": "b"}},
+            )
+
+
 async def test_one_socket_uses_two_models_at_a_time(house: House) -> None:
     async with socket(house) as client:
         await client.greet()

@@ -7,6 +7,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import pytest
+from starlette.types import Receive, Scope, Send
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from router.http.protocol import ConnectionRules
+from router.listening import HttpServer, bind
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fakes import FakeShard, serving
 from tests.router.http.lmtp.talking import talking
@@ -84,3 +91,21 @@ async def test_a_second_signal_does_not_wait_for_sockets(tmp_path: Path) -> None
         router.process.send_signal(signal.SIGTERM)
         assert await router.ended() == 1
         assert monotonic() - begun_s < 20.0
+
+
+async def test_a_server_that_stops_at_once_tells_its_sockets_why() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+
+    server = HttpServer(app, bind("127.0.0.1", 0), 1.0, ConnectionRules())
+    await server.start()
+    async with connect(server.address.replace("http", "ws")) as socket:
+        server.stop_at_once()
+        await server.stop()
+        with pytest.raises(ConnectionClosed) as raised:
+            await socket.recv()
+
+    assert raised.value.rcvd is not None
+    assert (raised.value.rcvd.code, raised.value.rcvd.reason) == (1012, "the server stops")
