@@ -1,6 +1,7 @@
 """Two hundred hostile grammars beside plain streams: is each answered, and do the streams notice?
 
     python -m bench.hostile --model FOLDER [--streams 8] [--tokens 256] [--rounds 10] [--senders 4]
+                            [--grammars 200]
 
 Starts `launcher serve` on the model. Each round measures the gaps between the streams' tokens
 alone, and then while senders (`bench.hostile_senders`, which stand for other machines) post that
@@ -101,13 +102,13 @@ async def _streams(url: str, num_streams: int, num_tokens: int) -> list[Gap]:
 
 async def _measure(port: int, told: argparse.Namespace) -> dict[str, Any]:
     load = (f"http://127.0.0.1:{port}", told.streams, told.tokens)
-    share = -(-NUM_HOSTILE // told.rounds)
+    share = -(-told.grammars // told.rounds)
     alone: list[Gap] = []
     beside: list[Gap] = []
     sent: list[Sent] = []
     async with _senders(port, CHECK if told.check else GENERATE, told.senders) as senders:
         await _streams(*load)
-        for first in range(0, NUM_HOSTILE, share):
+        for first in range(0, told.grammars, share):
             alone += await _streams(*load)
             attacking = asyncio.create_task(_attack(senders, first, first + share))
             while not attacking.done():
@@ -161,6 +162,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--senders", type=int, default=4)
+    parser.add_argument("--grammars", type=int, default=NUM_HOSTILE, help="only the first of them")
     parser.add_argument("--check", action="store_true")
     told = parser.parse_args(argv)
     port = free_port()

@@ -1,18 +1,17 @@
-"""Who sends the hostile grammars of `bench.hostile`: a process of its own, with no time of its own.
+"""Who sends the hostile grammars of `bench.hostile`: a process of its own, which does nothing else.
 
     python -m bench.hostile_senders PORT PATH NUM_SENDERS      started by bench.hostile
 
 In the field, whoever attacks computes on another machine. So every body is made before anything
-is measured, answers are read after it, and what is left to do is done when nothing else wants a
-core (SCHED_IDLE, or the lowest priority). A line `FIRST LAST` has these grammars posted, each
-sender's next one as soon as it has an answer; the line that comes back is JSON, a list of
-[name, begun_s, ended_s, what came of it], in seconds of the machine's monotonic clock.
+is measured, answers are read after it, and all that is done meanwhile is to send and to wait. A
+line `FIRST LAST` has these grammars posted, each sender's next one as soon as it has an answer;
+the line that comes back is JSON, a list of [name, begun_s, ended_s, what came of it], in seconds
+of the machine's monotonic clock.
 """
 
 import contextlib
 import http.client
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,9 +23,8 @@ from constraints.spec import Kind
 from tests.constraints.hostile import Hostile, hostile
 
 GENERATE, CHECK = "/generate", "/constraints/check"
-_TYPES = {Kind.JSON_SCHEMA: "json", Kind.REGEX: "regex", Kind.LARK: "lark", Kind.WHERE: "where"}
+_TYPES = {kind: kind.value for kind in Kind} | {Kind.JSON_SCHEMA: "json"}
 _TIMEOUT_S = 60.0
-_LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +68,10 @@ def _post(port: int, path: str, name: str, body: bytes) -> _Answer:
     return _Answer(name, begun_s, time.monotonic(), status, content)
 
 
-def _give_way() -> None:
-    if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(_LOWEST_PRIORITY)
-
-
 def main(argv: Sequence[str]) -> int:
     """Posts what the lines ask for, until there are no more."""
     port, path, num_senders = int(argv[0]), argv[1], int(argv[2])
     bodies = [(each.name, _body(each, path)) for each in hostile()]
-    _give_way()
     print("ready", flush=True)
     with ThreadPoolExecutor(num_senders) as senders:
         for line in sys.stdin:

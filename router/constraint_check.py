@@ -40,8 +40,9 @@ _RETRY_AFTER_S = 2.0
 _MAX_REMEMBERED = 4096
 # A text for which the time was too short this often is not asked about again for a while.
 _NUM_CHANCES, _REST_S = 2, 60.0
-# Compiling that a step may wait for; a prompt of a hundred tokens takes longer to prefill.
-_QUICK_S = 0.005
+# Compiling and finding a text that a step may wait for. It takes a new worker twice as long as a
+# shard, where nothing is done for the first time.
+_QUICK_S = 0.01
 # After the pool's whole patience, what is left for the shard to compile it as well.
 _PREPARE_S = 0.2
 

@@ -30,13 +30,15 @@ from constraints.worker.nursery import Exit, WorkerEnded, WorkerProcess
 
 _logger = logging.getLogger("constraints")
 
-# A step that meets a job at its own priority lasts longer by about as much as the job does. So
-# beginnings may compete with everybody, which are short and suffice for nearly all jobs; the rest
-# of a slice may for far less than a hundredth of the time, so that the 99th percentile of what
-# others wait does not show it: (rate, most that can be saved).
-_BEGINNING_S = 0.01
-_BEGINNINGS, _SLICES = (0.02, 0.3), (0.004, 0.1)
-_LAST_WORDS_S = 0.25
+# A step that meets a job at its own priority takes longer by as much as the job and more: its
+# threads wait for each other. So jobs may compete with everybody when they begin, which suffices
+# for nearly all of them, and in the rest of a slice, for no more than a hundredth of the time, so
+# that the 99th percentile of what others wait does not show it; and for a moment at once, so that
+# several in a row do not make one long wait: (rate, most that can be saved).
+_BEGINNING_S = 0.005
+_BEGINNINGS, _SLICES = (0.008, 0.04), (0.002, 0.015)
+# Of the time for a job, for its worker to end in and to tell how much it has computed.
+_LAST_PART = 0.1
 
 
 class PoolBusy(Exception):
@@ -156,7 +158,7 @@ class WorkerPool:
         worker: WorkerProcess | None = None
         told = None
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout((1.0 - _LAST_PART) * wait_s):
                 async with self._in_slice():
                     worker = await self._take()
                     told = await self._begin(worker, message)
@@ -164,7 +166,7 @@ class WorkerPool:
                     told = await self._go_on(worker)
             return told
         except TimeoutError:
-            raise await self._overdue(worker) from None
+            raise await self._overdue(worker, _LAST_PART * wait_s) from None
         except WorkerEnded as error:
             raise self._explain(error.how) from None
         finally:
@@ -246,11 +248,11 @@ class WorkerPool:
             worker.used_s = told["used_s"]
             self._keeper.put_back(worker)
 
-    async def _overdue(self, worker: WorkerProcess | None) -> Exception:
+    async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:
         """What to say of a job whose time is over: whether it had its share of computing."""
         if worker is not None:
             worker.kill()
-            await asyncio.wait({worker.ended}, timeout=_LAST_WORDS_S)
+            await asyncio.wait({worker.ended}, timeout=last_s)
             if worker.ended.done():
                 computed_s = worker.ended.result().cpu_s - worker.used_s
                 if 2 * computed_s > self._rules.cpu_s:
