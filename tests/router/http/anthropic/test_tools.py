@@ -71,6 +71,19 @@ async def test_tools_that_are_not_to_be_called_leave_answers_free() -> None:
     assert answer["content"] == [{"type": "text", "text": "ok"}]
 
 
+async def test_tools_are_told_to_a_model_whose_template_shows_none_if_they_may_be_called() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        lens = []
+        for choice in ({"type": "auto"}, {"type": "none"}):
+            body = {"messages": HI, "tools": [LOOK], "tool_choice": choice}
+            answer = await client.post(f"{PATH}/count_tokens", json=body)
+            lens.append(answer.json()["input_tokens"])
+
+    told = [{"type": "function", "function": {"name": "look", "description": "see"}}]
+    assert lens[0] > len(PROMPT) + len(json.dumps(told))
+    assert lens[1] == len(PROMPT)
+
+
 async def test_a_tool_that_cannot_be_kept_is_refused_by_its_place() -> None:
     reason = ConstraintRefused("`not` is not enforced", "not_enforced", {"pointer": "/not"})
     async with house_of("x", FakeChecks(lambda _: reason)) as house:
