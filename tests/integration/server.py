@@ -16,7 +16,7 @@ import httpx
 
 from launcher.settings import BUNDLED_MODEL, free_port
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
 
 
 @dataclass(slots=True)
