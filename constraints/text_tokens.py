@@ -9,7 +9,7 @@ tokenizer twice:
     to spell:  with them as they are, for texts in the tokens that a model knows, and without the
                special ones, which text never stands for
 
-In both all tokens are in the vocabulary under their ids: those that are not would be numbered anew.
+In both every id has a token in the vocabulary: what is not there would be numbered anew.
 """
 
 import json
@@ -64,7 +64,10 @@ def split(
             return None
         kept[piece] = token["id"]
     to_mask = _rewritten(tokenizer, kept, special)
-    to_spell = _rewritten(tokenizer, vocab, [{**token, "special": False} for token in texts])
+    spelled = [{**token, "special": False} for token in texts]
+    # What has no bytes keeps its place under a name that no text is cut into: it has spaces.
+    fillers = {hole["content"]: hole["id"] for hole in _holes(vocab, spelled)}
+    to_spell = _rewritten(tokenizer, {**vocab, **fillers}, spelled)
     return json.dumps(to_mask), json.dumps(to_spell)
 
 

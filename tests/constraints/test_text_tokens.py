@@ -119,6 +119,15 @@ def test_tokens_keep_their_ids_when_some_of_them_become_text(tmp_path: Path) -> 
     }
 
 
+def test_ids_far_beyond_the_vocabulary_are_kept(tmp_path: Path) -> None:
+    special = [(VOCAB_SIZE + n, f"<|place {n}|>", True) for n in range(300)]
+    call = VOCAB_SIZE + 300
+    vocabulary = with_added(tmp_path, [*special, (call, "<call>", False)], VOCAB_SIZE + 310)
+
+    assert vocabulary.tokens[VOCAB_SIZE:] == (*(300 * (b"",)), b"<call>", *(9 * (b"",)))
+    assert vocabulary.spell(b"<call>a<|place 7|>") == [call, *byte_ids("a<|place 7|>")]
+
+
 def test_ids_between_others_that_no_token_has_are_never_legal(tmp_path: Path) -> None:
     path = save_byte_tokenizer(tmp_path) / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
