@@ -14,6 +14,7 @@ from decimal import Decimal
 from client.query.conditions import decimals
 from client.query.conditions.expressions import all_of
 from client.query.conditions.kinds import FLOAT, HoleKind
+from client.query.conditions.naming import named
 from client.query.conditions.plan import Check, StopMode
 from client.query.conditions.stops import Stops
 from client.query.conditions.terms import Opaque
@@ -158,8 +159,8 @@ def _refuse_empty(name: str, parts: Parts) -> None:
         raise Unsatisfiable(f"none of the texts that `{name}` could be satisfies its conditions")
     if is_plainly_empty(whole):
         why = contradiction(whole, is_plainly_empty)
-        subject = "" if name == "X" else f" (X is `{name}`)"
-        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {why}{subject}")
+        told = named(str(why), name)
+        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {told}")
 
 
 def _constraint(parts: Parts) -> Constraint | None:
@@ -182,8 +183,8 @@ def _json(
     for part in parts:
         if not _is_upper(part):
             raise BadCondition(
-                f"`{name}` is {kind.name}, whose text is JSON: {text(part)} cannot be kept beside"
-                " its schema; say it in the type, or with a function of the value"
+                f"`{name}` is {kind.name}, whose text is JSON: {named(text(part), name)} cannot be "
+                "kept beside its schema; say it in the type, or with a function of the value"
             )
     return Asked(
         value=kind.value,

@@ -95,6 +95,10 @@ class _Lines:
         index = self._index(line, column)
         return self._offsets[index - 1] + 1 if index else self._offsets[0]
 
+    def line(self, number: int) -> str:
+        """The text of a line, from 1."""
+        return self._code[min(max(number, 1), len(self._code)) - 1]
+
     def _index(self, line: int, column: int) -> int:
         index = self._starts[min(max(line, 1), len(self._code)) - 1] + column - self._num_before
         return min(max(index, 0), len(self._offsets) - 1)
@@ -124,4 +128,10 @@ def _refused(
     start = lines.offset(line, column)
     end_line, end_column = error.end_lineno or line, (error.end_offset or 0) - 1
     end = lines.end_offset(end_line, end_column) if end_column > 0 else start + 1
-    return text.bad(head + error.msg, start, max(end, start + 1))
+    hint = "; a comment begins with #, // divides" if _has_slashes(lines, line) else ""
+    return text.bad(head + error.msg + hint, start, max(end, start + 1))
+
+
+def _has_slashes(lines: "_Lines", line: int) -> bool:
+    """Whether a line that Python does not understand may have a comment of another language's."""
+    return "//" in lines.line(line)

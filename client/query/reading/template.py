@@ -16,6 +16,8 @@ from client.query.reading.text import Fragment, Span, Text
 _CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
 _ROLES = ("system", "user", "assistant", "tool")
 _DOTTED = re.compile(r"\w+(?:\s*\.\s*\w+)*\s*")
+# As later versions of LMQL have it: [argmax X], [sample(temperature=2) X].
+_DECODER = re.compile(r"(argmax|sample|beam|best_k|beam_var|var)\b\s*(?:\(.*\))?\s+\w+")
 _QUOTES = re.compile(r"'''|\"\"\"|'|\"")
 
 
@@ -225,6 +227,10 @@ class _Reader:
     def _check_name(self, name: str, start: int, stop: int) -> None:
         if not name:
             raise self._bad("a hole without a name; write '[[]]' for the signs", start, stop)
+        decoder = _DECODER.match(name)
+        if decoder is not None:
+            what = "stands in front of the whole program, not in a hole"
+            raise self._bad(f"`{decoder[1]}` is a decoder, which {what}", start, stop)
         if not name.isidentifier():
             raise self._bad(
                 f"'{name}' is no name for a hole; write '[[' and ']]' for the signs themselves",

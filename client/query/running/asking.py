@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from client.beams import BeamDropped, BeamsAnswer, BeamsCall
 from client.errors import ConstraintRefused, Refused, ServerFailed, TandemError
 from client.model import BeamModel, Model
+from client.query.conditions.naming import named
 from client.query.errors import BadCondition, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.choosing import chosen
 from client.query.running.decoding import AtHole, HoleAnswer
@@ -191,7 +192,10 @@ def _point(at: AtHole, error: TandemError) -> None:
 def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
     reason = error.details.get("reason", error.error_type)
     kind: type[QueryError] = BadCondition if reason in _MEANINGLESS else Unsatisfiable
-    return kind(f"[{at.hole.name}]: {error}", at.hole.place, at.source)
+    constraint = at.call.constraint
+    is_of_x = constraint is not None and constraint.type == "where"
+    told = named(str(error), at.hole.name) if is_of_x else str(error)
+    return kind(f"[{at.hole.name}]: {told}", at.hole.place, at.source)
 
 
 def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:

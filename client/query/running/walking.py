@@ -46,6 +46,7 @@ class Walk:
         self._tries = tries
         self._path: list[Visit] = []
         self._num_back = 0
+        self._num_rejected = 0
         self._rejected: Rejected | None = None
 
     async def to_end(self, trace: Trace) -> Ended:
@@ -74,6 +75,7 @@ class Walk:
                 return await at.answered(answer)
             except Rejected as error:
                 self._rejected = error
+                self._num_rejected += 1
                 self._ask_again(visit, error)
             except Unsatisfiable as error:
                 # The next hole is impossible behind this text, or behind one before it.
@@ -105,11 +107,19 @@ class Walk:
             raise error
         told = rejected or error
         raise NotSatisfied(
-            f"{told.message} (tries={self._tries})",
+            f"{told.message}{self._tried()}",
             None if rejected is None else rejected.value,
             told.place,
             told.source,
         ) from error
+
+    def _tried(self) -> str:
+        """How much was tried, for the end of a message."""
+        if not self._num_rejected:
+            return f" (behind {self._num_back} other texts before it, too; tries={self._tries})"
+        if self._num_rejected == 1:
+            return f", the one text that was tried (tries={self._tries})"
+        return f", the last of {self._num_rejected} texts that were tried (tries={self._tries})"
 
 
 async def walk(start: Start, index: int, asker: Asker, tries: int) -> Ended:

@@ -17,6 +17,8 @@ HOLES = [
     ('"[X: 1 +]"', "the type of X: invalid syntax", "]"),
     ('"[@ X]"', "behind '@' comes the name of a function", "@"),
     ('"[print(X)]"', "'print(X)' is no name for a hole", "[print(X)]"),
+    ('"[argmax X]"', "`argmax` is a decoder, which stands in front", "[argmax X]"),
+    ('"[sample(n=2) X]"', "`sample` is a decoder, which stands in front", "[sample(n=2) X]"),
     ('"[__tandem]"', "the name '__tandem' is taken", "[__tandem]"),
 ]
 PROMPTS = [
@@ -38,6 +40,12 @@ PROMPTS = [
     ('"a [X]", "b"', "a prompt is strings alone", '"a [X]", "b"'),
 ]
 CLAUSES = [
+    (
+        'argmax\n  "[X]" // a hole\n  "b"',
+        "invalid syntax; a comment begins with #, // divides",
+        "h",
+    ),
+    ('"[X]"\nwhere X in ["a"] // more', "a comment begins with #, // divides", "X in"),
     ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam, best_k)", "beem"),
     ('argmx "[X]"', "did you mean `argmax`?", "argmx"),
     ('argmax\n  "[X]"\nwere len(X) < 3', "did you mean `where`?", "were"),

@@ -40,6 +40,7 @@ async def test_a_check_is_tried_so_often_and_not_more() -> None:
         await run(body, model, tries=2)
 
     assert caught.value.last_value == "cat"
+    assert "[X] is 'cat', the last of 2 texts that were tried (tries=2)" in str(caught.value)
     assert len(model.calls) == 2
 
 

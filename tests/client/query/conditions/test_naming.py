@@ -1,0 +1,23 @@
+"""What is said of a mask speaks of the hole by its own name."""
+
+import pytest
+
+from client.query.conditions.naming import named
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("nothing satisfies `len(X) < 0`", "nothing satisfies `len(NAME) < 0`"),
+        ("both `X in [\"X\", 'X']` and `X != 5`", "both `NAME in [\"X\", 'X']` and `NAME != 5`"),
+        ("it doesn't end: X, isn't it", "it doesn't end: NAME, isn't it"),
+        (r'`X == "a\"X"`', r'`NAME == "a\"X"`'),
+        ("MAX_X, XX and X.startswith('X')", "MAX_X, XX and NAME.startswith('X')"),
+    ],
+)
+def test_x_is_the_hole_and_texts_stay(told: str, said: str) -> None:
+    assert named(told, "NAME") == said
+
+
+def test_a_hole_may_be_called_x() -> None:
+    assert named("`len(X) < 0`", "X") == "`len(X) < 0`"
