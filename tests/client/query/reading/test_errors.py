@@ -43,9 +43,9 @@ CLAUSES = [
     (
         'argmax\n  "[X]" // a hole\n  "b"',
         "invalid syntax; a comment begins with #, // divides",
-        "h",
+        "hole",
     ),
-    ('"[X]"\nwhere X in ["a"] // more', "a comment begins with #, // divides", "X in"),
+    ('"[X]"\nwhere X in ["a"] // a longer list', "a comment begins with #, // divides", None),
     ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam, best_k)", "beem"),
     ('argmx "[X]"', "did you mean `argmax`?", "argmx"),
     ('argmax\n  "[X]"\nwere len(X) < 3', "did you mean `where`?", "were"),
