@@ -10,11 +10,12 @@ only the server sees (phrases and patterns that exclude each other) it refuses.
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from client.query.conditions.bounds import Bounds, Current, names_of
 from client.query.conditions.expressions import FALSE, TRUE, all_of
 from client.query.conditions.kinds import FLOAT, INT, HoleKind, kind_of
 from client.query.conditions.operators import operator_of
 from client.query.conditions.plan import Check, HolePlan, StopMode
-from client.query.conditions.reduce import Bounds, Current, bounds, names_of
+from client.query.conditions.reduce import bounds
 from client.query.conditions.request import asked
 from client.query.conditions.terms import All, Called, Compared, Ref, Term, Value
 from client.query.conditions.trying import tried

@@ -6,9 +6,9 @@ called on the one that comes.
 
 from collections.abc import Iterable, Sequence
 
+from client.query.conditions.bounds import Current
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check
-from client.query.conditions.reduce import Current
 from client.query.conditions.request import Parts, listed
 from client.query.conditions.terms import Term
 from client.query.conditions.values import Finished

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from client.query.conditions import values as known
+from client.query.conditions.bounds import names_of
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.planner import plan
-from client.query.conditions.reduce import names_of
 from client.query.conditions.terms import Term
 from client.query.conditions.writing import written
 from client.query.errors import QueryError, Unsatisfiable

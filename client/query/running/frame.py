@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from client.query.conditions import values as known
+from client.query.conditions.bounds import names_of
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check
-from client.query.conditions.reduce import names_of
 from client.query.conditions.terms import Term
 from client.query.conditions.writing import written
 from client.query.errors import BadProgram, ProgramFailed, QueryError

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from client.errors import Overloaded
+from client.errors import ConstraintRefused, Overloaded
+from client.query.conditions import build
+from client.query.conditions.terms import Term
 from client.query.errors import BadCondition, NotSatisfied, ProgramFailed, Unsatisfiable
 from client.query.program import Context
 from client.query.running.body_run import Job
@@ -14,7 +16,7 @@ from client.query.running.ledger import CallFile
 from client.query.running.results import State
 from client.query.running.session import Surroundings, run_job
 from client.words import Answer, GenerateCall
-from tests.client.query.running.programs import hole, one_of, program, run, say
+from tests.client.query.running.programs import HERE, hole, one_of, program, ref, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -126,3 +128,15 @@ async def test_a_condition_that_means_nothing_points_at_its_hole() -> None:
 
     with pytest.raises(BadCondition, match="<test>:1:1"):
         await run(body, ScriptedModel(in_turn()))
+
+
+async def test_a_refusal_of_the_server_speaks_of_the_hole_by_its_name() -> None:
+    def differs() -> Term:
+        return build.term(build.compare(HERE, ref("NAME"), "!=", "X"))
+
+    async def body(context: Context) -> None:
+        await context.hole(hole("NAME", differs))
+
+    told = ConstraintRefused("`constraint`: nothing satisfies `X != 'X'`", "constraint_error")
+    with pytest.raises(Unsatisfiable, match=r"\[NAME\]: .* `NAME != 'X'`"):
+        await run(body, Refusing(told))

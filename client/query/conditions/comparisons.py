@@ -1,0 +1,186 @@
+"""Comparisons, from what either side of one is to what is said of the current hole.
+
+a side:  known | the hole, or a measure of it | the same with numbers added | pieces to count
+"""
+
+from dataclasses import dataclass
+
+from client.query.conditions import compare
+from client.query.conditions.bounds import (
+    OPEN,
+    Bounds,
+    Current,
+    exactly,
+    names_of,
+    require_text,
+    turned,
+)
+from client.query.conditions.evaluate import operand
+from client.query.conditions.expressions import FALSE
+from client.query.conditions.kinds import INT, HoleKind
+from client.query.conditions.linear import Linear
+from client.query.conditions.operators import PIECES, operator_of
+from client.query.conditions.relating import Missing, described
+from client.query.conditions.terms import Calculated, Called, Compared, Ref, Term
+from client.query.conditions.values import Finished, bare
+from client.query.errors import BadCondition
+from client.query.place import Place
+from constraints.where import terms as where
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A side that is known."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """words(X), which is to be counted."""
+
+    operator: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sort:
+    """What of the hole is compared."""
+
+    what: "where.Measure | str"
+
+
+_HOLE, _DECIMAL, _TYPE, _DARK = _Sort("hole"), _Sort("float"), _Sort("type"), _Sort("unknown")
+_Side = _Constant | _Pieces | _Sort | Linear
+
+
+def _side(term: Term, current: Current) -> _Side:
+    if current.name not in names_of(term):
+        value = operand(term, current.values)
+        return _DARK if value is Missing.UNKNOWN else _Constant(value)
+    match term:
+        case Ref():
+            return _HOLE
+        case Called():
+            name, about = operator_of(term), _side(term.arguments[0], current)
+            return _applied(name, about, term.place, current)
+        case Calculated():
+            return _calculated(term, current)
+    return _DARK
+
+
+def _calculated(term: Calculated, current: Current) -> _Side:
+    """A measure of the hole with whole numbers; all else is calculated when the hole is there."""
+    if current.kind.schema is not None:
+        return _DARK
+    left, right = _side(term.left, current), _side(term.right, current)
+    is_left = isinstance(left, _Constant)
+    about, other = (right, left) if is_left else (left, right)
+    number = bare(other.value) if isinstance(other, _Constant) else None
+    base = _linear(about, current.kind)
+    if base is None or type(number) is not int:
+        return _DARK
+    return base.calculated(term.symbol, number, is_left=is_left) or _DARK
+
+
+def _linear(side: _Side, kind: HoleKind) -> Linear | None:
+    match side:
+        case Linear():
+            return side
+        case _Sort(where.Measure() as measure):
+            return Linear(measure)
+        case _Sort("hole") if kind.name == INT.name:
+            return Linear(where.Measure.INT)
+    return None
+
+
+def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
+    if isinstance(about, _Pieces) and name == "len":
+        return _Sort(PIECES[about.operator])
+    if about != _HOLE:
+        return _DARK
+    if name == "type":
+        return _TYPE
+    if name not in ("len", "int", "float", *PIECES):
+        return _DARK
+    if name != "tokens":
+        require_text(name, current.kind, place)
+    match name:
+        case "len":
+            return _Sort(where.Measure.CHARS)
+        case "int":
+            return _Sort(where.Measure.INT)
+        case "float":
+            return _DECIMAL
+    return _Pieces(name)
+
+
+def compared(term: Compared, current: Current) -> Bounds:
+    """What a comparison says of the current hole. Raises BadCondition."""
+    left, right = _side(term.left, current), _side(term.right, current)
+    for side in (left, right):
+        if isinstance(side, _Pieces) and not (term.relation in ("in", "not in") and side is right):
+            name = side.operator
+            raise BadCondition(f"{name}(X) can only be counted: write len({name}(X))", term.place)
+    relation = term.relation
+    if _Constant(Missing.NO_NUMBER) in (left, right):
+        return exactly(FALSE)
+    if isinstance(right, _Constant) and not isinstance(left, _Constant):
+        return _against(left, relation, right.value, term.place, current)
+    if not isinstance(left, _Constant):
+        return OPEN
+    if relation in compare.FLIPPED:
+        return _against(right, compare.FLIPPED[relation], left.value, term.place, current)
+    if relation in ("in", "not in") and right == _HOLE:
+        found = exactly(compare.contained(current.kind, left.value, term.place))
+        return found if relation == "in" else turned(found)
+    return OPEN
+
+
+def _against(
+    side: _Side, relation: str, constant: object, place: Place, current: Current
+) -> Bounds:
+    """What is not known on the left, a constant on the right."""
+    match side:
+        case Linear():
+            return _linear_against(side, relation, bare(constant), place)
+        case _Sort(where.Measure() as measure):
+            return exactly(compare.measured(measure, relation, constant, place))
+        case _Sort("float"):
+            return exactly(compare.decimal(relation, constant, place))
+        case _Sort("type"):
+            return exactly(_typed(relation, constant, place, current.kind))
+        case _Sort("hole"):
+            return _hole_against(relation, constant, place, current.kind)
+    return OPEN
+
+
+def _linear_against(side: Linear, relation: str, constant: object, place: Place) -> Bounds:
+    if relation not in compare.FLIPPED or type(constant) is not int:
+        return OPEN
+    if side.scale < 0:
+        relation = compare.FLIPPED[relation]
+    return exactly(compare.measured(side.measure, relation, side.bound(constant), place))
+
+
+def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:
+    said = compare.subject(kind, relation, constant, place)
+    if said is not None or relation not in ("in", "not in") or kind.schema is not None:
+        return exactly(said)
+    text = constant.shown if isinstance(constant, Finished) else str(constant)
+    around = Bounds(FALSE, compare.around_substrings(text))
+    return around if relation == "in" else turned(around)
+
+
+def _typed(
+    relation: str, constant: object, place: Place, kind: HoleKind
+) -> where.Expression | None:
+    wanted = bare(constant)
+    if not isinstance(wanted, type) or relation not in ("is", "==", "is not", "!="):
+        what = "type(X) is compared with a type by `is`"
+        raise BadCondition(f"{what}. Given: {relation} {described(wanted)}", place)
+    if kind.python is None:
+        return None
+    if kind.python is str and wanted in (int, float, bool):
+        what = f"type(X) is {wanted.__name__} says what a hole is, and this one is text"
+        raise BadCondition(f"{what}: let it stand alone or joined by `and`", place)
+    return where.Constant((kind.python is wanted) is (relation in ("is", "==")))
