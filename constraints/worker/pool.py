@@ -44,7 +44,7 @@ _LAST_PART = 0.1
 class PoolBusy(Exception):
     """The job was not done, for want of time or room; at another time it may be.
 
-    `was_begun`: a worker was at it when its time was over.
+    `was_begun`: a worker was at it when its time was over, and had computed for a slice.
     """
 
     def __init__(self, message: str, *, was_begun: bool = False) -> None:
@@ -250,6 +250,7 @@ class WorkerPool:
 
     async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:
         """What to say of a job whose time is over: whether it had its share of computing."""
+        was_begun = worker is not None
         if worker is not None:
             worker.kill()
             await asyncio.wait({worker.ended}, timeout=last_s)
@@ -257,8 +258,9 @@ class WorkerPool:
                 computed_s = worker.ended.result().cpu_s - worker.used_s
                 if 2 * computed_s > self._rules.cpu_s:
                     return self._too_long()
-        message = "there was no time to compile the constraint"
-        return PoolBusy(message, was_begun=worker is not None)
+                # Who got no slice may be quick: it was the machine that had other things to do.
+                was_begun = computed_s >= self._rules.slice_s
+        return PoolBusy("there was no time to compile the constraint", was_begun=was_begun)
 
     def _explain(self, how: Exit) -> Exception:
         if how.status == -signal.SIGPROF:

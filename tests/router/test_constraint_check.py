@@ -173,7 +173,7 @@ async def test_a_text_that_took_too_long_costs_nothing_the_second_time(tmp_path:
 
 
 async def test_a_text_for_which_there_is_never_time_is_let_be_for_a_while(tmp_path: Path) -> None:
-    async with checking(tmp_path, cpu_s=20.0, wait_s=0.1) as (check, _):
+    async with checking(tmp_path, cpu_s=20.0, wait_s=0.1, slice_s=0.001) as (check, _):
         await until_ready(check)
         constraint = Constraint(costly().spec)
         with pytest.raises(Overloaded):

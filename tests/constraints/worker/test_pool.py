@@ -142,6 +142,16 @@ async def test_who_has_less_time_than_the_rules_give_is_answered_within_it(tmp_p
         assert isinstance(await pool.do(regex("a")), Passed)
 
 
+@pytest.mark.parametrize(("slice_s", "was_begun"), [(0.001, True), (5.0, False)])
+async def test_a_job_that_had_no_slice_is_not_said_to_have_been_begun(
+    tmp_path: Path, slice_s: float, was_begun: bool
+) -> None:
+    async with pooling(tmp_path, slice_s=slice_s, cpu_s=60.0) as pool:
+        with pytest.raises(PoolBusy) as caught:
+            await pool.do(_COSTLY, wait_s=0.2)
+        assert caught.value.was_begun is was_begun
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is niceness alone")
 async def test_what_goes_on_beyond_its_allowance_is_idle_work(tmp_path: Path) -> None:
     async with pooling(tmp_path, num_quick=1, wait_s=60.0, cpu_s=60.0) as pool:
