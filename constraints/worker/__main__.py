@@ -25,6 +25,7 @@ _MAX_CACHED = 8
 _FIRST = (
     ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}'),
     ConstraintSpec(Kind.REGEX, "[a-z]+"),
+    ConstraintSpec(Kind.REGEX, r"\b\w+"),
     ConstraintSpec(Kind.LARK, 'start: "a" | "b"'),
     ConstraintSpec(Kind.CHOICE, '["a", "b"]'),
     ConstraintSpec(Kind.WHERE, 'len(words(X)) < 3 and not "a" in X'),
