@@ -55,6 +55,7 @@ def test_offline_what_is_not_in_the_cache_does_not_exist(tmp_path: Path) -> None
     assert "offline" in said
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_not_reached_is_no_reason_to_say_that_a_model_does_not_exist(
     tmp_path: Path,
 ) -> None:

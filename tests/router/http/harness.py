@@ -43,7 +43,7 @@ class House:
     def client(self) -> httpx.AsyncClient:
         """An HTTP client that calls the application in-process."""
         return httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app), base_url="http://tandem", timeout=10
+            transport=httpx.ASGITransport(self.app), base_url="http://tandem", timeout=30
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.http.tgi.schema import Parameters
@@ -303,9 +303,7 @@ FIELDS = sorted(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(
     bodies=st.lists(
         st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4), min_size=8, max_size=8

@@ -228,7 +228,9 @@ JOINED, FALLBACK = decoders.Fuse(), decoders.ByteFallback()
 )
 @given(text=plain_text)
 @settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_decoders_that_look_alike_are_told_apart(
     tmp_path: Path, kind: str, steps: list[Decoder], has_table: bool, text: str
