@@ -94,7 +94,11 @@ async def test_a_call_is_sent_without_what_means_nothing_to_a_search() -> None:
 async def test_what_was_dropped_is_told_as_the_clients_errors() -> None:
     async def answers(peer: Peer) -> None:
         await peer.greet()
-        fault = {"error": "no", "error_type": "constraint_error", "details": {"reason": "broken"}}
+        fault: dict[str, Any] = {
+            "error": "no",
+            "error_type": "constraint_error",
+            "details": {"reason": "broken"},
+        }
         dropped = [
             beam(1, **fault, retryable=False),
             beam(2, is_ended=True, text="c", constraint_satisfied=False, violation="too short"),
