@@ -37,7 +37,7 @@ serve: install  ## Serve the bundled model at port 3000.
 
 # Two workers, a file in one of them (tests/conftest.py). One process, to debug: make test WORKERS=0.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 test: install  ## Run every test.
 	@echo "Running the tests ..."

@@ -16,7 +16,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     """The bundled model, served in float32 so that references can be computed elsewhere."""
-    with launched("--dtype", "float32", "--max-client-batch-size", "8") as served:
+    # Constraints may take their time on a machine that runs two environments.
+    patience = ("--constraint-timeout", "20")
+    with launched("--dtype", "float32", "--max-client-batch-size", "8", *patience) as served:
         yield served
 
 
