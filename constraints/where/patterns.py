@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from constraints.where.automata import Automaton
 from constraints.where.code_points import Partition, join
@@ -83,7 +84,7 @@ class _Subsets:
             accepts.append(self._accepts(place))
             if len(queue) > _MAX_STATES or len(queue) * len(row) > MAX_STEPS:
                 raise OutOfReach("a pattern of too many states")
-        return Automaton(self._partition, np.array(rows, dtype=np.int32), np.array(accepts))
+        return _without_equal_labels(self._partition, np.array(rows, dtype=np.int32), accepts)
 
     def _steps(self, place: _Place) -> Iterable[_Place]:
         """The places after each label."""
@@ -192,6 +193,19 @@ class _Subsets:
             if reads is not None and reads[0] in holds:
                 after |= 1 << reads[1]
         return after
+
+
+def _without_equal_labels(
+    partition: Partition, steps: npt.NDArray[np.int32], accepts: list[bool]
+) -> Automaton:
+    """Characters that lead to the same places everywhere get one label."""
+    columns, labels = np.unique(steps, axis=1, return_inverse=True)
+    labels = labels.reshape(-1)[partition.labels]
+    is_new = np.ones(len(labels), dtype=np.bool_)
+    is_new[1:] = labels[1:] != labels[:-1]
+    used, labels = np.unique(labels[is_new], return_inverse=True)
+    coarser = Partition(partition.starts[is_new], labels.reshape(-1).astype(np.int32))
+    return Automaton(coarser, np.ascontiguousarray(columns[:, used]), np.array(accepts))
 
 
 def _holds(near: Near, last: frozenset[int] | None, after: frozenset[int] | None) -> bool:

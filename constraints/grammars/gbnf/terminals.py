@@ -32,6 +32,8 @@ def cut(rules: Mapping[str, Term], flat: Collection[str], root: str) -> dict[str
     flat: rules without recursion, which may be parts of terminals
     """
     found = _completed({}, rules, flat, root)
+    if isinstance(found[root], Terminal):
+        return found  # nothing follows it
     try:
         for _ in range(_MAX_ROUNDS):
             wrong = too_greedy(found, rules, root)

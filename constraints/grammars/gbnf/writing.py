@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from constraints.errors import TooComplex
 from constraints.grammars import patterns
 from constraints.grammars.gbnf.terms import (
     Chars,
@@ -17,6 +18,9 @@ from constraints.grammars.gbnf.terms import (
 )
 from constraints.grammars.regex import written
 
+# The engine counts symbols in 16 bits.
+_MAX_TERMS = 60_000
+
 
 def write(found: Mapping[str, Term], rules: Mapping[str, Term], root: str) -> str:
     """The grammar from `start` on; `rules` are those inside of terminals."""
@@ -31,6 +35,7 @@ class _Writer:
         self._rules = rules
         self._names = {name: f"r{index}" for index, name in enumerate(found)}
         self._terminals: dict[str, str] = {}
+        self._num_terms = 0
 
     def all(self, root: str) -> str:
         lines = [f"start: {self._names[root]}"]
@@ -41,6 +46,9 @@ class _Writer:
         return "\n".join(lines) + "\n"
 
     def _rule(self, term: Term) -> str:
+        self._num_terms += 1
+        if self._num_terms > _MAX_TERMS:
+            raise TooComplex(f"a grammar of more than {_MAX_TERMS} parts that are followed apart")
         match term:
             case Terminal():
                 return self._terminal(term)

@@ -175,3 +175,10 @@ def test_what_needs_no_stack_is_one_terminal() -> None:
 
 def test_a_grammar_of_json_has_few_terminals() -> None:
     assert to_grammar(JSON).count("\nT") == 10
+
+
+def test_a_grammar_of_many_words_is_one_terminal_and_one_of_too_many_parts_is_refused() -> None:
+    words = " | ".join(f'"word {number}"' for number in range(3000))
+    assert accepts(compiled(Kind.GBNF, f"root ::= {words}"), "word 2999")
+    with pytest.raises(TooComplex, match="60000 parts"):
+        to_grammar(f'root ::= "(" root ")" | {words} | "{"a" * 60_000}"')

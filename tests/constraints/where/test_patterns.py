@@ -95,3 +95,8 @@ def test_looks_that_exclude_each_other_are_a_contradiction() -> None:
         compiler.compile(ConstraintSpec(Kind.REGEX, "(?=a)(?!a).*"))
     with pytest.raises(NotEnforced, match="reference back"):
         compiler.compile(ConstraintSpec(Kind.REGEX, r"(?!b)(a)\1"))
+
+
+def test_characters_that_make_no_difference_share_a_label() -> None:
+    automaton = matches(r"(?!.*\bfox\b)[a-c ]{2,9}")
+    assert len(automaton.partition.starts) < 10
