@@ -69,7 +69,7 @@ def stream_lines(server: RunningServer, model: str, num_tokens: int, lines: list
     body = {"inputs": "Once", "model": model, "parameters": parameters}
     url = f"{server.url}/generate_stream"
     with httpx.stream("POST", url, json=body, timeout=120) as stream:
-        lines += (line for line in stream.iter_lines() if line)
+        lines += (line for line in stream.iter_lines() if line.startswith("data:"))
 
 
 def test_nothing_is_loaded_until_a_request_names_it(single: RunningServer) -> None:
