@@ -19,17 +19,15 @@ ever be answered again.
 """
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from proto import generate_pb2 as pb
-from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router import wire
 from router.batch import Batch, StepResult
 from router.errors import (
@@ -40,31 +38,14 @@ from router.errors import (
     ShardFailed,
     StartupFailed,
 )
+from router.rank import Rank, answer_of, told
 from router.request import GenerateRequest
 from router.tracing import NO_TRACES, Metadata, Tracer
 from router.wire import PoolLimits, Prepared, ShardInfo
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # A shard that comes back is to be found soon, also after a long absence.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-    # No step may run twice, and no proxy stands between the tiers.
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-)
-_HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
-_MAX_SOCKET_PATH_LEN = 107
 # Rank 0 has so long at least, also for who comes back because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
 _PREPARED_SOON_S = 2.0
-# A shard's words when it is asked to begin an epoch before its present one.
-_LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
-
-Message = TypeVar("Message")
-Call: TypeAlias = Callable[..., grpc.aio.UnaryUnaryCall[Any, Message]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,44 +63,12 @@ class ShardTimeouts:
     lockstep_s: float = 5.0
 
 
-def dial_target(address: str) -> str:
-    """The gRPC target of host:port, of a socket's path, or of a unix: url.
-
-    Raises StartupFailed for a path longer than the system's sockets have.
-    """
-    if not address.startswith("unix:") and _HOST_PORT.fullmatch(address):
-        return address
-    path = address.removeprefix("unix:")
-    if path.startswith("//"):
-        path = path[2:]
-    if len(path.encode()) > _MAX_SOCKET_PATH_LEN:
-        raise StartupFailed(
-            f"the shard's socket path {path!r} has {len(path.encode())} bytes; at most "
-            f"{_MAX_SOCKET_PATH_LEN} are possible"
-        )
-    return f"unix:{path}"
-
-
-class _Rank:
-    """One rank's channel."""
-
-    def __init__(self, rank: int, address: str) -> None:
-        self.name = f"shard {rank} at {address}"
-        self.channel = grpc.aio.insecure_channel(dial_target(address), options=_CHANNEL_OPTIONS)
-        self.stub: Any = TextGenerationServiceStub(self.channel)
-
-    def call(self, method: str) -> Call[Any]:
-        """The stub's method."""
-        call: Call[Any] = getattr(self.stub, method)
-        return call
-
-
 class Shards:
     """All ranks. Built by `connect`; only the batcher steps."""
 
     def __init__(
         self,
-        ranks: Sequence[_Rank],
+        ranks: Sequence[Rank],
         timeouts: ShardTimeouts,
         first_epoch: int,
         tracer: Tracer = NO_TRACES,
@@ -144,7 +93,7 @@ class Shards:
         `first_epoch` must be above that of every router before this one (a shard may outlive
         them); nanoseconds of the day's clock are. Raises StartupFailed.
         """
-        first = _Rank(0, address)
+        first = Rank(0, address)
         ranks = [first]
         try:
             discovery = first.call("ServiceDiscovery")
@@ -152,7 +101,7 @@ class Shards:
                 pb.ServiceDiscoveryRequest(), timeout=timeouts.connect_s, wait_for_ready=True
             )
             urls = wire.urls_from_pb(answer)
-            ranks += [_Rank(rank, url) for rank, url in enumerate(urls) if rank > 0]
+            ranks += [Rank(rank, url) for rank, url in enumerate(urls) if rank > 0]
             shards = cls(ranks, timeouts, first_epoch, tracer)
             await shards._call_all("Health", pb.HealthRequest(), timeouts.connect_s, waits=True)
             await shards.reset()
@@ -209,13 +158,13 @@ class Shards:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 # The router's own check let it pass, so that it is none of the author's mistakes.
-                raise ConstraintRefused(error.details() or _told(error), "too_complex") from error
+                raise ConstraintRefused(error.details() or told(error), "too_complex") from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = f"{first.name} did not compile the constraint within {timeout_s:.3g} s"
                 if timeout_s < self._timeouts.prepare_s:
                     raise Overloaded(message, _PREPARED_SOON_S) from error
                 raise GenerationFailed(message) from error
-            raise ShardFailed(f"{first.name}, PrepareConstraint: {_told(error)}") from error
+            raise ShardFailed(f"{first.name}, PrepareConstraint: {told(error)}") from error
 
     def _prepare_s(self, request: GenerateRequest) -> float:
         """What the constraint's check has left of the time, which is little where it was slow."""
@@ -346,12 +295,12 @@ class Shards:
         Waits for all, since they are in lockstep; but once one has failed, the others, which may
         be waiting for it, get no more than `lockstep_s`.
         """
-        first = _answer_of(self._ranks[0], method, calls[0])
+        first = answer_of(self._ranks[0], method, calls[0])
         if len(calls) == 1:
             return [await first]
         asked = [asyncio.ensure_future(first)]
         for rank, call in zip(self._ranks[1:], calls[1:], strict=True):
-            asked.append(asyncio.ensure_future(_answer_of(rank, method, call)))
+            asked.append(asyncio.ensure_future(answer_of(rank, method, call)))
         try:
             _, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
             if pending:
@@ -379,34 +328,12 @@ async def _answered(result: StepResult) -> StepResult:
     return result
 
 
-async def _answer_of(rank: _Rank, method: str, call: Any) -> Any:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        if _is_displacement(error):
-            raise Displaced(
-                f"another router has taken over {rank.name} ({error.details()})"
-            ) from error
-        raise ShardFailed(f"{rank.name}, {method}: {_told(error)}") from error
-
-
-async def _close(ranks: Sequence[_Rank]) -> None:
+async def _close(ranks: Sequence[Rank]) -> None:
     for rank in ranks:
         await rank.channel.close()
-
-
-def _is_displacement(error: grpc.aio.AioRpcError) -> bool:
-    return (
-        error.code() is grpc.StatusCode.FAILED_PRECONDITION
-        and _LATER_EPOCH.search(error.details() or "") is not None
-    )
-
-
-def _told(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details() or 'no details'}"
 
 
 def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:
     if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return f"no shard answers at {address} (waited {timeout_s:g} s); is it started?"
-    return f"the shard at {address} refused ServiceDiscovery: {_told(error)}"
+    return f"the shard at {address} refused ServiceDiscovery: {told(error)}"

@@ -51,6 +51,7 @@ def test_only_the_edge_speaks_in_status_codes() -> None:
     assert all(path.parent.name == "http" or path == edge for path in http), http
     assert {str(path.relative_to(ROOT)) for path in grpc} <= {
         "model_server/interceptor.py",
+        "router/rank.py",
         "router/shards.py",
     }
 

@@ -11,8 +11,9 @@ import pytest
 from proto import generate_pb2 as pb
 from router.batch import Batch, Growth, NewRequest, StepResult
 from router.errors import Displaced, ShardFailed, StartupFailed
+from router.rank import dial_target
 from router.request import GenerateRequest, SamplingParams, StopParams
-from router.shards import Shards, ShardTimeouts, dial_target
+from router.shards import Shards, ShardTimeouts
 from tests.fakes import FakeShard, letters, serving
 
 QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=1.0, lockstep_s=0.2)
