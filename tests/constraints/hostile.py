@@ -51,6 +51,10 @@ def _lark(name: str, grammar: str) -> Hostile:
     return Hostile(f"lark {name}", ConstraintSpec(Kind.LARK, grammar))
 
 
+def _gbnf(name: str, grammar: str) -> Hostile:
+    return Hostile(f"gbnf {name}", ConstraintSpec(Kind.GBNF, grammar))
+
+
 def _where(name: str, expression: str) -> Hostile:
     return Hostile(f"where {name}", ConstraintSpec(Kind.WHERE, expression))
 
@@ -100,6 +104,12 @@ def _broken_patterns() -> Iterator[Hostile]:
     shapes = ["(" * 50, "[a-", "(?P<n>a)(?P=n)", "a{9999999999}", "(?<=a)b", "\\", "*", "(?R)"]
     for index in count():
         yield _regex(f"broken, number {index}", shapes[index % len(shapes)] + "x" * (index // 8))
+
+
+def _looks() -> Iterator[Hostile]:
+    for length in count(2):
+        looks = "".join(f"(?=.*{chr(97 + i % 26)}.{{{3 * i}}}z)" for i in range(length))
+        yield _regex(f"{length} looks ahead", looks + r"\b.{1,80}\b")
 
 
 def _huge_enum() -> Iterator[Hostile]:
@@ -232,6 +242,29 @@ def _broken_grammars() -> Iterator[Hostile]:
         yield _lark(f"broken, number {index}", shapes[index % len(shapes)] + "\n" * (index // 6))
 
 
+def _without_an_end() -> Iterator[Hostile]:
+    """The lexer is greedy, so that no text is ever followed by the rest."""
+    for length in count(1):
+        yield _lark(f"that {length} letters never end", f'start: A "{"a" * length}b"\nA: /a+/\n')
+
+
+def _gbnf_repeats() -> Iterator[Hostile]:
+    for depth in count(2):
+        body = "[a-z]"
+        for _ in range(depth):
+            body = f"({body}){{1,100}}"
+        yield _gbnf(f"repeats nested {depth} deep", f'root ::= {body} "."\n')
+
+
+def _gbnf_recursion() -> Iterator[Hostile]:
+    for length in count(1):
+        rules = [
+            f'r{index} ::= r{(index + 1) % length} r{index} "a" | "" | [^b]{{0,{index}}}'
+            for index in range(length)
+        ]
+        yield _gbnf(f"recursion through {length}", "root ::= r0\n" + "\n".join(rules) + "\n")
+
+
 def _counters() -> Iterator[Hostile]:
     measures = ["len(X)", "len(words(X))", "len(sentences(X))", "len(tokens(X))"]
     for length in count(5, 9):
@@ -289,6 +322,7 @@ _FAMILIES = (
     *(_unicode_classes, _broken_patterns, _huge_enum, _recursive_references, _circular_references),
     *(_all_of, _complements, _optional_properties, _deep_schema, _unsatisfiable_schema),
     *(_long_strings, _left_recursion, _ambiguity, _many_rules, _lark_complements),
+    *(_looks, _without_an_end, _gbnf_repeats, _gbnf_recursion),
     *(_broken_grammars, _counters, _phrases, _negations, _where_patterns, _unsatisfiable_where),
     _huge_texts,
 )
