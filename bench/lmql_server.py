@@ -117,9 +117,10 @@ def ask(port: int, model: Path, programs: Mapping[str, Sequence[str]], home: str
         capture_output=True,
         text=True,
         timeout=_ROUND_TIMEOUT_S,
-        check=True,
         env=_environment(home),
     )
+    if done.returncode:
+        raise RuntimeError(f"lmql ended with {done.returncode}:\n{done.stderr}")
     told = json.loads(done.stdout.splitlines()[-1])
     told["texts"] = tuple(map(tuple, told["texts"]))
     return Round(**told)
