@@ -9,7 +9,8 @@ round's share of `tests/constraints/hostile.py` to /generate; with `--check` to 
 which compiles them in the router's workers and not in the shard. Prints JSON: the gaps of both,
 the ratios of their percentiles in this one run, the longest gaps with the grammars that were then
 under way, and what came of the grammars and how late. With `--control` no grammar is sent, and one
-loop of idle work (SCHED_IDLE) runs instead: what anything in the background costs there. Exit code 1 when the 99th percentile beside them is over 1.1 times that alone, or an answer took 3 s.
+loop of idle work (SCHED_IDLE) runs instead: what anything in the background costs there. Exit code
+1 when the 99th percentile beside them is over 1.1 times that alone, or an answer took 3 s.
 """
 
 import argparse
