@@ -44,7 +44,7 @@ class Slots:
             raise
 
     def free(self, has_finished: bool) -> None:
-        """Some are not taken any more."""
+        """One is not taken any more."""
         self._admission.left(self._clock(), self.num_taken, has_finished=has_finished)
 
     def open_group(

@@ -38,7 +38,8 @@ _logger = logging.getLogger("constraints")
 _BEGINNING_S = 0.005
 _BEGINNINGS, _SLICES = (0.008, 0.04), (0.002, 0.015)
 # Of the time for a job, for its worker to end in and to tell how much it has computed.
-_LAST_PART = 0.1
+_LAST_PART, _LEAST_LAST_S = 0.1, 0.25
+_NO_TIME = "there was no time to compile the constraint"
 
 
 class PoolBusy(Exception):
@@ -147,6 +148,8 @@ class WorkerPool:
         if self._num_waiting >= self._rules.max_waiting:
             raise PoolBusy("too many constraints wait to be compiled")
         wait_s = self._rules.wait_s if wait_s is None else wait_s
+        if wait_s <= 0.0:
+            raise PoolBusy(_NO_TIME)
         answer = answer_from_json(await self._ask(frame(job_to_json(job)), wait_s))
         if isinstance(answer, Bug):
             raise WorkerBug(answer.trace)
@@ -250,17 +253,18 @@ class WorkerPool:
 
     async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:
         """What to say of a job whose time is over: whether it had its share of computing."""
-        was_begun = worker is not None
+        was_begun = False
         if worker is not None:
             worker.kill()
-            await asyncio.wait({worker.ended}, timeout=last_s)
+            await asyncio.wait({worker.ended}, timeout=max(last_s, _LEAST_LAST_S))
             if worker.ended.done():
                 computed_s = worker.ended.result().cpu_s - worker.used_s
                 if 2 * computed_s > self._rules.cpu_s:
                     return self._too_long()
                 # Who got no slice may be quick: it was the machine that had other things to do.
+                # So may one that has not even ended yet.
                 was_begun = computed_s >= self._rules.slice_s
-        return PoolBusy("there was no time to compile the constraint", was_begun=was_begun)
+        return PoolBusy(_NO_TIME, was_begun=was_begun)
 
     def _explain(self, how: Exit) -> Exception:
         if how.status == -signal.SIGPROF:

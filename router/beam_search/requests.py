@@ -20,7 +20,11 @@ _BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 
 def going_on(request: GenerateRequest, output_ids: tuple[int, ...]) -> GenerateRequest:
     """The request behind so much of its output. It is no client's, so nobody traces it."""
-    return replace(request, output_ids=output_ids, trace=None)
+    constraint = request.constraint
+    if constraint is not None and output_ids:
+        # The first step had what the check left of the time; nobody waits for these to be accepted.
+        constraint = replace(constraint, prepare_by_s=None)
+    return replace(request, output_ids=output_ids, constraint=constraint, trace=None)
 
 
 def request_of(ask: Ask, hole: Hole) -> GenerateRequest:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from router.batcher import Batcher
 from router.beam_search.requests import request_of, told_of
 from router.beam_search.search import Asking, BeamSearch, Texts
-from router.beam_search.words import Ask, Close, Closed, Group, Outcome, Probe, Reason, Told
+from router.beam_search.words import Ask, Closed, Group, Judge, Outcome, Probe, Reason, Told
 from router.errors import Displaced, RouterError, ShardFailed
 from router.events import Failed, Finished, FinishReason
 from router.mishaps import internal
@@ -144,6 +144,13 @@ class BeamRun:
             self._outcome = stop.value
             return
         self._report()
+        judged = [Closed(ask.text) for ask in self._asks if isinstance(ask, Judge)]
+        if judged:
+            # No step is needed for these; whoever awaits the search has them judged.
+            self._told = list(judged)
+            self._is_unverified = True
+            self._news.set()
+            return
         self._submit()
 
     def _report(self) -> None:
@@ -212,7 +219,7 @@ class BeamRun:
     def _judged(self, ask: Ask, told: Told) -> Constraint | None:
         """The constraint by which a closed text is still to be judged."""
         constraint = self.group.holes[ask.beam.hole].request.constraint
-        if not isinstance(ask, Close) or not isinstance(told, Closed) or constraint is None:
+        if isinstance(ask, Probe) or not isinstance(told, Closed) or constraint is None:
             return None
         return constraint if constraint.is_judged_at_end and told.is_satisfied else None
 

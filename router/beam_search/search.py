@@ -21,6 +21,7 @@ from router.beam_search.words import (
     Dead,
     Group,
     Hole,
+    Judge,
     Outcome,
     Place,
     Probe,
@@ -222,16 +223,30 @@ class BeamSearch:
         """Where alternatives lead to."""
         by_length = [each.beam for each in tried if each.ends_hole and not each.is_end]
         closed = iter((yield from self._closings(by_length)))
+        by_token = [each.beam for each in tried if each.is_end]
+        ended = iter((yield from self._judgements(by_token)))
         landed: list[_Landed] = []
         for each in tried:
             if not each.ends_hole:
                 landed.append((Place(each.beam), None))
-            elif each.is_end:
-                beam = each.beam
-                text = self._texts.text(self._hole(beam), beam.output_ids)
-                landed.append((Place(beam, Closed(text)), None))
             else:
-                landed.append(next(closed))
+                landed.append(next(ended if each.is_end else closed))
+        return landed
+
+    def _judgements(self, beams: Sequence[Beam]) -> Asking[Sequence[_Landed]]:
+        """Holes that end tokens ended: masks kept their constraints, as far as these can."""
+        texts = [self._texts.text(self._hole(beam), beam.output_ids) for beam in beams]
+        asks = [
+            Judge(beam, text)
+            for beam, text in zip(beams, texts, strict=True)
+            if (constraint := self._hole(beam).request.constraint) and constraint.is_judged_at_end
+        ]
+        told = dict(zip(asks, (yield asks) if asks else (), strict=True))
+        landed: list[_Landed] = []
+        for beam, text in zip(beams, texts, strict=True):
+            closed = told.get(Judge(beam, text), Closed(text))
+            assert isinstance(closed, Closed)
+            landed.append((Place(beam, closed), None))
         return landed
 
     def _closings(self, beams: Sequence[Beam]) -> Asking[Sequence[_Landed]]:

@@ -120,7 +120,17 @@ class Close:
     beam: Beam
 
 
-Ask: TypeAlias = Probe | Close
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Asks whether the whole text of a hole that an end token ended is what its constraint wants,
+    where masks enforce a part of that only.
+    """
+
+    beam: Beam
+    text: str
+
+
+Ask: TypeAlias = Probe | Close | Judge
 
 
 @dataclass(frozen=True, slots=True)

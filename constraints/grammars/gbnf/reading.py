@@ -23,7 +23,7 @@ _WORDS = re.compile(
     r"""
     (?P<blank>   [ \t\r\n]+ | \#[^\n]* )
   | (?P<define>  (?P<defined>[A-Za-z0-9_][A-Za-z0-9_-]*) [ \t\r\n]* ::= )
-  | (?P<macro>   (?:Tag|Token|Exclude)[A-Za-z]*[ \t]*\( )
+  | (?P<macro>   (?:Tag|Token|Exclude)[A-Za-z]*(?=\() )
   | (?P<name>    [A-Za-z0-9_][A-Za-z0-9_-]* )
   | (?P<text>    "(?:\\.|[^"\\\n])*" )
   | (?P<set>     \[(?:\\.|[^\]\\\n])*\] )
@@ -34,6 +34,7 @@ _WORDS = re.compile(
     """,
     re.VERBOSE,
 )
+_DEFINED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*)[ \t\r\n]*::=")
 _BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
 _SIGNS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _REFUSED = {
@@ -117,11 +118,14 @@ class _Reader:
 
     def _cut(self) -> list[_Word]:
         found, at = [], 0
+        defined = set(_DEFINED.findall(self._text))
         while at < len(self._text):
             match = _WORDS.match(self._text, at)
             if match is None:
                 raise complaint(self._text, at, at + 1, self._misfit(at))
             kind = "define" if match["define"] else str(match.lastgroup)
+            if kind == "macro" and match.group() in defined:
+                kind = "name"
             word = _Word(kind, match.group(), at, match.end())
             at = match.end()
             if kind in _REFUSED:

@@ -20,21 +20,24 @@ _PREFIX = "toolu_"
 def content_of(text: str, calling: Calling) -> tuple[list[dict[str, Any]], int]:
     """The blocks of a whole answer, and how many of them call.
 
-    A call that was cut is none: its input is no object.
+    A call that was cut is none: its input is no object. Nor is one with a number that no float is.
     """
     said, calls = calling.read(text)
     blocks = [
-        {
-            "type": "tool_use",
-            "id": calling.new_id(_PREFIX),
-            "name": call.name,
-            "input": orjson.loads(call.arguments),
-        }
+        {"type": "tool_use", "id": calling.new_id(_PREFIX), "name": call.name, "input": given}
         for call in calls
-        if call.is_whole
+        if call.is_whole and (given := _input_of(call.arguments)) is not None
     ]
     spoken = [{"type": "text", "text": said}] if said or not blocks else []
     return [*spoken, *blocks], len(blocks)
+
+
+def _input_of(arguments: str) -> Any:
+    """None where a grammar's JSON is not that of who reads it: 1e999."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return None
 
 
 def calling_ending(end: Finished, num_calls: int) -> dict[str, Any]:

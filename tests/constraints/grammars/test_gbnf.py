@@ -182,3 +182,10 @@ def test_a_grammar_of_many_words_is_one_terminal_and_one_of_too_many_parts_is_re
     assert accepts(compiled(Kind.GBNF, f"root ::= {words}"), "word 2999")
     with pytest.raises(TooComplex, match="60000 parts"):
         to_grammar(f'root ::= "(" root ")" | {words} | "{"a" * 60_000}"')
+
+
+def test_a_rule_may_have_a_name_that_begins_as_a_macro_does() -> None:
+    named = 'root ::= Token("," Token)*\nToken ::= [a-z]+'
+    assert to_grammar(named).count("Token") == to_grammar(named.replace("Token", "word")).count(
+        "word"
+    )

@@ -152,6 +152,16 @@ async def test_a_job_that_had_no_slice_is_not_said_to_have_been_begun(
         assert caught.value.was_begun is was_begun
 
 
+@pytest.mark.parametrize("wait_s", [-0.5, 0.0, 0.002])
+async def test_a_job_that_comes_too_late_is_not_said_to_have_been_begun(
+    tmp_path: Path, wait_s: float
+) -> None:
+    async with pooling(tmp_path) as pool:
+        with pytest.raises(PoolBusy, match="no time") as caught:
+            await pool.do(regex("a"), wait_s=wait_s)
+        assert not caught.value.was_begun
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is niceness alone")
 async def test_what_goes_on_beyond_its_allowance_is_idle_work(tmp_path: Path) -> None:
     async with pooling(tmp_path, num_quick=1, wait_s=60.0, cpu_s=60.0) as pool:

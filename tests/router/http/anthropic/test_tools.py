@@ -7,6 +7,8 @@ import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from router.errors import ConstraintRefused
+from router.http.anthropic.calling import content_of
+from router.http.openai.tool_calls import Calling
 from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
 from router.request import Constraint
 from router.text.call_syntax import HERMES
@@ -199,3 +201,8 @@ async def test_calls_and_results_of_before_reach_the_template() -> None:
         )
 
     assert answer.json() == {"input_tokens": len(prompt)}
+
+
+def test_a_call_whose_number_no_float_is_is_left_out() -> None:
+    text = '<tool_call>\n{"name": "look", "arguments": {"far": 1e999}}\n</tool_call>'
+    assert content_of(text, Calling(HERMES, True)) == ([{"type": "text", "text": ""}], 0)
