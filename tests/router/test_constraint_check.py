@@ -232,7 +232,7 @@ def _resident_bytes(pid: int) -> int:
 
 async def test_a_plain_schema_is_found_in_order_without_a_worker(tmp_path: Path) -> None:
     counted = metrics()
-    rules = PoolRules()
+    rules = PoolRules(wait_s=30.0)
     check = ConstraintCheck(vocabulary_file(tmp_path), rules, counted, spells_ascii=True)
     await check.start()
     try:

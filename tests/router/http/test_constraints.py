@@ -23,7 +23,7 @@ DIGITS = {"type": "regex", "value": "[0-9]{2}"}
 @asynccontextmanager
 async def checking(folder: Path, **edge: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a router whose constraints are compiled by real workers."""
-    rules = edge.pop("rules", PoolRules())
+    rules = edge.pop("rules", PoolRules(wait_s=30.0))
     check = ConstraintCheck(vocabulary_file(folder), rules, metrics())
     await check.start()
     try:
@@ -87,7 +87,9 @@ async def test_a_grammar_that_cannot_be_kept_is_refused_with_its_reason(
 
 
 async def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
-    async with checking(tmp_path, rules=PoolRules(cpu_s=0.05), max_body_len=2_000_000) as client:
+    async with checking(
+        tmp_path, rules=PoolRules(cpu_s=0.05, wait_s=30.0), max_body_len=2_000_000
+    ) as client:
         value = json.loads(costly().spec.text)
         body = {"grammar": {"type": "choice", "value": value}, "text": "1"}
         answer = await client.post("/constraints/check", json=body)
