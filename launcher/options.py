@@ -383,8 +383,7 @@ OtlpEndpoint = Annotated[
     typer.Option(
         envvar="OTLP_ENDPOINT",
         rich_help_panel=LOGS,
-        help="Send traces to this collector, http://HOST:PORT (OTLP over gRPC); needs the extra "
-        "otlp.",
+        help="Send traces to this collector, http://HOST:PORT (OTLP, gRPC); needs the extra otlp.",
     ),
 ]
 OtlpServiceName = Annotated[

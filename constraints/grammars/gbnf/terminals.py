@@ -6,6 +6,7 @@ may follow it. So everything without recursion begins as one terminal, and those
 are taken apart, level by level; single characters never do. Where that is too much work, all are.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from constraints.grammars.gbnf.greed import TooMuch, too_greedy
@@ -34,15 +35,14 @@ def cut(rules: Mapping[str, Term], flat: Collection[str], root: str) -> dict[str
     found = _completed({}, rules, flat, root)
     if isinstance(found[root], Terminal):
         return found  # nothing follows it
-    try:
+    # Where it would be too much to look for greed, no terminal is long enough to be greedy.
+    with contextlib.suppress(TooMuch):
         for _ in range(_MAX_ROUNDS):
             wrong = too_greedy(found, rules, root)
             if not wrong:
                 return found
             apart = {name: _taken_apart(term, wrong) for name, term in found.items()}
             found = _completed(apart, rules, flat, root)
-    except TooMuch:
-        pass
     return _in_characters(rules, root)
 
 
