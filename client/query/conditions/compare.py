@@ -196,10 +196,12 @@ def _ordered(kind: HoleKind, relation: str, constant: object, place: Place) -> E
         return decimal(relation, constant, place)
     if isinstance(value, str) and kind.python is str:
         return None
-    raise BadCondition(
-        f"the hole is {kind.name}, which `{relation}` does not compare with {described(constant)}",
-        place,
+    is_text_with_number = kind.python is str and is_number(value)
+    hint = "; compare int(X) or len(X), or write [X: int]" if is_text_with_number else ""
+    what = (
+        f"the hole is {kind.name}, which `{relation}` does not compare with {described(constant)}"
     )
+    raise BadCondition(what + hint, place)
 
 
 def _member(kind: HoleKind, constant: object, place: Place) -> Expression | None:

@@ -9,10 +9,12 @@ about its value. It knows no masks.
 
 from collections.abc import Callable, Collection, Iterator
 from decimal import Decimal
+from types import BuiltinMethodType, MethodType
 
 from client.errors import TandemError
+from client.query import hints
 from client.query.conditions.linear import ARITHMETIC
-from client.query.conditions.operators import PIECES, STOPS, operator_of, text_term
+from client.query.conditions.operators import OPERATORS, PIECES, STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing, Pieces, compared, described
 from client.query.conditions.terms import (
     All,
@@ -59,7 +61,7 @@ def evaluate(term: Term, values: Values) -> bool | None:
             return compared(operand(left, values), relation, operand(right, values), place)
         case Called():
             return _called(as_condition(term), term, values)
-    return _as_truth(operand(term, values))
+    return _as_truth(operand(term, values), term)
 
 
 def conjunction(truths: Iterator[bool | None]) -> bool | None:
@@ -84,9 +86,14 @@ def as_condition(term: Called) -> str:
     return name
 
 
-def _as_truth(value: object) -> bool | None:
-    """A value that stands alone, as Python takes it."""
-    return None if isinstance(value, Missing) else bool(bare(value))
+def _as_truth(value: object, term: Term) -> bool | None:
+    """A value that stands alone, as Python takes it; but for a method that nobody calls."""
+    if isinstance(value, Missing):
+        return None
+    alone = bare(value)
+    if isinstance(term, Opaque) and isinstance(alone, MethodType | BuiltinMethodType):
+        raise BadCondition(f"`{term.text}` is a method, which has to be called", term.place)
+    return bool(alone)
 
 
 # Operands
@@ -129,7 +136,8 @@ def _made(term: Opaque | Calculated, make: Callable[[], object]) -> object:
     except TandemError:
         raise
     except Exception as error:
-        what = f"`{term.text}` raised {type(error).__name__}: {error}"
+        hint = hints.meant_by(error, OPERATORS)
+        what = f"`{term.text}` raised {type(error).__name__}: {error}{hint}"
         raise ProgramFailed(what, term.place) from error
 
 

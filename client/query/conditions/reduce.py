@@ -110,7 +110,9 @@ def _condition(term: Called, current: Current) -> Bounds:
     known = [operand(other, current.values) for other in others]
     is_known = not any(isinstance(value, Missing) for value in known)
     if name in STOPS and not (is_about_hole and is_known):
-        raise BadCondition(f"`{name}` is about a hole and phrases that are known", term.place)
+        usage = f'as in {name}({current.name}, ".")'
+        what = f"`{name}` is about a hole and phrases that are known, {usage}"
+        raise BadCondition(what, term.place)
     if not is_about_hole:
         return _edge_of_known(name, operand(about, current.values), others, current)
     require_text(name, current.kind, term.place)

@@ -1,13 +1,21 @@
 """Exceptions of a program's own code, pointed at the place of the program that they came from."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from inspect import unwrap
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 
+from client.query import hints
+from client.query.conditions.operators import OPERATORS
 from client.query.errors import ProgramFailed, QueryError
 from client.query.place import Place
 from client.query.program import Program
 from client.query.reading.text import Span, Text
+
+# Names of Python's that programs use most.
+_BUILTINS = ("bool", "dict", "enumerate", "float", "list", "print", "range", "sorted", "str", "zip")
+# A string on one line with a hole of this name in it.
+_IN_STRING = r"""(['"])(?:(?!\1).)*\[\s*{}\s*[\]:]"""
 
 
 def blame(error: Exception, program: Program) -> QueryError:
@@ -19,28 +27,60 @@ def blame(error: Exception, program: Program) -> QueryError:
             error.source = program.source
             error.place = error.place or place
         return error
-    failed = ProgramFailed(f"{type(error).__name__}: {error}", place, program.source)
+    what = f"{type(error).__name__}: {error}{_hint(error, program)}"
+    failed = ProgramFailed(what, place, program.source)
     failed.__cause__ = error
     return failed
 
 
 def place_of(error: BaseException, program: Program) -> Place | None:
     """The innermost place of the program that an exception came through, None if there is none."""
-    codes = set(_codes_of(program))
+    found = _innermost(error, program)
+    return None if found is None else _place(found, program)
+
+
+def _innermost(error: BaseException, program: Program) -> TracebackType | None:
+    codes = {*_codes_of(program.body), *_codes_of(program.decoder), *_codes_of(program.model)}
     found = None
     traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code in codes:
             found = traceback
         traceback = traceback.tb_next
-    return None if found is None else _place(found, program)
+    return found
 
 
-def _codes_of(program: Program) -> Iterator[CodeType]:
-    for function in (program.body, program.decoder, program.model):
-        if isinstance(function, FunctionType):
-            # A method's is wrapped: its object goes before the arguments.
-            yield from _with_inner(unwrap(function).__code__)
+def _hint(error: Exception, program: Program) -> str:
+    """What may have been meant, for the end of a message; nothing where that is not clear."""
+    if isinstance(error, ValueError) and "format specifier" in str(error):
+        return "; write '{{' and '}}' for the signs themselves"
+    name, found = hints.unknown_name(error), _innermost(error, program)
+    if name is None or found is None or found.tb_next is not None:
+        return hints.meant_by(error, ())
+    if name in program.hole_names:
+        return f"; the hole [{name}] is not filled yet"
+    if found.tb_frame.f_code in set(_codes_of(program.model)):
+        return "; the name of a model is a string"
+    if re.search(_IN_STRING.format(name), program.source.text):
+        return f"; the string with [{name}] is no prompt: a prompt is a statement of its own"
+    meant = hints.meant(name, _known(found.tb_frame, program))
+    if not meant and name.isupper() and program.hole_names:
+        return f"; holes of this program: {', '.join(sorted(program.hole_names))}"
+    return meant
+
+
+def _known(frame: FrameType, program: Program) -> Iterator[str]:
+    yield from program.hole_names
+    yield from OPERATORS
+    yield from _BUILTINS
+    for names in (frame.f_locals, frame.f_globals):
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def _codes_of(function: Callable[..., object] | None) -> Iterator[CodeType]:
+    if isinstance(function, FunctionType):
+        # A method's is wrapped: its object goes before the arguments.
+        yield from _with_inner(unwrap(function).__code__)
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

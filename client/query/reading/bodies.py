@@ -113,7 +113,8 @@ class Body:
                     )
 
     def _check_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """A string whose hole's value the function then uses was meant as a prompt, too."""
+        """A string with a hole that is no docstring, or whose hole's value the function then uses,
+        was meant as a prompt, too. What a decorator makes of a function nobody knows here."""
         used = names.used(function).keys()
         known = names.bound(function.body) | self.holes
         known |= {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
@@ -122,7 +123,9 @@ class Body:
             if found is None:
                 continue
             holes = set(_HOLE.findall(found[1].value.code))
-            if found[1].where or found[1].distribution or holes & (used - known):
+            is_docstring = node is function.body[0] and len(function.body) > 1
+            is_lost = bool(holes) and not is_docstring and not function.decorator_list
+            if found[1].where or found[1].distribution or holes & (used - known) or is_lost:
                 raise self._text.bad(
                     "a prompt in a function that the program defines; prompts stand in the "
                     "program itself, or in a query of their own",

@@ -4,6 +4,7 @@ Places are numbers here: a program's code holds no other objects than Python's o
 """
 
 from collections.abc import Callable, Iterable
+from inspect import iscoroutine
 from types import MappingProxyType
 
 from client.query.conditions import build
@@ -29,6 +30,15 @@ class Calls:
 
     def place(self, number: int) -> Place:
         return self._places[number]
+
+    # Prompts
+
+    def recalled(self, value: object) -> object:
+        """What braces recall. Raises TypeError for a call that was not awaited."""
+        if iscoroutine(value):
+            value.close()
+            raise TypeError("a call of an async function is not awaited; write {await ...}")
+        return value
 
     # Holes
 

@@ -125,6 +125,7 @@ class _Splitter:
     def _check_word(self, index: int) -> None:
         """Raises if a line begins with a word that Python would not have there, as clauses do."""
         token = self._tokens[index]
+        self._check_colon(index)
         is_known = keyword.iskeyword(token.text) or token.text in keyword.softkwlist
         if token.kind != NAME or is_known:
             return
@@ -141,6 +142,14 @@ class _Splitter:
             is_clause = following.kind == NAME and not keyword.iskeyword(following.text)
         if is_clause:
             raise self._bad(_unknown(token.text), token)
+
+    def _check_colon(self, index: int) -> None:
+        behind = self._behind_brackets(index + 1)
+        if not self._tokens[index].is_name(*DECODERS) or behind == len(self._tokens):
+            return
+        is_end = behind + 1 == len(self._tokens) or self._tokens[behind + 1].begins
+        if self._tokens[behind].is_op(":") and is_end:
+            raise self._bad("the decoder's line has no ':' at its end", self._tokens[behind])
 
     # Clauses
 
@@ -225,6 +234,8 @@ class _Splitter:
     def _clause_end(self, index: int) -> int:
         """Where the next clause of the program begins, from a token on."""
         while index < len(self._tokens) and not self._is_clause(index):
+            if self._lines.begins_statement(index):
+                break
             index += 1
         return index
 

@@ -10,6 +10,13 @@ from client.query.reading.text import Fragment, Text
 # What Python's parser raises: beyond syntax, null bytes and lone surrogates, and code too deep.
 _REFUSALS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
+# What other languages write, and Python does not.
+_FOREIGN = {
+    "//": "; a comment begins with #, // divides",
+    "&&": "; write `and` for &&",
+    "||": "; write `or` for ||",
+}
+
 # Nodes that stand somewhere.
 PLACED = (
     ast.expr,
@@ -128,10 +135,18 @@ def _refused(
     start = lines.offset(line, column)
     end_line, end_column = error.end_lineno or line, (error.end_offset or 0) - 1
     end = lines.end_offset(end_line, end_column) if end_column > 0 else start + 1
-    hint = "; a comment begins with #, // divides" if _has_slashes(lines, line) else ""
+    hint = _hint(lines.line(line), text.text[start - 1 : start])
     return text.bad(head + error.msg + hint, start, max(end, start + 1))
 
 
-def _has_slashes(lines: "_Lines", line: int) -> bool:
-    """Whether a line that Python does not understand may have a comment of another language's."""
-    return "//" in lines.line(line)
+def _hint(line: str, before: str) -> str:
+    """What a line that Python does not understand may mean in another language.
+
+    before: the character in front of what is not understood
+    """
+    for sign, hint in _FOREIGN.items():
+        if sign in line:
+            return hint
+    if before in ('"', "'"):
+        return f"; the string ends here, at {before}: write \\{before} for the sign itself"
+    return ""

@@ -13,7 +13,7 @@ from client.query.reading.layout import Distribution, PromptText
 from client.query.reading.strings import is_prompt_literal, literal_of
 from client.query.reading.text import Span, Text
 from client.query.reading.tokens import NAME, OP, STRING, Token
-from client.query.reading.words import begins_distribution, begins_where
+from client.query.reading.words import OPERATOR_WORDS, begins_distribution, begins_where
 
 _BLOCKS = frozenset(
     "if elif else for while try except finally with async def class match case".split()
@@ -133,8 +133,16 @@ class PromptLines:
             return True
         if not token.begins:
             return False
-        is_open = before.text in (_OPEN_ENDS if before.kind == NAME else _OPEN_SIGNS)
-        return not is_open and token.text not in _GOES_ON
+        return not _is_open(before) and token.text not in _GOES_ON
+
+    def begins_statement(self, index: int) -> bool:
+        """Whether a line begins here that no condition in front of it can go on with."""
+        token, before = self._tokens[index], self._tokens[index - 1]
+        if not token.begins or token.depth or _is_open(before):
+            return False
+        if token.kind == STRING:
+            return before.kind != STRING
+        return token.kind == NAME and token.text not in OPERATOR_WORDS
 
     def distribution(self, index: int, behind: int) -> Distribution:
         """`distribute NAME over values`, up to a token. Raises BadProgram."""
@@ -156,3 +164,8 @@ class PromptLines:
 
     def _bad(self, message: str, token: Token) -> BadProgram:
         return self._text.bad(message, token.start, token.end)
+
+
+def _is_open(token: Token) -> bool:
+    """Whether an expression cannot end with this."""
+    return token.text in (_OPEN_ENDS if token.kind == NAME else _OPEN_SIGNS)

@@ -119,7 +119,7 @@ class PromptRewriter:
         if recall.spec is not None:
             joined = self._joined(recall.spec)
             spec = joined if isinstance(joined, ast.JoinedStr) else ast.JoinedStr([joined])
-        code = self._code(recall.code, "in braces")
+        code = plain_call(CALLS, "recalled", [self._code(recall.code, "in braces")])
         value = self._nodes.at(ast.FormattedValue(code, conversion, spec), recall.span)
         if not recall.shows_code:
             return [value]

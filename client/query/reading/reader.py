@@ -16,6 +16,7 @@ from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import Program
 from client.query.reading.clauses import layout_of
+from client.query.reading.foreign_comments import without_foreign_comments
 from client.query.reading.functions import program_in, scope_of
 from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.making import Scope, filename_of, free_names, made
@@ -98,7 +99,7 @@ def read_template(
 def _program(
     source: Source, region: Span, name: str, parameters: inspect.Signature, scope: Scope
 ) -> Program:
-    text = Text(source)
+    text = Text(source, without_foreign_comments(source.text, region))
     _check_characters(text)
     around = Surroundings(name=name, parameters=parameters, is_callable=scope.is_callable)
     try:

@@ -35,9 +35,10 @@ class Fragment:
 class Text:
     """The text of a source. Lines end in newlines alone, see `normalized`."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, shown: str | None = None) -> None:
+        """`shown`: what is read for it, of the same length; else the source's text."""
         self.source = source
-        self.text = source.text
+        self.text = source.text if shown is None else shown
         self._starts = [0]
         self._starts.extend(index + 1 for index, char in enumerate(self.text) if char == "\n")
 

@@ -18,6 +18,11 @@ NAME, STRING, OP = tokenize.NAME, tokenize.STRING, tokenize.OP
 _SKIPPED = {tokenize.COMMENT, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT}
 _BREAKS = {tokenize.NL, tokenize.NEWLINE}
 _CLOSING = {")": "(", "]": "[", "}": "{"}
+# Signs that Python does not know, and what is written for them.
+_MEANT = {
+    "!": "; write `not`",
+    **dict.fromkeys("\u201c\u201d\u201e\u2018\u2019", "; strings have \" or ' around them"),
+}
 # Python 3.12 and later take f-strings apart.
 _STARTS = {getattr(tokenize, name, None) for name in ("FSTRING_START", "TSTRING_START")} - {None}
 _ENDS = {getattr(tokenize, name, None) for name in ("FSTRING_END", "TSTRING_END")} - {None}
@@ -97,7 +102,8 @@ def _unreadable(text: Text, shown: str, offset: int) -> BadProgram:
         return text.bad("a string that is not closed on its line", offset)
     if shown[:1] == "\\":
         return text.bad("a backslash with something behind it on its line", offset)
-    return text.bad(f"the character {shown[0]!r} means nothing here", offset)
+    hint = _MEANT.get(shown[0], "")
+    return text.bad(f"the character {shown[0]!r} means nothing here{hint}", offset)
 
 
 def _joined(text: Text, region: Span) -> Iterator[tuple[int, str, int, int]]:

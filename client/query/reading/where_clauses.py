@@ -38,6 +38,8 @@ _METHODS = {"startswith": "starts_with", "endswith": "ends_with"}
 _OPERATORS_OF_PYTHON = frozenset({"len", "int", "float", "type"})
 _HOLE = re.compile(r"\[\s*([^\W\d]\w*)\s*\]")
 _RECALL = re.compile(r"\{\s*([^\W\d]\w*)\s*\}")
+# Values that Python takes for true or false by how many things are in them.
+_NO_CONDITIONS = (ast.List, ast.Set, ast.Dict, ast.JoinedStr, ast.Lambda, ast.GeneratorExp)
 _REFUSED = {
     ast.Await: "`await`",
     ast.Yield: "`yield`",
@@ -103,6 +105,14 @@ class WhereClauses:
         shown = ast.unparse(call.func)
         raise self._bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
 
+    def _check_is_condition(self, node: ast.expr) -> None:
+        """Raises for what is true whatever its holes are, so that it was meant otherwise."""
+        if isinstance(node, ast.Tuple):
+            raise self._bad("conditions are joined by `and`, not by a comma", node)
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text or isinstance(node, _NO_CONDITIONS):
+            raise self._bad("this says nothing that could be true or false; compare it", node)
+
     def _named(self, node: ast.AST) -> tuple[str, ...]:
         return tuple(name for name in names.used(node) if name in self._holes)
 
@@ -118,6 +128,7 @@ class WhereClauses:
 
     def _condition(self, node: ast.expr) -> ast.expr:
         """What is true or false. `a if t else b` is `t and a or not t and b`."""
+        self._check_is_condition(node)
         if not isinstance(node, ast.IfExp) or not self._named(node):
             return self._rewritten(node)
         span = self._nodes.span(node)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from client.query import hints
 from client.query.conditions.plan import StopMode
 from client.query.errors import BadProgram
 from client.query.place import Source
@@ -176,7 +177,8 @@ def _options(name: str, kind: Kind, named: Mapping[str, object]) -> Options:
         elif option in _OPTIONS:
             others[option] = _kept(option, value, _OPTIONS[option])
         else:
-            raise ValueError(f"`{name}` has no option `{option}`")
+            known = [*_SAMPLING, *_OPTIONS, kind.count, *kind.own]
+            raise ValueError(f"`{name}` has no option `{option}`{hints.meant(option, known)}")
     # Every value has been held to its rule, which is that of its field.
     return Options(sampling=Sampling(**sampling), **others)  # type: ignore[arg-type]
 

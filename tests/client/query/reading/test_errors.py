@@ -27,6 +27,9 @@ PROMPTS = [
     ('"a } b"', "a single '}'; write '}}'", "}"),
     ('"[X] {X +}"', "in braces: invalid syntax", "}"),
     ('"{x!q}"', "behind '!' comes r, s or a", "!q"),
+    ('"a {"name": 1} [X]"', 'the string ends here, at ": write \\" for the sign', None),
+    ("\u201c[X]\u201d", "strings have \" or ' around them", "\u201c"),
+    ('def f():\n   x = 1\n   "Q: [X]"', "a prompt in a function", '"Q: [X]"'),
     ('"{:boss}"', "'{:boss}' is no role; known are {:system}", "{:boss}"),
     (r'"\x4"', "is not complete, or no character", "\\"),
     (r'"\N{NO SUCH}"', "is not complete, or no character", "\\"),
@@ -41,11 +44,14 @@ PROMPTS = [
 ]
 CLAUSES = [
     (
-        'argmax\n  "[X]" // a hole\n  "b"',
-        "invalid syntax; a comment begins with #, // divides",
-        "hole",
+        'argmax\n  "[X]" // it\n  "b"',
+        "a prompt is strings alone",
+        '"[X]" // it',
     ),
-    ('"[X]"\nwhere X in ["a"] // a longer list', "a comment begins with #, // divides", None),
+    ('"[X]"\nwhere len(X) < n // of them', "a comment begins with #, // divides", None),
+    ('argmax(n=1):\n  "[X]"', "the decoder's line has no ':' at its end", ":"),
+    ('"[X]"\nwhere len(X) < 3\n"[Y]"', "behind the program's clauses comes no further", '"[Y]"'),
+    ('"[X]"\nwhere len(X) < 3\nprint(X)', "behind the program's clauses comes no", "print"),
     ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam, best_k)", "beem"),
     ('argmx "[X]"', "did you mean `argmax`?", "argmx"),
     ('argmax\n  "[X]"\nwere len(X) < 3', "did you mean `where`?", "were"),
@@ -67,6 +73,11 @@ CLAUSES = [
 ]
 CONDITIONS = [
     ('"[X]" where len(X) <', "in the prompt's condition: invalid syntax", ""),
+    ('"[X]" where len(X) < 3 && len(X) > 1', "invalid syntax; write `and` for &&", None),
+    ('"[X]" where X == "a" || X == "b"', "invalid syntax; write `or` for ||", None),
+    ('"[X]" where !(X == "a")', "the character '!' means nothing here; write `not`", "!"),
+    ('"[X]" where len(X) < 3, len(X) > 1', "joined by `and`, not by a comma", None),
+    ('"[X]" where X == "a" or "b"', "says nothing that could be true or false", '"b"'),
     ('"[X]" where X where X', "a second `where` of a prompt", "where"),
     ('"hi" where 3 < 4', "a `where` behind a prompt without holes", "3 < 4"),
     ('"[X]" where await f(X)', "`await` cannot stand in a condition", "await f(X)"),

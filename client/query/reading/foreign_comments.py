@@ -1,0 +1,60 @@
+"""Comments as Figure 1b of LMQL's paper prints them: `"keys", ...] // a longer list`.
+
+`//` divides in Python, and keeps doing so. It is a comment only where a line would be no Python in
+any case: two words follow each other behind it, and in front of it is nothing to be divided (it
+begins its line, or stands behind a string, a list or a sign).
+"""
+
+import keyword
+import re
+from collections.abc import Iterator
+
+from client.query.reading.text import Span
+from client.query.reading.words import DECODERS
+
+_PART = re.compile(
+    r"(?P<string>[A-Za-z]{0,2}(?:'''(?s:\\.|.)*?'''|\"\"\"(?s:\\.|.)*?\"\"\""
+    r"|'(?:\\(?s:.)|[^'\\\n])*'|\"(?:\\(?s:.)|[^\"\\\n])*\"))"
+    r"|(?P<comment>\#[^\n]*)|(?P<slashes>//[^\n]*)"
+    r"|(?P<word>\w+)|(?P<line>\n)|(?P<sign>[^\s])"
+)
+_TWO_WORDS = re.compile(r"\b([^\W\d]\w*)[ \t]+(?=([^\W\d]\w*))")
+# Words that may stand beside others, in Python or in a program's clauses.
+_JOINING = {*keyword.kwlist, *DECODERS, "where", "over", "distribute", "distribution"}
+_CLOSING = {")", "]", "}"}
+
+
+def without_foreign_comments(text: str, region: Span) -> str:
+    """The text with blanks for these comments in a region, so that all else stays where it is."""
+    parts, begin = [], 0
+    for comment in _comments(text, region):
+        parts += [text[begin : comment.start], " " * (comment.end - comment.start)]
+        begin = comment.end
+    return "".join([*parts, text[begin:]])
+
+
+def _comments(text: str, region: Span) -> Iterator[Span]:
+    index, can_be_divided, displays = region.start, False, list[bool]()
+    while (part := _PART.search(text, index, region.end)) is not None:
+        index, shown = part.end(), part[0]
+        if part.lastgroup == "slashes":
+            if can_be_divided or not _are_words(shown[2:]):
+                index = part.start() + 2
+                can_be_divided = False
+            else:
+                yield Span(part.start(), part.end())
+        elif part.lastgroup in ("line", "string"):
+            can_be_divided = False
+        elif part.lastgroup == "word":
+            can_be_divided = shown.lower() not in _JOINING
+        elif part.lastgroup == "sign":
+            if shown == "[":
+                displays.append(not can_be_divided)
+            is_list = shown == "]" and bool(displays) and displays.pop()
+            can_be_divided = shown in _CLOSING and not is_list
+
+
+def _are_words(behind: str) -> bool:
+    """Whether two words follow each other, in front of any string."""
+    plain = re.split(r"['\"#]", behind)[0]
+    return any(_JOINING.isdisjoint(pair.groups()) for pair in _TWO_WORDS.finditer(plain))

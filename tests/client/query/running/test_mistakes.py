@@ -1,0 +1,99 @@
+"""What beginners write, and what they are told: where, what, and what they may have meant."""
+
+import pytest
+
+from client.query import BadCondition, BadProgram, ProgramFailed, QueryError, run
+from tests.client.query.running.scripted_model import ScriptedModel
+
+# A program, what is said of it, and the text that the caret is under.
+NAMES = [
+    ('"[ANSWER]"\n"again {ANSWR}"', "'ANSWR' is not defined; did you mean `ANSWER`?", "ANSWR"),
+    ('"[X: integer]"', "'integer' is not defined; did you mean `int`?", "integer"),
+    ('"[X]" where len(Y) < 3', "'Y' is not defined; holes of this program: X", "Y"),
+    ('print(X)\n"[X]"', "the hole [X] is not filled yet", "X"),
+    ('"{X}[X]"', "the hole [X] is not filled yet", "X"),
+    ('x = "Q: [X]"\nreturn X', "the string with [X] is no prompt", "X"),
+    ('argmax\n "[X]"\nfrom gpt2', "the name of a model is a string", "gpt2"),
+]
+CALLS = [
+    ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", 'stopsat(X, ".")'),
+    ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word(X)"),
+    ('"[X]" where X.starts_with("a")', "did you mean `startswith`?", 'X.starts_with("a")'),
+    ("'Give {\"name\": 1} [X]'", "write '{{' and '}}' for the signs", '{"name": 1}'),
+    ('async def f():\n  pass\n"{f()}[X]"', "not awaited; write {await ...}", "{f()}"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "marked"), [*NAMES, *CALLS])
+async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
+    text: str, message: str, marked: str
+) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert message in caught.value.message
+    assert _marked(caught.value) == marked
+
+
+async def test_a_name_like_no_other_is_told_without_a_guess() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run('"{question} [X]"', model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert caught.value.message == "NameError: name 'question' is not defined"
+
+
+async def test_an_option_that_a_decoder_lacks_brings_the_one_that_was_meant() -> None:
+    with pytest.raises(BadProgram, match="no option `temprature`; did you mean `temperature`"):
+        await run('argmax(temprature=1)\n "[X]"', model=ScriptedModel(lambda prompt: ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"[X]" where X < 3', "compare int(X) or len(X), or write [X: int]"),
+        ('"[X]" where X.isdigit', "`X.isdigit` is a method, which has to be called"),
+        ('"[X]" where stops_at(".", X)', 'as in stops_at(X, ".")'),
+    ],
+)
+async def test_a_condition_that_means_nothing_brings_one_that_does(text: str, message: str) -> None:
+    with pytest.raises(BadCondition) as caught:
+        await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert message in caught.value.message
+
+
+async def test_a_condition_may_stand_in_front_of_the_prompts() -> None:
+    model = ScriptedModel(lambda prompt: ["aaa", "a"])
+
+    assert (await run('where len(X) < 3\n"Q: [X]"', model=model))["X"] == "a"
+
+
+async def test_words_behind_slashes_are_a_comment_where_nothing_can_be_divided() -> None:
+    program = """
+        // a hole for the letter
+        argmax
+            n = 9 // 2
+            "{n}: [X]" // the only hole
+        where
+            X in ["a", "b", // these two
+                  "c", ...] // a longer list
+            and len(X) < n
+              // 2
+    """
+
+    result = await run(program, model=ScriptedModel(lambda prompt: ["d", "c"]))
+
+    assert result.prompt == "4: c"
+
+
+@pytest.mark.parametrize("line", ["x = 5 // num items", "x = y[0] // num items"])
+async def test_slashes_behind_a_value_divide_whatever_follows(line: str) -> None:
+    with pytest.raises(BadProgram, match="// divides"):
+        await run(line, model=ScriptedModel(lambda prompt: ["a"]))
+
+
+def _marked(error: QueryError) -> str:
+    assert error.place is not None
+    assert error.source is not None
+    line = error.source.text.split("\n")[error.place.line - 1]
+    return line[error.place.column - 1 : error.place.end_column - 1]
