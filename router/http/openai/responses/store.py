@@ -49,8 +49,8 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._stored: OrderedDict[tuple[bytes, str], Stored] = OrderedDict()
-        # Of each item, the latest response that holds it.
-        self._holders: dict[tuple[bytes, str], str] = {}
+        # Of each item, the responses that hold it, oldest first.
+        self._holders: dict[tuple[bytes, str], dict[str, None]] = {}
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -65,7 +65,8 @@ class ResponseStore:
         """Remembers a new response."""
         self._stored[owner, response_id] = stored
         self._num_bytes += stored.num_bytes
-        self._holders.update(((owner, item.item_id), response_id) for item in stored.items)
+        for item in stored.items:
+            self._holders.setdefault((owner, item.item_id), {})[response_id] = None
         while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:
             self._drop(*next(iter(self._stored)))
 
@@ -99,14 +100,18 @@ class ResponseStore:
         return is_known
 
     def item(self, owner: bytes, item_id: str) -> Item | None:
-        """An item of a response, which counts as used; None if it is not known."""
-        stored = self.get(owner, self._holders.get((owner, item_id), ""))
-        items = () if stored is None else stored.items
-        return next((item for item in reversed(items) if item.item_id == item_id), None)
+        """An item of the latest response that holds it, which counts as used; None if none does."""
+        for response_id in reversed(self._holders.get((owner, item_id), {})):
+            stored = self.get(owner, response_id)
+            assert stored is not None, "only responses that are stored hold items"
+            return next(item for item in reversed(stored.items) if item.item_id == item_id)
+        return None
 
     def _drop(self, owner: bytes, response_id: str) -> None:
         stored = self._stored.pop((owner, response_id))
         self._num_bytes -= stored.num_bytes
-        for item in stored.items:
-            if self._holders.get((owner, item.item_id)) == response_id:
-                del self._holders[owner, item.item_id]
+        for key in {(owner, item.item_id) for item in stored.items}:
+            holders = self._holders[key]
+            del holders[response_id]
+            if not holders:
+                del self._holders[key]

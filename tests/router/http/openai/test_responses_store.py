@@ -67,6 +67,19 @@ def test_an_item_is_known_to_its_owner_while_a_response_holds_it() -> None:
     assert store.item(ME, "msg_q1") is None
 
 
+def test_an_item_stays_known_while_an_older_response_holds_it() -> None:
+    store = ResponseStore()
+    store.keep(ME, "resp_1", stored(1))
+    again = (*stored(1).items, *stored(1).items)
+    store.keep(ME, "resp_2", Stored(b"{}", again, stored(2).answered, None))
+    store.forget(ME, "resp_2")
+
+    assert store.item(ME, "msg_a1") == stored(1).answered[0]
+    assert store.item(ME, "msg_a2") is None
+    store.forget(ME, "resp_1")
+    assert store.item(ME, "msg_a1") is None
+
+
 def test_the_least_recently_used_is_forgotten_first() -> None:
     store = ResponseStore(max_responses=2)
     store.keep(ME, "resp_1", stored(1))
