@@ -13,7 +13,6 @@ Exit codes: 0 stopped when asked; 1 could not start, or a second signal; 2 a bad
 import asyncio
 import logging
 import resource
-import ssl
 import sys
 import tempfile
 import time
@@ -38,18 +37,17 @@ from fleet.roster import Roster, RosterRules
 from fleet.servers import LaunchedServers, ServerRules
 from launcher.console import Console
 from router.errors import StartupFailed
+from router.front_door import connection_rules, open_door
 from router.http.access import Access
 from router.http.cors import Cors
 from router.http.guard import Guard
 from router.http.lmtp.services import SocketLimits
 from router.http.printed import openapi_document
-from router.http.protocol import ConnectionRules
 from router.knobs import BadConfig
-from router.listening import Door, HttpServer, bind, bind_unix
+from router.listening import HttpServer
 from router.logs import start_logging
 from router.metrics import Metrics
 from router.signals import Signals, first_of
-from router.tls import load_tls
 
 _logger = logging.getLogger("fleet")
 _LAST_BYTES_S = 5.0
@@ -86,7 +84,7 @@ async def _run(told: Told, folder: Path) -> int:
         metrics,
         config.model_load_timeout,
     )
-    door = _open_door(config)
+    door = open_door(config)
     names = _names(told)
     sockets = FleetSockets(
         keeper,
@@ -99,7 +97,7 @@ async def _run(told: Told, folder: Path) -> int:
         keys=config.api_key,
     )
     app = _app(told, keeper, names, metrics, sockets)
-    http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))
+    http = HttpServer(app, door, _LAST_BYTES_S, connection_rules(config, metrics.connections_cut))
     await http.start()
     _logger.info("ready at %s for %s", http.address, ", ".join(told.models))
     await signals.first.wait()
@@ -182,27 +180,6 @@ def _server_rules(told: Told, folder: Path) -> ServerRules:
         memory_fraction=config.cuda_memory_fraction,
         graceful_timeout_s=config.graceful_termination_timeout,
     )
-
-
-def _connection_rules(config: FleetConfig, metrics: FleetMetrics) -> ConnectionRules:
-    return ConnectionRules(
-        max_head_len=config.header_limit,
-        head_timeout_s=config.header_timeout,
-        body_timeout_s=config.body_timeout,
-        write_timeout_s=config.write_timeout,
-        cuts=metrics.connections_cut,
-        max_message_len=config.socket_message_limit,
-        ping_interval_s=config.socket_ping_interval,
-    )
-
-
-def _open_door(config: FleetConfig) -> Door:
-    tls: ssl.SSLContext | None = None
-    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
-        tls = load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
-    if config.http_uds is not None:
-        return bind_unix(config.http_uds, tls)
-    return bind(config.hostname, config.port, tls)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ from launcher.settings import ServeSettings
 from router.config import read_config
 from router.errors import StartupFailed
 from router.knobs import BadConfig
-from router.tls import load_tls
+from router.tls import server_tls
 
 
 def check_router(settings: ServeSettings, environ: Mapping[str, str]) -> None:
     """Reads the router's flags and its TLS files as it will. Raises BadSetting."""
     _, _, _, *flags = settings.router_argv(Path("tokenizer"))
     try:
-        config = read_config(flags, settings.router_environ(environ))
-        if config.ssl_certfile is not None and config.ssl_keyfile is not None:
-            load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
+        server_tls(read_config(flags, settings.router_environ(environ)))
     except (BadConfig, StartupFailed) as error:
         raise BadSetting(str(error)) from error

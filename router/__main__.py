@@ -16,7 +16,6 @@ import asyncio
 import gc
 import logging
 import resource
-import ssl
 import sys
 import time
 from collections.abc import Sequence
@@ -34,15 +33,15 @@ from router.books.scheduler import Scheduler, SchedulerLimits
 from router.config import RouterConfig, read_config
 from router.constraint_check import ConstraintCheck
 from router.errors import Displaced, ShardFailed, StartupFailed
+from router.front_door import connection_rules, open_door
 from router.http.app import Services, create_app
 from router.http.lmtp.services import SocketLimits
 from router.http.lmtp.sockets import Sockets
 from router.http.printed import openapi_document
-from router.http.protocol import ConnectionRules
 from router.hub import find_tokenizer
 from router.infer import Infer
 from router.knobs import BadConfig
-from router.listening import Door, HttpServer, bind, bind_unix
+from router.listening import Door, HttpServer
 from router.logs import start_logging
 from router.metrics import Metrics
 from router.offer import limits_of, server_info
@@ -51,7 +50,6 @@ from router.signals import Signals, first_of, unless
 from router.step_observer import StepObserver
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
-from router.tls import load_tls
 from router.tracing import Tracer, start_tracing
 from router.validation import Limits, Validation
 from router.wire import PoolLimits, ShardInfo
@@ -182,19 +180,12 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 async def _start(config: RouterConfig) -> _Router:
     """Raises StartupFailed or ShardFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
-    door = _open_door(config)
+    door = open_door(config)
     try:
         return await _connect(config, door, tracer)
     except BaseException:
         door.close()
         raise
-
-
-def _open_door(config: RouterConfig) -> Door:
-    tls = _load_tls(config)
-    if config.http_uds is not None:
-        return bind_unix(config.http_uds, tls)
-    return bind(config.hostname, config.port, tls)
 
 
 async def _connect(config: RouterConfig, door: Door, tracer: Tracer) -> _Router:
@@ -297,7 +288,7 @@ def _wire(
             max_beams=config.max_beams,
         ),
     )
-    http = HttpServer(app, door, _LAST_BYTES_S, _connection_rules(config, metrics))
+    http = HttpServer(app, door, _LAST_BYTES_S, connection_rules(config, metrics.connections_cut))
     return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
 
 
@@ -320,24 +311,6 @@ def _aliases(config: RouterConfig) -> dict[str, str]:
     """The paths that Vertex AI chose, with ours."""
     chosen = {config.aip_predict_route: "/vertex", config.aip_health_route: "/health"}
     return {path: ours for path, ours in chosen.items() if path is not None}
-
-
-def _connection_rules(config: RouterConfig, metrics: Metrics) -> ConnectionRules:
-    return ConnectionRules(
-        max_head_len=config.header_limit,
-        head_timeout_s=config.header_timeout,
-        body_timeout_s=config.body_timeout,
-        write_timeout_s=config.write_timeout,
-        max_message_len=config.socket_message_limit,
-        ping_interval_s=config.socket_ping_interval,
-        cuts=metrics.connections_cut,
-    )
-
-
-def _load_tls(config: RouterConfig) -> ssl.SSLContext | None:
-    if config.ssl_certfile is None or config.ssl_keyfile is None:
-        return None
-    return load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
 
 
 def _load_tokenizer(config: RouterConfig, name: str) -> Tokenizer:

@@ -2,18 +2,13 @@
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off", ""})
-
-_ROUTER = (
-    "Tandem's router: HTTP in front, shards behind. Every flag but --hostname, --parent-pid and "
-    "--ngrok-* can be given as a variable too: in capitals, with underscores."
-)
 
 Parse = Callable[[str], Any]
 T = TypeVar("T")
@@ -23,19 +18,25 @@ class BadConfig(ValueError):
     """A flag or variable that breaks its rule; the text names it, its value and the rule."""
 
 
-def whole(low: int, high: int | None = None) -> Parse:
-    rule = f"a whole number, at least {low}" + (f" and at most {high}" if high is not None else "")
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `low` to `high`."""
 
-    def parse(text: str) -> int:
+    low: int
+    high: int | None = None
+
+    def __call__(self, text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise BadConfig(f"must be {rule}") from None
-        if number < low or (high is not None and number > high):
-            raise BadConfig(f"must be {rule}")
+            raise self._broken() from None
+        if number < self.low or (self.high is not None and number > self.high):
+            raise self._broken()
         return number
 
-    return parse
+    def _broken(self) -> BadConfig:
+        most = "" if self.high is None else f" and at most {self.high}"
+        return BadConfig(f"must be a whole number, at least {self.low}{most}")
 
 
 def seconds(text: str) -> float:
@@ -145,7 +146,7 @@ def knob(
     kind: str = "value",
     secret: bool = False,
 ) -> Any:
-    """A knob, declared as a field of RouterConfig.
+    """A knob, declared as a field of a config's dataclass.
 
     With `env` its variable is the flag's name in capitals. `kind` is "value", "switch", a flag
     without a value, or "list", a flag that may be repeated. `aliases` are older names. What is
@@ -174,20 +175,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of(
-    knobs: Iterable[Field[Any]], prog: str = "python -m router", description: str = _ROUTER
+    knobs: Iterable[Field[Any]], groups: Sequence[str], prog: str, description: str
 ) -> argparse.ArgumentParser:
-    """The command line of these knobs; every value that was given is a text."""
+    """The command line of these knobs, in such groups; every value that was given is a text."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [--flag VALUE] ...",
         description=description,
         allow_abbrev=False,
     )
-    groups: dict[str, Any] = {}
+    sections = {group: parser.add_argument_group(group) for group in groups}
     for each in knobs:
         meta = each.metadata
-        group = groups.get(meta["group"]) or parser.add_argument_group(meta["group"])
-        groups[meta["group"]] = group
         default: Any = each.default
         if meta["kind"] == "list":
             default = ", ".join(default)
@@ -199,10 +198,11 @@ def parser_of(
             options |= {"metavar": "VALUE"}
         if meta["kind"] == "list":
             options |= {"action": "append"}
-        group.add_argument(flag_of(each.name), **options)
+        section = sections[meta["group"]]
+        section.add_argument(flag_of(each.name), **options)
         for alias in meta["aliases"]:
             options |= {"dest": alias, "help": f"older name of {flag_of(each.name)}"}
-            group.add_argument(flag_of(alias), **options)
+            section.add_argument(flag_of(alias), **options)
     return parser
 
 

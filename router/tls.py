@@ -4,6 +4,14 @@ import ssl
 from pathlib import Path
 
 from router.errors import StartupFailed
+from router.front_config import FrontConfig
+
+
+def server_tls(config: FrontConfig) -> ssl.SSLContext | None:
+    """What it takes to speak TLS; None where HTTP is plain. Raises as `load_tls`."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
 
 
 def load_tls(certfile: Path, keyfile: Path, password: str | None) -> ssl.SSLContext:

@@ -31,6 +31,7 @@ def test_auto_takes_any_model() -> None:
         pytest.param(["--max-loaded-models", "0"], "at least 1", id="no-room"),
         pytest.param(["--cuda-memory-fraction", "1.5"], "at most 1", id="share"),
         pytest.param(["--whatever", "1"], "see --help", id="unknown"),
+        pytest.param(["--ssl-certfile", __file__], "needs --ssl-keyfile", id="half-of-tls"),
     ],
 )
 def test_a_bad_flag_is_named_with_its_rule(argv: list[str], said: str) -> None:
