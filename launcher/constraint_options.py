@@ -1,11 +1,13 @@
 """The options of `launcher check`, and those of `launcher serve` that bound the same work."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Optional
+from types import MappingProxyType
 
-import typer
-
-from launcher.options import LIMITS
+from constraints.spec import Kind
+from launcher.declared import knob_of, option, section
+from router.config import RouterConfig
 
 
 class ConstraintType(StrEnum):
@@ -17,63 +19,57 @@ class ConstraintType(StrEnum):
     where = "where"
 
 
+CONSTRAINT_KINDS: Mapping[ConstraintType, Kind] = MappingProxyType(
+    {
+        ConstraintType.json: Kind.JSON_SCHEMA,
+        ConstraintType.regex: Kind.REGEX,
+        ConstraintType.lark: Kind.LARK,
+        ConstraintType.gbnf: Kind.GBNF,
+        ConstraintType.choice: Kind.CHOICE,
+        ConstraintType.where: Kind.WHERE,
+    }
+)
+
+
 class Spaces(StrEnum):
     flexible = "flexible"
     compact = "compact"
     spaced = "spaced"
 
 
-ConstraintTimeout = Annotated[
-    float,
-    typer.Option(
-        envvar="CONSTRAINT_TIMEOUT",
-        min=0.01,
-        rich_help_panel=LIMITS,
-        help="Seconds of computing that compiling a grammar may take.",
-    ),
-]
-ConstraintMemory = Annotated[
-    int,
-    typer.Option(
-        envvar="CONSTRAINT_MEMORY",
-        min=16,
-        rich_help_panel=LIMITS,
-        help="MiB that compiling a grammar may take.",
-    ),
-]
-MaxConstraintsWaiting = Annotated[
-    int,
-    typer.Option(
-        envvar="MAX_CONSTRAINTS_WAITING",
-        min=1,
-        rich_help_panel=LIMITS,
-        help="Grammars that may wait to be compiled; more are answered 429.",
-    ),
-]
-CheckedType = Annotated[
-    ConstraintType, typer.Option("--type", help="The language of the constraint.")
-]
-CheckedConstraint = Annotated[
-    str, typer.Option("--constraint", help="A file, the constraint itself, or - for stdin.")
-]
-CheckTokenizer = Annotated[
-    Optional[str],
-    typer.Option(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintLimits:
+    """What compiling one constraint may take."""
+
+    constraint_timeout: float = knob_of(RouterConfig)
+    constraint_memory: int = knob_of(RouterConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """What `launcher check` is to judge, and by what."""
+
+    kind: ConstraintType = option(..., "The language of the constraint.", "--type", envvar=None)
+    constraint: str = option(
+        ..., "A file, the constraint itself, or - for stdin.", "--constraint", envvar=None
+    )
+    tokenizer: str | None = option(
+        None,
+        "A model's folder, its tokenizer.json or a hub id.",
         "--tokenizer",
+        envvar=None,
         show_default="the bundled model's",
-        help="A model's folder, its tokenizer.json or a hub id.",
-    ),
-]
-CheckedTexts = Annotated[
-    Optional[list[str]], typer.Option("--text", help="A text to judge; may be repeated.")
-]
-CheckedLines = Annotated[
-    Optional[str],
-    typer.Option("--lines", help='JSON lines {"text": ...} to judge, a file or - for stdin.'),
-]
-CheckedSpaces = Annotated[
-    Spaces, typer.Option("--whitespace", help="Which whitespace JSON may have.")
-]
-Lenient = Annotated[
-    bool, typer.Option("--lenient", help="Enforce what can be of a schema, and list the rest.")
-]
+    )
+    text: list[str] | None = option(
+        None, "A text to judge; may be repeated.", "--text", envvar=None
+    )
+    lines: str | None = option(
+        None, 'JSON lines {"text": ...} to judge, a file or - for stdin.', "--lines", envvar=None
+    )
+    whitespace: Spaces = option(
+        Spaces.flexible, "Which whitespace JSON may have.", "--whitespace", envvar=None
+    )
+    lenient: bool = option(
+        False, "Enforce what can be of a schema, and list the rest.", "--lenient", envvar=None
+    )
+    limits: ConstraintLimits = section()

@@ -13,28 +13,6 @@ import typer
 from launcher.errors import BadSetting
 
 AUTO = "auto"
-# Where the front listens, whom it lets in, and what it does with models: no child is told.
-FRONTS_OWN = frozenset(
-    {
-        "hostname",
-        "port",
-        "http_uds",
-        "parent_pid",
-        "api_key",
-        "cors_allow_origin",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_keyfile_password",
-        "env",
-        "models_folder",
-        "hub_models",
-        "max_loaded_models",
-        "model_load_timeout",
-        "model_idle_timeout",
-        "model_turn",
-        "model_retry_after",
-    }
-)
 _OF_ONE = {
     "served_model_name": "each of several models goes by its own id",
     "revision": "it is a version of one model; with several, name a downloaded folder instead",
@@ -70,8 +48,8 @@ def refuse_of_one(context: typer.Context) -> None:
             raise BadSetting(f"--{name.replace('_', '-')} {context.params[name]}: {reason}")
 
 
-def passed_on(context: typer.Context) -> tuple[str, ...]:
-    """The flags of the command line that every child is started with.
+def passed_on(context: typer.Context, fronts_own: frozenset[str]) -> tuple[str, ...]:
+    """The flags of the command line that every child is started with: all but the front's own.
 
     What came from the environment reaches the children the same way.
     """
@@ -80,7 +58,7 @@ def passed_on(context: typer.Context) -> tuple[str, ...]:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         is_given = source is not None and source.name == "COMMANDLINE"
-        if parameter.param_type_name != "option" or not is_given or name in FRONTS_OWN:
+        if parameter.param_type_name != "option" or not is_given or name in fronts_own:
             continue
         flags += _spelt(parameter, context.params[name])
     return tuple(flags)

@@ -4,53 +4,44 @@ What is refused would change answers; who asks for it must not get something els
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Optional
+from typing import Any
 
-import typer
-
+from launcher.declared import option
 from launcher.errors import BadSetting
 
-TGI = "Accepted for TGI's sake"
-_REFUSED = "Refused: not served yet."
 _SHARDED: Mapping[str, str] = MappingProxyType({"true": "--sharded", "false": "--no-sharded"})
 
 
-def _refused(variable: str) -> object:
-    return typer.Option(envvar=variable, rich_help_panel=TGI, help=_REFUSED)
+def _refused(default: Any) -> Any:
+    return option(default, "Refused: not served yet.")
 
 
-def _inert(variable: str, why: str) -> object:
-    return typer.Option(envvar=variable, rich_help_panel=TGI, help=f"Without effect: {why}.")
+def _inert(default: Any, why: str) -> Any:
+    return option(default, f"Without effect: {why}.")
 
 
-Quantize = Annotated[Optional[str], _refused("QUANTIZE")]
-Speculate = Annotated[int, _refused("SPECULATE")]
-KvCacheDtype = Annotated[Optional[str], _refused("KV_CACHE_DTYPE")]
-RopeScaling = Annotated[Optional[str], _refused("ROPE_SCALING")]
-RopeFactor = Annotated[Optional[float], _refused("ROPE_FACTOR")]
-LoraAdapters = Annotated[Optional[str], _refused("LORA_ADAPTERS")]
-Ngrok = Annotated[
-    bool, typer.Option(envvar="NGROK", rich_help_panel=TGI, help="Refused: opens no tunnel.")
-]
-WaitingServedRatio = Annotated[
-    float,
-    _inert("WAITING_SERVED_RATIO", "prompt chunks ride in the same steps as decodes"),
-]
-MaxWaitingTokens = Annotated[int, _inert("MAX_WAITING_TOKENS", "see --waiting-served-ratio")]
-MaxBatchTotalTokens = Annotated[
-    Optional[int], _inert("MAX_BATCH_TOTAL_TOKENS", "the pool is measured, see --kv-blocks")
-]
-CudaGraphs = Annotated[Optional[str], _inert("CUDA_GRAPHS", "no step is recorded")]
-PrometheusPort = Annotated[int, _inert("PROMETHEUS_PORT", "/metrics is on the main port")]
-UsageStats = Annotated[str, _inert("USAGE_STATS", "nothing is sent home")]
-EnablePrefillLogprobs = Annotated[
-    bool, _inert("ENABLE_PREFILL_LOGPROBS", "log-probabilities of prompts are always there")
-]
-DisableCustomKernels = Annotated[
-    bool,
-    typer.Option(envvar="DISABLE_CUSTOM_KERNELS", rich_help_panel=TGI, help="As --attention cpu."),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiOptions:
+    """Only `disable_custom_kernels` does something, and what is in _REASONS may not."""
+
+    quantize: str | None = _refused(None)
+    speculate: int = _refused(0)
+    kv_cache_dtype: str | None = _refused(None)
+    rope_scaling: str | None = _refused(None)
+    rope_factor: float | None = _refused(None)
+    lora_adapters: str | None = _refused(None)
+    ngrok: bool = option(False, "Refused: opens no tunnel.")
+    waiting_served_ratio: float = _inert(0.3, "prompt chunks ride in the same steps as decodes")
+    max_waiting_tokens: int = _inert(20, "see --waiting-served-ratio")
+    max_batch_total_tokens: int | None = _inert(None, "the pool is measured, see --kv-blocks")
+    cuda_graphs: str | None = _inert(None, "no step is recorded")
+    prometheus_port: int = _inert(9000, "/metrics is on the main port")
+    usage_stats: str = _inert("off", "nothing is sent home")
+    enable_prefill_logprobs: bool = _inert(False, "log-probabilities of prompts are always there")
+    disable_custom_kernels: bool = option(False, "As --attention cpu.")
+
 
 _REASONS: Mapping[str, str] = {
     "quantize": "quantization on load is not served yet",
@@ -63,12 +54,13 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-def refuse(**given: object) -> None:
-    """Raises BadSetting for the first of these options that asks for something."""
-    for name, value in given.items():
+def refuse(options: TgiOptions) -> None:
+    """Raises BadSetting for the first of these options that asks for what is refused."""
+    for name, reason in _REASONS.items():
+        value = getattr(options, name)
         if value:
             shown = "" if value is True else f" {value}"
-            raise BadSetting(f"--{name.replace('_', '-')}{shown}: {_REASONS[name]}")
+            raise BadSetting(f"--{name.replace('_', '-')}{shown}: {reason}")
 
 
 def in_our_words(arguments: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ import typer
 
 from launcher.cli import app
 from launcher.errors import BadSetting
-from launcher.tgi_options import in_our_words, refuse
+from launcher.tgi_options import TgiOptions, in_our_words, refuse
 
 FLAGS = """
     model-id revision validation-workers sharded num-shard quantize speculate dtype kv-cache-dtype
@@ -43,12 +43,12 @@ def test_a_flag_of_tgi_is_known_by_its_name_and_its_variable(flag: str) -> None:
 
 
 def test_what_asks_for_nothing_is_not_refused() -> None:
-    refuse(quantize=None, speculate=0, ngrok=False, lora_adapters="")
+    refuse(TgiOptions(lora_adapters="", usage_stats="on"))
 
 
 def test_what_asks_for_something_is_refused_with_its_reason() -> None:
     with pytest.raises(BadSetting, match=r"^--lora-adapters a,b: adapters are not served yet"):
-        refuse(quantize=None, lora_adapters="a,b")
+        refuse(TgiOptions(lora_adapters="a,b"))
 
 
 @pytest.mark.parametrize(
