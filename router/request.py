@@ -4,7 +4,7 @@ Built by `validation.py` alone from raw parameters; everything below reads it. I
 and no field names of a particular API.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -104,6 +104,8 @@ class GenerateRequest:
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
+    `account` is told once, at its end, good or bad, how many of its prompt tokens were cached and
+    how many tokens were generated.
     """
 
     prompt_ids: tuple[int, ...]
@@ -116,6 +118,7 @@ class GenerateRequest:
     deadline_s: float | None = None
     trace_id: str = ""
     trace: TraceContext | None = None
+    account: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     output_ids: tuple[int, ...] = ()
 
     @property

@@ -128,6 +128,8 @@ class StepObserver:
     def ended(self, stream: Stream) -> None:
         """A stream has its end."""
         metrics, end = self._metrics, stream.end
+        if stream.request.account is not None:
+            stream.request.account(stream.cached_len, stream.num_generated)
         if stream.request.trace is not None:
             self._tracer.ended(_life(stream, stream.request.trace))
         if isinstance(end, Failed):

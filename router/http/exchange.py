@@ -17,7 +17,8 @@ _SCOPE_KEY = "tandem.exchange"
 
 @dataclass(slots=True)
 class Exchange:
-    """Counts are sums over the exchange's sequences; times those of the first to end.
+    """Counts are sums over the exchange's sequences, failed and cancelled ones too; times those of
+    the first to come to a good end.
 
     `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
     client's word for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
@@ -77,10 +78,13 @@ class Exchange:
         self.num_prompt_tokens += len(request.prompt_ids)
         self.validation_s += validation_s
 
+    def took(self, num_cached_tokens: int, num_generated_tokens: int) -> None:
+        """A sequence ended, good or bad, whether or not the client heard of all its tokens."""
+        self.num_cached_tokens += num_cached_tokens
+        self.num_generated_tokens += num_generated_tokens
+
     def finished(self, end: Finished) -> None:
-        """A sequence came to its good end."""
-        self.num_cached_tokens += end.num_cached_tokens
-        self.num_generated_tokens += end.num_generated_tokens
+        """The client is told of a sequence's good end."""
         self.finish_reasons.append(end.reason.value)
         if end.timings is not None and self.queue_s is None:
             self.seed = end.seed

@@ -85,8 +85,7 @@ class Intake:
         validation_s = clock() - begun_s
         exchange.accepted(checked, validation_s)
         exchange.span.validated(validation_s)
-        if exchange.span.context is not None:
-            checked = replace(checked, trace=exchange.span.context)
+        checked = replace(checked, trace=exchange.span.context, account=exchange.took)
         self._metrics.validation_duration.observe(validation_s)
         self._metrics.input_length.observe(len(checked.prompt_ids))
         self._metrics.max_new_tokens.observe(checked.stop.max_new_tokens)

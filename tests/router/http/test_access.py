@@ -1,11 +1,14 @@
 """The one log line of a request."""
 
+import asyncio
+import json
 import logging
 
 import pytest
 
-from tests.fakes import FakeShard
-from tests.router.http.harness import SEED, housing
+from tests.fakes import FakeShard, letters
+from tests.router.http.harness import SEED, housing, listening, open_request
+from tests.router.rig import settled
 
 
 @pytest.fixture
@@ -71,6 +74,45 @@ async def test_a_refused_request_s_line_has_the_client_s_error(
     told = await told_of(lines, "/generate_stream", {"inputs": "x", "parameters": {"top_k": -1}})
     assert told["error_type"] == "validation"
     assert "finish_reasons" not in told
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("num_sequences", [1, 2])
+async def test_the_line_of_a_client_that_left_has_the_tokens_that_were_made(
+    lines: pytest.LogCaptureFixture, streams: bool, num_sequences: int
+) -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.02
+    body = {"prompt": "hello", "max_tokens": 100, "n": num_sequences, "stream": streams}
+    async with housing(shard) as house, listening(house.app) as port:
+        _, writer = await open_request(port, "POST", "/v1/completions", json.dumps(body).encode())
+        while len([method for method, _ in shard.calls if method == "Decode"]) < 3:
+            await asyncio.sleep(0.005)
+        writer.close()
+        await settled(house.rig)
+    (told,) = (vars(line) for line in lines.records if line.name == "router.http.access")
+    assert told["error_type"] == "cancelled"
+    # A token each of the prefill and of two decodes at least, which were answered.
+    assert 3 * num_sequences <= told["num_generated_tokens"] < 20 * num_sequences
+    assert "finish_reasons" not in told
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_the_line_of_a_request_that_failed_has_the_tokens_that_were_made(
+    lines: pytest.LogCaptureFixture, path: str
+) -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.02
+    body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 100}}
+    async with housing(shard) as house, house.client as client:
+        asking = asyncio.create_task(client.post(path, json=body))
+        while len([method for method, _ in shard.calls if method == "Decode"]) < 3:
+            await asyncio.sleep(0.005)
+        shard.faults.row_errors[None] = "a row went wrong"
+        await asking
+    (told,) = (vars(line) for line in lines.records if line.name == "router.http.access")
+    assert told["error_type"] == "generation"
+    assert 3 <= told["num_generated_tokens"] < 20
 
 
 async def test_a_text_line_has_the_same_words(lines: pytest.LogCaptureFixture) -> None:
