@@ -5,23 +5,26 @@
                  -> end the last hole      kept by score, if they are among the n best of the step
                  -> end another hole       the client says what is behind it: the search is over
 
-It is the search of `client/query/running/beams.py`, as far as that needs no program. It computes
-nothing itself: `run` is a generator that yields what is to be computed and is sent what was told
-of it, in the same order. It knows no batcher and no clock.
+It is the search of `client/query/running/beams.py`, as far as that needs no program. It knows no
+batcher and no clock.
 """
 
-from collections.abc import Generator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Sequence
 
+from router.beam_search.steps import (
+    Alternative,
+    Asking,
+    Endings,
+    Landed,
+    Texts,
+    alternatives,
+    is_kept,
+)
 from router.beam_search.words import (
-    Ask,
     Beam,
-    Close,
-    Closed,
     Dead,
     Group,
     Hole,
-    Judge,
     Outcome,
     Place,
     Probe,
@@ -31,41 +34,6 @@ from router.beam_search.words import (
 )
 from router.errors import RouterError
 
-T = TypeVar("T")
-Asking: TypeAlias = Generator[Sequence[Ask], Sequence[Told], T]
-# A place, or why there is none.
-_Landed: TypeAlias = tuple[Place, Dead | None]
-
-
-class Texts(Protocol):
-    """What outputs say."""
-
-    def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
-        """The text of an output that ends there."""
-
-    def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
-        """Whether the text itself ends it, by a stop string."""
-
-
-class _Alternative(NamedTuple):
-    """A token that a live beam may take. `is_end`: it ends the hole by itself.
-
-    `rank_by` is the log-probability of the trace that has it. A step of many beams has thousands of
-    alternatives, few of which go on: only of these is a beam made. A tuple for the same reason.
-    """
-
-    before: Beam
-    token_id: int
-    logprob: float
-    rank_by: float
-    is_end: bool
-    ends_hole: bool
-
-    @property
-    def beam(self) -> Beam:
-        """The beam that has taken it."""
-        return self.before.grown(self.token_id, self.logprob, is_end=self.is_end)
-
 
 class BeamSearch:
     """Owner of a group's live beams, and of the traces that ended among them."""
@@ -73,6 +41,7 @@ class BeamSearch:
     def __init__(self, group: Group, texts: Texts) -> None:
         self._group = group
         self._texts = texts
+        self._endings = Endings(group.holes, texts)
         self.live: Sequence[Beam] = group.beams
         # The best, and the places of those that ended here, in the order in which they did.
         self._scores = sorted(group.ended, reverse=True)[: group.width]
@@ -112,6 +81,10 @@ class BeamSearch:
             dropped=self._dropped,
         )
 
+    def report(self) -> Outcome:
+        """The live beams, and what has ended."""
+        return self.outcome(Reason.COMPLETE)
+
     def _hole(self, beam: Beam) -> Hole:
         return self._group.holes[beam.hole]
 
@@ -135,26 +108,17 @@ class BeamSearch:
 
     # A step
 
-    def _found(self, probes: Sequence[Told]) -> list[_Alternative]:
+    def _found(self, probes: Sequence[Told]) -> list[Alternative]:
         """All that may follow, the most probable trace first."""
-        found: list[_Alternative] = []
+        found: list[Alternative] = []
         for beam, told in zip(self.live, probes, strict=True):
             if isinstance(told, Dead):
                 self._dropped.append((Place(beam), told.error))
             elif isinstance(told, Probed):
-                found += self._alternatives(beam, told)
+                found += alternatives(beam, self._hole(beam), told)
         return sorted(found, key=lambda alternative: -alternative.rank_by)
 
-    def _alternatives(self, beam: Beam, told: Probed) -> list[_Alternative]:
-        is_last = len(beam.output_ids) + 1 >= self._hole(beam).max_len
-        made = []
-        for token_id, logprob in told.tokens:
-            is_end = token_id in told.end_ids
-            rank_by = beam.logprob + logprob
-            made.append(_Alternative(beam, token_id, logprob, rank_by, is_end, is_end or is_last))
-        return made
-
-    def _selected(self, found: Sequence[_Alternative]) -> Asking[Sequence[Beam] | None]:
+    def _selected(self, found: Sequence[Alternative]) -> Asking[Sequence[Beam] | None]:
         """The best that go on; None: what is behind a hole decides it."""
         width, num_considered = self._group.width, self._group.num_considered
         live: list[Beam] = []
@@ -167,7 +131,7 @@ class BeamSearch:
                 return None
             num_tried += len(tried)
             for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
-                if dead is not None or not _is_kept(place):
+                if dead is not None or not is_kept(place):
                     dropped.append((place, None if dead is None else dead.error))
                     continue
                 if not each.ends_hole:
@@ -180,13 +144,13 @@ class BeamSearch:
             self._keep(place)
         return live
 
-    def _undecided(self, found: Sequence[_Alternative]) -> Asking[Outcome]:
+    def _undecided(self, found: Sequence[Alternative]) -> Asking[Outcome]:
         """The step's candidates, for the client."""
         group = self._group
         tried = _within(found, group.width, group.num_candidates or group.num_considered)
         candidates = []
         for place, dead in (yield from self._landed(tried)):
-            if dead is None and _is_kept(place):
+            if dead is None and is_kept(place):
                 candidates.append(place)
             else:
                 self._dropped.append((place, None if dead is None else dead.error))
@@ -204,11 +168,11 @@ class BeamSearch:
         if not any(is_ended):
             return None
         ending = [beam for beam, ends in zip(self.live, is_ended, strict=True) if ends]
-        closed = iter((yield from self._closings(ending)))
+        closed = iter((yield from self._endings.by_length(ending)))
         left: list[Place] = []
         for beam, ends in zip(self.live, is_ended, strict=True):
             place, dead = next(closed) if ends else (Place(beam), None)
-            if dead is not None or not _is_kept(place):
+            if dead is not None or not is_kept(place):
                 self._dropped.append((place, None if dead is None else dead.error))
             elif place.closed is not None and holes(place.beam).is_last:
                 self._keep(place)
@@ -219,13 +183,13 @@ class BeamSearch:
 
     # Ends of holes
 
-    def _landed(self, tried: Sequence[_Alternative]) -> Asking[Sequence[_Landed]]:
+    def _landed(self, tried: Sequence[Alternative]) -> Asking[Sequence[Landed]]:
         """Where alternatives lead to."""
         by_length = [each.beam for each in tried if each.ends_hole and not each.is_end]
-        closed = iter((yield from self._closings(by_length)))
+        closed = iter((yield from self._endings.by_length(by_length)))
         by_token = [each.beam for each in tried if each.is_end]
-        ended = iter((yield from self._judgements(by_token)))
-        landed: list[_Landed] = []
+        ended = iter((yield from self._endings.by_token(by_token)))
+        landed: list[Landed] = []
         for each in tried:
             if not each.ends_hole:
                 landed.append((Place(each.beam), None))
@@ -233,51 +197,12 @@ class BeamSearch:
                 landed.append(next(ended if each.is_end else closed))
         return landed
 
-    def _judgements(self, beams: Sequence[Beam]) -> Asking[Sequence[_Landed]]:
-        """Holes that end tokens ended: masks kept their constraints, as far as these can."""
-        texts = [self._texts.text(self._hole(beam), beam.output_ids) for beam in beams]
-        asks = [
-            Judge(beam, text)
-            for beam, text in zip(beams, texts, strict=True)
-            if (constraint := self._hole(beam).request.constraint) and constraint.is_judged_at_end
-        ]
-        told = dict(zip(asks, (yield asks) if asks else (), strict=True))
-        landed: list[_Landed] = []
-        for beam, text in zip(beams, texts, strict=True):
-            closed = told.get(Judge(beam, text), Closed(text))
-            assert isinstance(closed, Closed)
-            landed.append((Place(beam, closed), None))
-        return landed
-
-    def _closings(self, beams: Sequence[Beam]) -> Asking[Sequence[_Landed]]:
-        """Holes that end with their last tokens: what is written, and is it as it must be."""
-        checked = [beam for beam in beams if self._hole(beam).request.constraint is not None]
-        told = iter((yield [Close(beam) for beam in checked]) if checked else ())
-        landed: list[_Landed] = []
-        for beam in beams:
-            if self._hole(beam).request.constraint is None:
-                text = self._texts.text(self._hole(beam), beam.output_ids)
-                landed.append((Place(beam, Closed(text)), None))
-                continue
-            answer = next(told)
-            if isinstance(answer, Closed):
-                landed.append((Place(beam, answer), None))
-            else:
-                assert isinstance(answer, Dead)
-                landed.append((Place(beam), answer))
-        return landed
-
-
-def _is_kept(place: Place) -> bool:
-    """The constraint of its hole, if that has ended."""
-    return place.closed is None or place.closed.is_satisfied
-
 
 def _within(
-    found: Sequence[_Alternative], num_going_on: int, num_most: int
-) -> Sequence[_Alternative]:
+    found: Sequence[Alternative], num_going_on: int, num_most: int
+) -> Sequence[Alternative]:
     """The first ones, until so many of them go on or there are so many."""
-    within: list[_Alternative] = []
+    within: list[Alternative] = []
     for each in found[:num_most]:
         within.append(each)
         num_going_on -= not each.ends_hole

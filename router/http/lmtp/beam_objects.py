@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from router.beam_search.best_words import BestOutcome, Ending, Node
 from router.beam_search.run import BeamUsage
 from router.beam_search.words import Beam, Outcome, Place
 from router.errors import RouterError
@@ -40,6 +41,37 @@ def done(stream_id: int, outcome: Outcome, num_considered: int, usage: BeamUsage
         told["has_more"] = outcome.has_more
         told["num_considered"] = num_considered
     return as_json(told | {"usage": usage_told(usage)})
+
+
+def best_report(stream_id: int, outcome: BestOutcome, shown: Shown) -> str:
+    """Where a best-first search stands: the beams of the first nodes, and what has ended."""
+    beams = [each.beam for each in outcome.left]
+    told = [{**_beam(beam), "text": shown(beam)} for beam in beams]
+    return as_json({"stream_id": stream_id, "beams": told, "ended": _places(outcome.ended)})
+
+
+def best_done(stream_id: int, outcome: BestOutcome, usage: BeamUsage) -> str:
+    """What came of it."""
+    told: dict[str, object] = {
+        "stream_id": stream_id,
+        "finish_reason": outcome.reason.value,
+        "beams": [_left(each) for each in outcome.left],
+        "ended": _places(outcome.ended),
+        "dropped": [_dropped(place, error) for place, error in outcome.dropped],
+        "usage": usage_told(usage),
+    }
+    return as_json(told)
+
+
+def _left(each: Node | Place) -> dict[str, object]:
+    if isinstance(each, Place):
+        return _place(each)
+    told = _beam(each.beam)
+    if isinstance(each, Ending):
+        told["ended_by"] = "token" if each.by_token else "length"
+    elif each.num_known:
+        told |= {"num_known": each.num_known, "most": each.most}
+    return told
 
 
 def _beam(beam: Beam) -> dict[str, object]:

@@ -49,21 +49,26 @@ class BeamBody(Schema):
     output_logprob: Annotated[float, Field(allow_inf_nan=False)] = 0.0
 
 
-class BeamsBody(Schema):
-    """BEAMS."""
+class SearchBody(Schema):
+    """What BEAMS and BEST have in common."""
 
     model: str | None = None
-    width: Annotated[int, Field(ge=1)]
     holes: Annotated[list[HoleBody], Field(min_length=1, fail_fast=True)]
-    beams: list[BeamBody] | None = Field(default=None, min_length=1, fail_fast=True)
-    length_penalty: _Penalty = 0.0
-    early_stopping: Annotated[EarlyStopping, PlainValidator(_early_stopping)] = False
-    max_len: Annotated[int, Field(ge=1, le=2**31)] | None = None
     ended: list[float] = Field(default_factory=list, fail_fast=True)
-    num_candidates: Annotated[int, Field(ge=1)] | None = None
     report_s: Annotated[float, Field(ge=0.0)] | None = None
     timeout_s: float | None = None
     logit_bias: LogitBias | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+
+
+class BeamsBody(SearchBody):
+    """BEAMS."""
+
+    width: Annotated[int, Field(ge=1)]
+    beams: list[BeamBody] | None = Field(default=None, min_length=1, fail_fast=True)
+    length_penalty: _Penalty = 0.0
+    early_stopping: Annotated[EarlyStopping, PlainValidator(_early_stopping)] = False
+    max_len: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    num_candidates: Annotated[int, Field(ge=1)] | None = None

@@ -1,0 +1,34 @@
+"""What clients may say of best-first searches; exact types, unknown fields ignored."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from router.http.lmtp.beam_schema import BeamBody, SearchBody
+
+# A message could hold more of them than a search keeps.
+MAX_NODES = 4096
+
+
+class NodeBody(BeamBody):
+    """A beam that may go on, or whose hole has `ended_by` a token, or by its length or its text.
+
+    With `num_known`: by none of so many next tokens, and with at most `most` as log-probability.
+    """
+
+    ended_by: Literal["token", "length"] | None = None
+    num_known: Annotated[int, Field(ge=0, le=256)] = 0
+    most: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+
+class BestBody(SearchBody):
+    """BEST. `width` nodes are asked at once; None: as many as the server thinks right."""
+
+    width: Annotated[int, Field(ge=1)] | None = None
+    k: Annotated[int, Field(ge=1, le=MAX_NODES)]
+    budget: Annotated[int, Field(ge=0, le=2**31)] = 512
+    num_alternatives: Annotated[int, Field(ge=1, le=256)] = 16
+    bound: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    beams: list[NodeBody] | None = Field(
+        default=None, min_length=1, max_length=MAX_NODES, fail_fast=True
+    )
