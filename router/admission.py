@@ -66,13 +66,13 @@ class Admission:
         """The refusal of who waited, or would have to wait, for broken shards."""
         return Unhealthy(reason, max(MIN_S, self._retry_s))
 
-    def left(self, now_s: float, num_taken: int, *, has_finished: bool) -> None:
-        """A sequence ended; `num_taken` are left.
+    def left(self, now_s: float, num_taken: int, num_finished: int) -> None:
+        """Slots came free, `num_finished` of them by good ends; `num_taken` are left.
 
-        Those that failed or were cancelled came free as well, but say nothing of how fast the next
-        will: shards that broke end many at once.
+        Those of what failed or was cancelled are free as well, but say nothing of how fast the next
+        will be: shards that broke end many at once.
         """
-        self._rate.observe(now_s, num_taken, num_ended=int(has_finished))
+        self._rate.observe(now_s, num_taken, num_ended=num_finished)
 
     def drain_rate(self, now_s: float) -> float:
         """Sequences that end per second, as measured while the server was busy."""

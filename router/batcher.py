@@ -16,6 +16,7 @@ their writing is done while the shards compute.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from time import monotonic
 
 from router.admission import Admission
@@ -36,6 +37,7 @@ from router.errors import (
 from router.events import Finished, FinishReason
 from router.mishaps import failed_by_bug, failed_row, internal
 from router.open_streams import OpenStreams
+from router.output_text import OutputText
 from router.pacing import Pacing
 from router.preparing import Preparing
 from router.progress import Progress, Wait
@@ -44,7 +46,7 @@ from router.shards import Shards
 from router.slots import Slots
 from router.step_observer import StepObserver
 from router.stream import Stream
-from router.stream_groups import StreamGroups
+from router.stream_groups import StreamGroups, Texts
 from router.text.tokenizer import Tokenizer
 
 __all__ = ["Batcher", "BatcherLimits"]
@@ -88,7 +90,7 @@ class Batcher:
         self._num_submitted = 0
         self._num_checked = 0
         self._wake = asyncio.Event()
-        self._is_stopping = False
+        self._stopping = asyncio.Event()
 
     @property
     def is_alive(self) -> bool:
@@ -123,12 +125,12 @@ class Batcher:
         self.slots.take(requests)
         return self._accept_all(requests)
 
-    def _accept_all(self, requests: Sequence[GenerateRequest]) -> list[Stream]:
+    def _accept_all(self, requests: Sequence[GenerateRequest], texts: Texts = None) -> list[Stream]:
         now_s = self._clock()
         streams: list[Stream] = []
         try:
-            for request in requests:
-                streams.append(self._accept(request, now_s))
+            for request, text in zip(requests, texts or [None] * len(requests), strict=True):
+                streams.append(self._accept(request, text, now_s))
         except InvalidRequest:
             for stream in streams:
                 self.cancel(stream)
@@ -136,12 +138,12 @@ class Batcher:
         self._wake.set()
         return streams
 
-    def _accept(self, request: GenerateRequest, now_s: float) -> Stream:
+    def _accept(self, request: GenerateRequest, text: OutputText | None, now_s: float) -> Stream:
         request_id = self._num_submitted + 1
         is_ready = self._preparing.is_ready(request)
         self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
         self._num_submitted = request_id
-        stream = Stream(request_id, request, self._tokenizer, now_s)
+        stream = Stream(request_id, request, self._tokenizer, now_s, text)
         self._streams.add(stream)
         if not is_ready:
             self._preparing.begin(request_id, request)
@@ -186,7 +188,7 @@ class Batcher:
         except TimeoutError:
             self._streams.fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
         self._streams.tell()
-        self._is_stopping = True
+        self._stopping.set()
         self._wake.set()
 
     async def _until_empty(self) -> None:
@@ -201,7 +203,7 @@ class Batcher:
         """
         ticker = asyncio.ensure_future(self._tick())
         try:
-            while not self._is_stopping:
+            while not self._stopping.is_set():
                 await self._turn()
                 if ticker.done():
                     ticker.result()
@@ -295,7 +297,7 @@ class Batcher:
         if self._groups.left(stream.request_id):
             self._wake.set()
             return
-        self.slots.free(isinstance(stream.end, Finished))
+        self.slots.free(1, is_good=isinstance(stream.end, Finished))
         self._observer.ended(stream)
 
     def _expire(self, now_s: float) -> None:
@@ -314,6 +316,7 @@ class Batcher:
             await asyncio.sleep(self._limits.tick_s)
             now_s = self._clock()
             self._expire(now_s)
+            self._groups.advance()
             self._streams.tell()
             self._observer.drains(self._admission.drain_rate(now_s))
 
@@ -328,7 +331,7 @@ class Batcher:
             # Readers do not say that they read on.
             await asyncio.sleep(_READ_POLL_S)
             return
-        if self._is_stopping:
+        if self._stopping.is_set():
             return
         try:
             await asyncio.wait_for(self._wake.wait(), self._limits.health_s)
@@ -350,11 +353,7 @@ class Batcher:
         """The shards' state is unknown: what ran in them has failed, what waits stays."""
         _logger.error("%s", error)
         self._progress.breaks(self._clock())
-        for request_id in self._scheduler.fail():
-            # A stream that was cancelled during the step is gone already.
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                self._streams.fail(stream, error)
+        self._streams.fail_some(self._scheduler.fail(), error)
         self._streams.tell()
 
     async def _recover(self) -> None:
@@ -382,16 +381,20 @@ class Batcher:
 
     async def _retry_later(self, error: GenerationFailed) -> None:
         # What ran has failed before; these wait.
-        self._streams.fail_all(self._admission.unhealthy(f"the shards do not answer: {error}"))
-        self._streams.tell()
+        self._end_all(self._admission.unhealthy(f"the shards do not answer: {error}"))
         self._wake.clear()
-        if not self._is_stopping:
-            await asyncio.sleep(self._limits.retry_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), self._limits.retry_s)
 
     def _start_over(self, error: Exception) -> None:
         """After a bug: ends everything, and goes on if the books are sound when empty."""
         self._progress.breaks(self._clock())
         self._scheduler.fail()
-        self._streams.fail_all(internal(error))
-        self._streams.tell()
+        self._end_all(internal(error))
         self._scheduler.check_invariants()
+
+    def _end_all(self, error: RouterError) -> None:
+        """All streams fail, and whoever submits them one after the other hears of it at once."""
+        self._streams.fail_all(error)
+        self._groups.advance()
+        self._streams.tell()

@@ -62,6 +62,13 @@ class OpenStreams:
         stream.fail(error)
         self.moved(stream)
 
+    def fail_some(self, request_ids: Iterable[int], error: RouterError) -> None:
+        """The bad end of these; those that were cancelled during their step are gone already."""
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                self.fail(stream, error)
+
     def fail_all(self, error: RouterError) -> None:
         """The bad end of all."""
         for stream in list(self._streams.values()):

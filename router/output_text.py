@@ -10,6 +10,7 @@ knows no events and no reader.
 """
 
 from collections.abc import Iterable
+from copy import copy
 
 from router.request import GenerateRequest
 from router.text.detokenizer import Detokenizer
@@ -38,6 +39,23 @@ class OutputText:
         )
         # What was shown of them.
         self.text_before = self._replay(request.output_ids)
+
+    def fork(self) -> "OutputText":
+        """Another one that stands where this one stands: neither hears of the other's tokens."""
+        other = copy(self)
+        other._detokenizer = self._detokenizer.fork()
+        other._matcher = None if self._matcher is None else self._matcher.fork()
+        return other
+
+    def grown(self, token_id: int) -> "OutputText":
+        """The text of the output that has one token more which was made before."""
+        other = self.fork()
+        other.text_before += other.push(token_id)[1]
+        return other
+
+    def standing(self) -> tuple[str, str]:
+        """What was shown of the tokens made before, and what was held back if no other comes."""
+        return self.text_before, self.fork().flush()
 
     @property
     def is_watched(self) -> bool:

@@ -11,7 +11,7 @@ from router.progress import Progress
 from router.request import GenerateRequest
 from router.step_observer import StepObserver
 from router.stream import Stream
-from router.stream_groups import StreamGroup, StreamGroups
+from router.stream_groups import StreamGroup, StreamGroups, Texts
 
 
 class Slots:
@@ -43,9 +43,10 @@ class Slots:
             self._observer.rejected(error)
             raise
 
-    def free(self, has_finished: bool) -> None:
-        """One is not taken any more."""
-        self._admission.left(self._clock(), self.num_taken, has_finished=has_finished)
+    def free(self, num_slots: int, *, is_good: bool) -> None:
+        """So many are not taken any more, by a good end or another."""
+        num_finished = num_slots if is_good else 0
+        self._admission.left(self._clock(), self.num_taken, num_finished)
 
     def open_group(
         self, request: GenerateRequest, num_slots: int, advance: Callable[[], None]
@@ -54,14 +55,16 @@ class Slots:
         self.take([request] * num_slots)
         return self._groups.open(num_slots, advance)
 
-    def submit_in(self, group: StreamGroup, requests: Sequence[GenerateRequest]) -> list[Stream]:
+    def submit_in(
+        self, group: StreamGroup, requests: Sequence[GenerateRequest], texts: Texts = None
+    ) -> list[Stream]:
         """Streams in a group's slots. Raises InvalidRequest, ServerStopped."""
-        return self._groups.submit(group, requests)
+        return self._groups.submit(group, requests, texts)
 
     def close_group(self, group: StreamGroup, *, is_good: bool) -> None:
         """Gives its slots back, once its streams have ended. Nothing if that was done before."""
         if self._groups.close(group):
-            self.free(is_good)
+            self.free(group.num_slots, is_good=is_good)
 
     @property
     def num_taken(self) -> int:

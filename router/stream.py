@@ -37,12 +37,14 @@ _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 class Stream:
     """The events of one request.
 
+    `text` is that of the request's output behind what was made before; without, it is read here.
     Times are the caller's, in monotonic seconds; those of things yet to happen are None.
     `first_scheduled_s` and `cached_len` (prompt tokens found in the prefix cache) are the
     batcher's to set.
     """
 
     __slots__ = (
+        "_before",
         "_events",
         "_keeps_stop_token",
         "_prompt_logprobs",
@@ -64,7 +66,12 @@ class Stream:
     )
 
     def __init__(
-        self, request_id: int, request: GenerateRequest, tokenizer: Tokenizer, now_s: float
+        self,
+        request_id: int,
+        request: GenerateRequest,
+        tokenizer: Tokenizer,
+        now_s: float,
+        text: OutputText | None = None,
     ) -> None:
         stop = request.stop
         self.request_id = request_id
@@ -79,11 +86,14 @@ class Stream:
         self._tokenizer = tokenizer
         constraint = request.constraint
         dropped = () if constraint is None else constraint.dropped_phrases
-        self._text = OutputText(request, tokenizer)
+        self._text = OutputText(request, tokenizer) if text is None else text
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and constraint is None
         # Who pauses chooses among the alternatives, whatever the text of the first of them ends.
         is_stepped = stop.pause_after is not None
+        # Of tokens made before, what was shown and what was not; nobody else wants to know.
+        has_stood = is_stepped and request.output_ids
+        self._before = self._text.standing() if has_stood else ("", "")
         keeps = is_stepped or (stop.keep_stop_string and not dropped)
         self._reported = ReportedTokens(keeps_alternatives=keeps)
         self._prompt_logprobs: list[float] = []
@@ -165,7 +175,7 @@ class Stream:
         self._reported.show(len(tail))
         self._events += self._reported.all() if is_paused else self._reported.cut()
         sampling = self.request.sampling
-        text_before, tail_before = self._standing_before()
+        text_before, tail_before = self._before
         self.end = Finished(
             reason=FinishReason.STOP_STRING if matched is not None else reason,
             text="".join(self._texts) + tail,
@@ -190,12 +200,6 @@ class Stream:
         if self.end is None:
             self.end = Failed(error)
             self._events.append(self.end)
-
-    def _standing_before(self) -> tuple[str, str]:
-        """Of tokens made before, what was shown and what was not; only who pauses wants to know."""
-        if self.request.stop.pause_after is None or not self.request.output_ids:
-            return "", ""
-        return self._text.text_before, OutputText(self.request, self._tokenizer).flush()
 
     @property
     def _is_paused(self) -> bool:

@@ -9,10 +9,16 @@ batcher calls `advance`.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from router.errors import RouterError
+from router.output_text import OutputText
 from router.request import GenerateRequest
 from router.stream import Stream
+
+# Of each request, where it is known.
+Texts: TypeAlias = Sequence[OutputText | None] | None
+Accept: TypeAlias = Callable[[Sequence[GenerateRequest], Texts], list[Stream]]
 
 
 class StreamGroup:
@@ -33,10 +39,10 @@ class StreamGroup:
 class StreamGroups:
     """All open groups. Owner of their slots.
 
-    `accept` makes streams of requests that have their slots.
+    `accept` makes streams of requests that have their slots, and of their texts if these are known.
     """
 
-    def __init__(self, accept: Callable[[Sequence[GenerateRequest]], list[Stream]]) -> None:
+    def __init__(self, accept: Accept) -> None:
         self._accept = accept
         self._open: dict[StreamGroup, None] = {}
         self._of_stream: dict[int, StreamGroup] = {}
@@ -55,8 +61,10 @@ class StreamGroups:
         self._open[group] = None
         return group
 
-    def submit(self, group: StreamGroup, requests: Sequence[GenerateRequest]) -> list[Stream]:
-        """At most as many as the group has free slots.
+    def submit(
+        self, group: StreamGroup, requests: Sequence[GenerateRequest], texts: Texts = None
+    ) -> list[Stream]:
+        """At most as many as the group has free slots. `texts`: of each, as of a Stream.
 
         Raises InvalidRequest for a request that could never run, ServerStopped behind the end.
         """
@@ -65,7 +73,7 @@ class StreamGroups:
         if self._stopped is not None:
             raise self._stopped
         group.is_settled = False
-        streams = self._accept(requests)
+        streams = self._accept(requests, texts)
         for stream in streams:
             if stream.end is None:
                 group.open_ids.add(stream.request_id)

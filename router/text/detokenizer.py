@@ -6,6 +6,7 @@ For every sequence of ids: the pushed texts and the flushed one together are wha
 
 import os.path
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 from router.text.pieces import Pieces
@@ -18,6 +19,7 @@ _CONTEXT_LEN = 16
 
 
 class _Incremental(Protocol):
+    def fork(self) -> "_Incremental": ...
     def push(self, token_id: int) -> str: ...
     def flush(self) -> str: ...
 
@@ -44,6 +46,12 @@ class Detokenizer:
             self._text = _TableText(pieces, skip_special_tokens, prompt_ids, is_whole)
         else:
             self._text = _WindowText(tokenizer, skip_special_tokens, prompt_ids)
+
+    def fork(self) -> "Detokenizer":
+        """Another one, for a sequence that has been the same so far."""
+        other = copy(self)
+        other._text = self._text.fork()
+        return other
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` adds; "" while a character is incomplete."""
@@ -78,6 +86,9 @@ class _TableText:
             self.push(token_id)
         self._pending = b""
         self._plain = self._begun
+
+    def fork(self) -> "_TableText":
+        return copy(self)
 
     def push(self, token_id: int) -> str:
         piece = self._table[token_id] if token_id < self._table_len else None
@@ -130,6 +141,11 @@ class _WindowText:
         self._num_context = 0
         self._shown = ""
         self._slide()
+
+    def fork(self) -> "_WindowText":
+        other = copy(self)
+        other._window = [*self._window]
+        return other
 
     def push(self, token_id: int) -> str:
         if not self._counts(token_id):

@@ -9,6 +9,7 @@ Aho, Corasick: "Efficient string matching: an aid to bibliographic search" (1975
 """
 
 from collections import deque
+from copy import copy
 from dataclasses import dataclass, field
 
 
@@ -52,6 +53,10 @@ class StopMatcher:
         self._node = self._root
         self._held = ""
         self._beginnings = frozenset(self._root.children)
+
+    def fork(self) -> "StopMatcher":
+        """Another one, for a text that has been the same so far."""
+        return copy(self)
 
     def push(self, text: str) -> str:
         """Add `text`; return what may be shown now. Nothing once a stop string was found."""

@@ -52,10 +52,10 @@ def test_broken_shards_refuse_once_a_first_attempt_to_begin_anew_had_its_time() 
 
 def test_sequences_that_fail_at_once_are_no_sign_of_a_fast_server() -> None:
     fast, broken = Admission(8, retry_s=1.0), Admission(8, retry_s=1.0)
-    for admission, has_finished in ((fast, True), (broken, False)):
+    for admission, num_finished in ((fast, 1), (broken, 0)):
         admission.enter(0.0, 0, [asking() for _ in range(8)])
         for num_left in reversed(range(4, 8)):
-            admission.left(0.1, num_left, has_finished=has_finished)
+            admission.left(0.1, num_left, num_finished)
     assert fast.drain_rate(0.1) > 6
     assert broken.drain_rate(0.1) < 4
 
@@ -67,7 +67,7 @@ def test_a_client_that_comes_back_as_told_has_a_slot_that_others_do_not_get() ->
     back_s = no.value.retry_after_s
     with pytest.raises(Overloaded):
         admission.enter(0.0, 4, [asking("second")])
-    admission.left(back_s, 3, has_finished=True)
+    admission.left(back_s, 3, num_finished=1)
     with pytest.raises(Overloaded, match="1 slots are kept for clients that come back"):
         admission.enter(back_s, 3, [asking("stranger")])
     admission.enter(back_s, 3, [asking("first")])
@@ -120,7 +120,7 @@ class Rush:
             now_s, _, prompt, tries = heapq.heappop(todo)
             if tries == 0:
                 num_taken -= 1
-                admission.left(now_s, num_taken, has_finished=True)
+                admission.left(now_s, num_taken, num_finished=1)
                 self.num_answered += 1
                 later(now_s + 0.002, next(prompts), 1)
                 continue
