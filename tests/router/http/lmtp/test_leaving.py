@@ -21,7 +21,10 @@ def slow() -> FakeShard:
     return shard
 
 
-async def test_a_cancelled_stream_says_so_and_gives_its_blocks_back() -> None:
+async def test_a_cancelled_stream_says_so_and_gives_its_blocks_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="router.http.access")
     async with served(slow()) as (house, port), talking(port) as talk:
         await talk.hello()
         await talk.say("GENERATE", stream_id=1, text="Once", **LONG)
@@ -39,6 +42,8 @@ async def test_a_cancelled_stream_says_so_and_gives_its_blocks_back() -> None:
     assert 0 < ends[1]["usage"]["output_tokens"] < 100
     assert len(ends[1]["text"]) == ends[1]["usage"]["output_tokens"]
     assert ends[2]["finish_reason"] == "length"
+    (told,) = (vars(line) for line in caplog.records if vars(line).get("error_type") == "cancelled")
+    assert ends[1]["usage"]["output_tokens"] <= told["num_generated_tokens"] < 100
 
 
 @pytest.mark.parametrize("num_heard", [1, 6])
