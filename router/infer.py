@@ -13,9 +13,12 @@ from itertools import islice
 from math import inf
 
 from router.batcher import Batcher
+from router.beam_search.best_first import BestFirstSearch
+from router.beam_search.best_words import BestGroup, BestOutcome
 from router.beam_search.run import BeamRun
-from router.beam_search.search import Texts
-from router.beam_search.words import Group
+from router.beam_search.search import BeamSearch
+from router.beam_search.texts import OutputTexts
+from router.beam_search.words import Group, Outcome
 from router.errors import RouterError, ServerStopped
 from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.request import Constraint, GenerateRequest
@@ -125,9 +128,19 @@ class Infer:
         group = _Group(self._batcher, requests, self._verify)
         return [group.events(index) for index in range(len(requests))]
 
-    def search_beams(self, group: Group, texts: Texts, report_s: float | None) -> BeamRun:
+    def search_beams(
+        self, group: Group, texts: OutputTexts, report_s: float | None
+    ) -> BeamRun[Group, Outcome]:
         """Takes a group of beams; who calls awaits its end, and closes it. Raises as `accept`."""
-        return BeamRun(group, texts, self._batcher, self._verify, report_s)
+        search = BeamSearch(group, texts)
+        return BeamRun(group, search, texts, self._batcher, self._verify, report_s)
+
+    def search_best(
+        self, group: BestGroup, texts: OutputTexts, report_s: float | None
+    ) -> BeamRun[BestGroup, BestOutcome]:
+        """As `search_beams`, for a best-first search."""
+        search = BestFirstSearch(group, texts)
+        return BeamRun(group, search, texts, self._batcher, self._verify, report_s)
 
     async def complete(self, request: GenerateRequest) -> Completion:
         """The whole answer. Raises the RouterError of a request that fails, and `generate`'s."""

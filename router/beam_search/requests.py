@@ -27,14 +27,23 @@ def going_on(request: GenerateRequest, output_ids: tuple[int, ...]) -> GenerateR
     return replace(request, output_ids=output_ids, constraint=constraint, trace=None)
 
 
+def made_before(ask: Ask) -> tuple[int, ...]:
+    """The output behind which the sequence for an ask goes on."""
+    output_ids = ask.beam.output_ids
+    return output_ids if isinstance(ask, Probe) else output_ids[:-1]
+
+
 def request_of(ask: Ask, hole: Hole) -> GenerateRequest:
     """One sequence for one ask."""
-    output_ids = ask.beam.output_ids
+    request = going_on(hole.request, made_before(ask))
     if isinstance(ask, Probe):
-        return going_on(hole.request, output_ids)
-    sampling = SamplingParams(logit_bias={output_ids[-1]: _CERTAIN})
-    request = going_on(hole.request, output_ids[:-1])
+        return request if ask.num_tops is None else _with_tops(request, ask.num_tops)
+    sampling = SamplingParams(logit_bias={ask.beam.output_ids[-1]: _CERTAIN})
     return replace(request, sampling=sampling, logprobs=LogprobParams())
+
+
+def _with_tops(request: GenerateRequest, num_tops: int) -> GenerateRequest:
+    return replace(request, logprobs=replace(request.logprobs, num_top_tokens=num_tops))
 
 
 def told_of(

@@ -11,14 +11,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from router.batcher import Batcher
-from router.beam_search.requests import request_of, told_of
-from router.beam_search.search import Asking, BeamSearch, Texts
-from router.beam_search.words import Ask, Closed, Group, Judge, Outcome, Probe, Reason, Told
-from router.errors import Displaced, RouterError, ShardFailed
+from router.beam_search.requests import made_before, request_of, told_of
+from router.beam_search.steps import Asking, Search
+from router.beam_search.texts import OutputTexts
+from router.beam_search.words import Ask, Closed, Grouped, Judge, Probe, Reason, Told
+from router.errors import ConstraintRefused, Displaced, RouterError, ShardFailed
 from router.events import Failed, Finished, FinishReason
 from router.mishaps import internal
+from router.output_text import OutputText
 from router.request import Constraint
 from router.stream import Stream
 from router.stream_groups import StreamGroup
@@ -29,6 +32,8 @@ _logger = logging.getLogger(__name__)
 _MAX_RETRIES = 3
 
 Verify = Callable[[Constraint, str], Awaitable[str | None]]
+GroupT = TypeVar("GroupT", bound=Grouped)
+OutcomeT = TypeVar("OutcomeT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class BeamUsage:
     num_output_tokens: int = 0
 
 
-class BeamRun:
+class BeamRun(Generic[GroupT, OutcomeT]):
     """Owner of a search's streams. Who awaits `next` owns the run, and closes it.
 
     `report_s`: a report is due when the last one is so old; None: none is wanted.
@@ -48,22 +53,24 @@ class BeamRun:
 
     def __init__(
         self,
-        group: Group,
-        texts: Texts,
+        group: GroupT,
+        search: Search[OutcomeT],
+        texts: OutputTexts,
         batcher: Batcher,
         verify: Verify,
         report_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
-        self.search = BeamSearch(group, texts)
+        self.search = search
         self.num_steps = 0
         self.usage = BeamUsage()
+        self._texts = texts
         self._batcher = batcher
         self._verify = verify
         self._report_s = report_s
         self._clock = clock
-        self._asking: Asking[Outcome] = self.search.run()
+        self._asking: Asking[OutcomeT] = self.search.run()
         self._asks: Sequence[Ask] = ()
         self._told: list[Told] = []
         # Streams of the asks behind those that were told of.
@@ -72,7 +79,7 @@ class BeamRun:
         self._reported_s = clock()
         self._has_begun = False
         self._is_unverified = False
-        self._outcome: Outcome | None = None
+        self._outcome: OutcomeT | None = None
         self._failure: RouterError | None = None
         self._news = asyncio.Event()
         # Last, since it may be refused.
@@ -87,7 +94,7 @@ class BeamRun:
             return None
         return self._batcher.place(self._streams[0])
 
-    async def next(self) -> Outcome | None:
+    async def next(self) -> OutcomeT | None:
         """The end, or None when a report is due. Raises the RouterError of a search that fails."""
         if not self._has_begun:
             self._has_begun = True
@@ -166,16 +173,21 @@ class BeamRun:
         done = len(self._told)
         wave = self._asks[done : done + self._slots.num_slots]
         requests = [request_of(ask, self.group.holes[ask.beam.hole]) for ask in wave]
-        self._streams = self._batcher.slots.submit_in(self._slots, requests)
+        texts = [self._text_behind(ask) for ask in wave]
+        self._streams = self._batcher.slots.submit_in(self._slots, requests, texts)
+
+    def _text_behind(self, ask: Ask) -> OutputText:
+        return self._texts.behind(self.group.holes[ask.beam.hole], made_before(ask))
 
     def _take(self) -> None:
         """The answers of a wave."""
         ends = [stream.end for stream in self._streams]
-        if any(isinstance(end, Failed) and _may_pass(end.error) for end in ends):
-            self._retry(next(end.error for end in ends if isinstance(end, Failed)))
-            return
         if any(isinstance(end, Finished) and end.reason is FinishReason.DEADLINE for end in ends):
             self._outcome = self.search.outcome(Reason.DEADLINE)
+            return
+        failures = [end.error for end in ends if isinstance(end, Failed)]
+        if failures and self._retries(failures):
+            self._submit()
             return
         asks = self._asks[len(self._told) :]
         for ask, stream in zip(asks, self._streams, strict=False):
@@ -194,12 +206,21 @@ class BeamRun:
             return
         self._go_on()
 
-    def _retry(self, error: RouterError) -> None:
-        """The wave again: what it goes on with is known here."""
+    def _retries(self, failures: Sequence[RouterError]) -> bool:
+        """Whether to ask the wave again: what it goes on with is known here.
+
+        Raises the one that ends the search.
+        """
+        passing = [error for error in failures if _may_pass(error)]
+        for error in failures:
+            if error not in passing and not isinstance(error, ConstraintRefused):
+                raise error
+        if not passing:
+            return False
         self._num_retries += 1
         if self._num_retries > _MAX_RETRIES:
-            raise error
-        self._submit()
+            raise passing[0]
+        return True
 
     def _count(self, ask: Ask, stream: Stream) -> None:
         usage = self.usage

@@ -1,4 +1,10 @@
-"""The texts of outputs, made of their tokens as streams make them."""
+"""The texts of outputs, made of their tokens as streams make them.
+
+An output is read on from where it was read when it had a token less, so that a step costs no more
+for long outputs than for short ones.
+"""
+
+from collections import OrderedDict
 
 from router.beam_search.requests import going_on
 from router.beam_search.words import Hole
@@ -6,30 +12,56 @@ from router.output_text import OutputText
 from router.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
 
+# Those of a step, those of the step before it, and those that end in it.
+_KEPT_PER_BEAM = 4
+
 
 class OutputTexts:
-    """Reads outputs of a group's holes. It computes each anew: a text is as long as its output."""
+    """Reads outputs of a group's holes. Owner of what was read of the latest.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `width`: so many outputs grow side by side. What is remembered no more is read from its first
+    token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, width: int = 1) -> None:
         self._tokenizer = tokenizer
+        self._most = _KEPT_PER_BEAM * width
+        # By hole and output; least recently used first. Nobody outside grows one of these.
+        self._read: OrderedDict[tuple[Hole, tuple[int, ...]], OutputText] = OrderedDict()
 
     def shown(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
         """What a client may see of an output that goes on."""
-        return self._read(hole, output_ids).text_before
+        return self._at(hole, output_ids).text_before
 
     def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
         """The text of an output that ends there."""
-        read = self._read(hole, output_ids)
-        return read.text_before + read.flush()
+        return "".join(self._at(hole, output_ids).standing())
 
     def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
         """Whether the text itself ends it, by a stop string."""
         if not _has_stops(hole.request):
             return False
-        return self._read(hole, output_ids).matched is not None
+        return self._at(hole, output_ids).matched is not None
 
-    def _read(self, hole: Hole, output_ids: tuple[int, ...]) -> OutputText:
-        return OutputText(going_on(hole.request, output_ids), self._tokenizer)
+    def behind(self, hole: Hole, output_ids: tuple[int, ...]) -> OutputText:
+        """The text of a sequence that goes on behind an output: the caller's own."""
+        return self._at(hole, output_ids).fork()
+
+    def _at(self, hole: Hole, output_ids: tuple[int, ...]) -> OutputText:
+        key = (hole, output_ids)
+        text = self._read.get(key)
+        if text is not None:
+            self._read.move_to_end(key)
+            return text
+        before = self._read.get((hole, output_ids[:-1])) if output_ids else None
+        if before is None:
+            text = OutputText(going_on(hole.request, output_ids), self._tokenizer)
+        else:
+            text = before.grown(output_ids[-1])
+        self._read[key] = text
+        if len(self._read) > self._most:
+            self._read.popitem(last=False)
+        return text
 
 
 def _has_stops(request: GenerateRequest) -> bool:

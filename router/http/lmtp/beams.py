@@ -3,26 +3,24 @@
 holes -> GenerateRequests, checked once -> BeamRun -> BEAMS* DONE
 """
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 from router.beam_search.run import BeamRun, BeamUsage
 from router.beam_search.texts import OutputTexts
 from router.beam_search.words import Beam, Dead, Group, Hole, Outcome, Place, Reason, Scoring
-from router.errors import ConstraintRefused, InvalidRequest, RouterError
+from router.errors import InvalidRequest, RouterError
 from router.http.body import parse_part
 from router.http.errors import HttpError
 from router.http.exchange import Exchange
 from router.http.lmtp import beam_objects
-from router.http.lmtp.beam_schema import BeamBody, BeamsBody, HoleBody
+from router.http.lmtp.beam_holes import HoleReader, check_output, hole_at, placeable
+from router.http.lmtp.beam_schema import BeamBody, BeamsBody
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.notices import Queued
 from router.http.lmtp.objects import as_json
-from router.http.lmtp.requests import MAX_TOP_LOGPROBS, raw_of
-from router.http.lmtp.schema import GenerateBody
+from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.words import Said
 from router.http.lmtp.work import Notify, Say
@@ -30,8 +28,6 @@ from router.http.model_name import served_name
 
 # Besides n tokens that go on, a step may bring so many that end: a model has that many at most.
 _MAX_ENDS = 8
-# Refusals by what a constraint means. By the others one beam is impossible, and no other.
-_MEANINGLESS = ("malformed", "not_enforced")
 
 
 class Beaming:
@@ -46,12 +42,11 @@ class Beaming:
         notify: Notify,
     ) -> None:
         self._services = services
-        self._buffers = buffers
+        self._holes = HoleReader(services, buffers, exchange)
         self._exchange = exchange
         self._stream_id = stream_id
         self._notify = notify
-        self._texts = OutputTexts(services.prompts.tokenizer)
-        self._run: BeamRun | None = None
+        self._run: BeamRun[Group, Outcome] | None = None
         self._dead: list[tuple[Place, RouterError | None]] = []
 
     async def run(self, frame: Frame, say: Say) -> None:
@@ -62,13 +57,14 @@ class Beaming:
         if not group.beams:
             await say(self._done(Outcome(reason=Reason.COMPLETE), group))
             return
-        run = self._services.infer.search_beams(group, self._texts, body.report_s)
+        texts = OutputTexts(self._services.prompts.tokenizer, group.width)
+        run = self._services.infer.search_beams(group, texts, body.report_s)
         self._run = run
         queued = Queued(self._stream_id, lambda: run.place, self._notify)
         try:
             while (outcome := await run.next()) is None:
                 queued.begun()
-                await say(self._report())
+                await say(self._report(run, texts))
             queued.begun()
             await say(self._done(outcome, group))
         finally:
@@ -87,11 +83,9 @@ class Beaming:
         outcome = self._run.search.outcome(Reason.CANCELLED)
         return self._done(outcome, self._run.group)
 
-    def _report(self) -> list[Said]:
-        run = self._run
-        assert run is not None, "a search reports that has begun"
-        outcome = run.search.outcome(Reason.COMPLETE)
-        holes, texts = run.group.holes, self._texts
+    def _report(self, run: BeamRun[Group, Outcome], texts: OutputTexts) -> list[Said]:
+        outcome = run.search.report()
+        holes = run.group.holes
         told = beam_objects.report(
             self._stream_id,
             outcome,
@@ -107,7 +101,7 @@ class Beaming:
         self._services.metrics.beam_groups.inc(outcome.reason.value)
         return [("DONE", told)]
 
-    def _note(self, run: BeamRun) -> None:
+    def _note(self, run: BeamRun[Group, Outcome]) -> None:
         self._exchange.num_cached_tokens = run.usage.num_cached_tokens
         self._exchange.num_generated_tokens = run.usage.num_output_tokens
         self._services.metrics.beam_steps.inc(amount=run.num_steps)
@@ -128,13 +122,12 @@ class Beaming:
                     f"Given: {len(parts)}",
                     field,
                 )
-        found = await asyncio.gather(*(self._hole(body, index) for index in range(len(body.holes))))
+        num_tops = min(2 * body.width + _MAX_ENDS, MAX_TOP_LOGPROBS)
+        found = await self._holes.read(body, num_tops)
         end_token_ids = frozenset(self._services.info.limits.eos_token_ids)
-        # A hole that nothing can fill has no beams; the others keep their numbers.
-        spare = next((each for each in found if isinstance(each, Hole)), None)
         beams: list[Beam] = []
         for index, each in enumerate(given):
-            beam = self._beam(each, index, found, end_token_ids)
+            beam = self._beam(each, index, found)
             hole = found[beam.hole]
             if isinstance(hole, Dead):
                 self._dead.append((Place(beam), hole.error))
@@ -142,9 +135,7 @@ class Beaming:
                 beams.append(beam)
         return Group(
             width=body.width,
-            holes=tuple(each if isinstance(each, Hole) else spare for each in found)
-            if spare
-            else (),
+            holes=placeable(found),
             beams=tuple(beams),
             end_token_ids=end_token_ids,
             scoring=Scoring(
@@ -156,53 +147,17 @@ class Beaming:
             num_candidates=body.num_candidates,
         )
 
-    async def _hole(self, body: BeamsBody, index: int) -> Hole | Dead:
-        try:
-            return await self._checked(body, body.holes[index])
-        except ConstraintRefused as error:
-            if error.reason in _MEANINGLESS:
-                raise _within(error, index) from error
-            return Dead(error)
-        except InvalidRequest as error:
-            raise _within(error, index) from error
-
-    async def _checked(self, body: BeamsBody, hole: HoleBody) -> Hole:
-        services = self._services
-        prompt = await services.prompts.read(hole, self._buffers)
-        num_tops = min(2 * body.width + _MAX_ENDS, MAX_TOP_LOGPROBS)
-        asked = GenerateBody.model_construct(
-            max_tokens=hole.max_tokens,
-            constraint=hole.constraint,
-            stop=hole.stop,
-            include_stop=hole.include_stop,
-            top_logprobs=num_tops,
-            num_steps=1,
-            logit_bias=body.logit_bias,
-            repetition_penalty=body.repetition_penalty,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            timeout_s=body.timeout_s,
-        )
-        raw = raw_of(asked, prompt, services.info.limits, version=2)
-        request = await services.intake.check(
-            self._exchange, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
-        )
-        return Hole(request, hole.is_last)
-
     def _beam(
         self,
         given: BeamBody,
         index: int,
-        holes: Sequence[Hole | Dead],
-        end_token_ids: frozenset[int],
+        holes: list[Hole | Dead],
     ) -> Beam:
         place = f"beams[{index}]"
-        if given.hole >= len(holes):
-            rule = f"must be less than {len(holes)}, the number of `holes`"
-            raise InvalidRequest(f"`{place}.hole` {rule}. Given: {given.hole}", f"{place}.hole")
-        hole = holes[given.hole]
+        hole = hole_at(holes, given.hole, place)
         if isinstance(hole, Hole):
-            self._check_output(given.output, hole, end_token_ids, f"{place}.output")
+            limits = self._services.info.limits
+            check_output(given.output, hole.max_len - 1, limits, f"{place}.output")
         return Beam(
             hole=given.hole,
             output_ids=given.output,
@@ -210,28 +165,3 @@ class Beaming:
             num_tokens=given.num_tokens,
             output_logprob=given.output_logprob,
         )
-
-    def _check_output(
-        self, output: tuple[int, ...], hole: Hole, end_token_ids: frozenset[int], field: str
-    ) -> None:
-        if len(output) >= hole.max_len:
-            rule = f"must have fewer tokens than the hole may have, which is {hole.max_len}"
-            raise InvalidRequest(f"`{field}` {rule}. Given: {len(output)} tokens", field)
-        last_id = self._services.info.limits.vocab_size - 1
-        for token_id in output:
-            if not 0 <= token_id <= last_id:
-                rule = f"must be of token ids between 0 and {last_id}"
-                raise InvalidRequest(f"`{field}` {rule}. Given: {token_id}", field)
-            if token_id in end_token_ids:
-                rule = "must be of an output that has not ended"
-                raise InvalidRequest(f"`{field}` {rule}. Given: the end token {token_id}", field)
-
-
-def _within(error: InvalidRequest, index: int) -> InvalidRequest:
-    """The same, saying which hole it is about."""
-    place = f"holes[{index}]"
-    field = place if error.field is None else f"{place}.{error.field}"
-    message = f"`{place}`: {error}"
-    if isinstance(error, ConstraintRefused):
-        return ConstraintRefused(message, error.reason, error.details, field)
-    return InvalidRequest(message, field)

@@ -20,7 +20,7 @@ class SocketLimits:
 
     max_message_len: int = 1 << 23
     max_streams: int = 256
-    max_beams: int = 128
+    max_beams: int = 32
     max_waiting_len: int = 1 << 16
     buffers: BufferLimits = field(default_factory=BufferLimits)
 

@@ -165,7 +165,7 @@ async def test_a_text_that_does_not_keep_its_constraint_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "sentence"),
     [
-        ({"width": 129}, "width", "must be at most 128 (--max-beams). Given: 129"),
+        ({"width": 33}, "width", "must be at most 32 (--max-beams). Given: 33"),
         ({"width": 0}, "width", "must be greater than or equal to 1"),
         ({"holes": []}, "holes", "must have at least 1 item"),
         ({"beams": [{"hole": 1}]}, "beams[0].hole", "must be less than 1"),

@@ -1,0 +1,63 @@
+"""The holes of one BEAMS, checked side by side."""
+
+import asyncio
+
+from constraints.spec import StopRule
+from router.constraint_check import CheckedConstraint
+from router.errors import ConstraintRefused
+from router.request import Constraint
+from tests.checks import FakeChecks
+from tests.fakes import FakeShard
+from tests.router.http.lmtp.talking import served, talking
+
+
+class PartedChecks(FakeChecks):
+    """Refuses one constraint as soon as the other is looked at, for which it takes for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+        self.was_left = asyncio.Event()
+
+    async def check(
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
+    ) -> CheckedConstraint:
+        if constraint.spec.text == "refused":
+            await self.has_begun.wait()
+            raise ConstraintRefused("no regular expression", "malformed")
+        self.has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.was_left.set()
+        raise AssertionError("it takes for ever")
+
+
+async def test_a_hole_that_is_refused_ends_the_checks_of_the_others() -> None:
+    checks = PartedChecks()
+    holes = [
+        {"text": "Once", "max_tokens": 3, "constraint": {"type": "regex", "value": value}}
+        for value in ("slow", "refused")
+    ]
+    async with served(FakeShard(), checks=checks) as (_, port), talking(port) as talk:
+        await talk.hello()
+        told = await talk.error("BEAMS", width=2, holes=holes)
+        async with asyncio.timeout(5.0):
+            await checks.was_left.wait()
+
+    assert (told["error_type"], told["field"]) == ("validation", "holes[1].constraint")
+
+
+async def test_a_search_that_is_cancelled_while_its_holes_are_checked_says_so() -> None:
+    checks = PartedChecks()
+    slow = {"text": "Once", "max_tokens": 3, "constraint": {"type": "regex", "value": "slow"}}
+    async with served(FakeShard(), checks=checks) as (_, port), talking(port) as talk:
+        await talk.hello()
+        await talk.say("BEAMS", stream_id=1, width=1, holes=[slow])
+        async with asyncio.timeout(5.0):
+            await checks.has_begun.wait()
+            await talk.say("CANCEL", stream_id=1)
+            (_, told) = await talk.hear()
+            await checks.was_left.wait()
+
+    assert told["error_type"] == "cancelled"
