@@ -19,8 +19,9 @@ from constraints.guiding.witness import Witness
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
-# Computing that each way of going on may take.
-MAX_TIME_S = 0.08
+# Computing that each way of going on may take. Two hundred words take a third of it: what is found
+# is not to depend on how busy the machine is.
+MAX_TIME_S = 0.3
 # Where all of these may stand, words may: a text that has to be longer can be filled with them.
 _LETTERS = frozenset(ascii_lowercase.encode())
 # What is taken before words where it may stand: the end of a JSON string, the end of a word,

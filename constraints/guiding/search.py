@@ -104,12 +104,16 @@ class Search:
         self._tails = tuple(tails)[:MAX_TAILS]
         self._hints = tuple(hint for hint in hints if hint)
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
-        self._deadline = thread_time() + MAX_TIME_S
+        self.begin_anew()
         self._twins: dict[tuple[int, bytes], int] = {}
         self._looks: Counter[bytes] = Counter()
         self._is_cut = False
         # Whether the last walk saw all that there is, so that what it did not find is not there.
         self.is_exhausted = False
+
+    def begin_anew(self) -> None:
+        """Let the walks from here on compute as long as the first ones might."""
+        self._deadline = thread_time() + MAX_TIME_S
 
     def completions(self, strategy: Strategy, max_nodes: int) -> Iterator[Witness]:
         """Completions as they are found."""
@@ -248,6 +252,7 @@ def shortest_completion(
                 return found
     found = long_completion(matcher, vocabulary, max_len) if is_patient else None
     if is_patient and found is None and max_len > MAX_COUNTED:
+        search.begin_anew()
         for strategy, max_nodes in LONG_PLAN:
             for path in search.completions(strategy, max_nodes):
                 found = _respelled(path, walked, matcher, vocabulary)
