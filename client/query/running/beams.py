@@ -70,13 +70,15 @@ class _Scored:
 
 
 class _Search:
-    """Owner of one search's traces."""
+    """Owner of one search's traces, and of the runs that wait at their holes."""
 
     def __init__(self, beam: Beam, asker: Asker, *, trusts_last: bool = True) -> None:
         self._beam = beam
         self._asker = asker
         self._trusts_last = trusts_last
         self._live: list[Branch] = []
+        # Holes at which a run may wait.
+        self._open: list[AtHole] = []
         self._ended: list[_Scored] = []
         self._failure: QueryError | None = None
         self._num_candidates: int | None = None
@@ -84,11 +86,12 @@ class _Search:
     async def run(self, start: Start) -> Sequence[Ended] | None:
         """The results. None: a program did not end with the hole that was to be its last."""
         try:
-            self._keep(await landed(await start(0), self._asker))
+            self._keep(self._opened(await landed(await start(0), self._asker)))
         except DEAD as error:
             self._failure = error
         while self._live:
             await self._go_on()
+            await self._close_dropped()
         if not self._ended and self._failure is not None:
             raise exhausted(self._failure)
         ended = await together(_told(each.trace) for each in self._ended)
@@ -96,7 +99,7 @@ class _Search:
 
     async def _go_on(self) -> None:
         """One request, and what its answer means for the program."""
-        before, ats = self._live, list({id(each.at): each.at for each in self._live}.values())
+        ats = list({id(each.at): each.at for each in self._live}.values())
         answer, failures = await self._asker.search(ats, self._call(ats))
         for failure in failures:
             self._failure = failure
@@ -105,10 +108,19 @@ class _Search:
         self._live = []
         if answer.finish_reason == "hole":
             await self._step(answer, ats)
+
+    def _opened(self, place: Landed) -> Landed:
+        """A place that was just come to."""
+        if isinstance(place, Branch):
+            self._open.append(place.at)
+        return place
+
+    async def _close_dropped(self) -> None:
+        """Ends the runs at holes that no live trace stands at."""
         kept = {id(branch.at) for branch in self._live}
-        for branch in before:
-            if id(branch.at) not in kept:
-                branch.at.close()
+        dropped = [at for at in self._open if id(at) not in kept]
+        self._open = [at for at in self._open if id(at) in kept]
+        await together(at.close() for at in dropped)
 
     def _call(self, ats: Sequence[AtHole]) -> BeamsCall:
         numbers = {id(at): number for number, at in enumerate(ats)}
@@ -176,7 +188,8 @@ class _Search:
             return branch
         try:
             trace = await branch.at.answered(_answer(branch, state.text))
-            return await landed(trace, self._asker, branch.logprob, branch.num_tokens)
+            place = await landed(trace, self._asker, branch.logprob, branch.num_tokens)
+            return self._opened(place)
         except DEAD as error:
             self._failure = error
             return None
@@ -200,7 +213,10 @@ async def _told(trace: Finished | _Filled) -> Ended | None:
         ended = await trace.branch.at.answered(_answer(trace.branch, trace.text))
     except DEAD:
         return None
-    return ended if isinstance(ended, Ended) else None
+    if isinstance(ended, Ended):
+        return ended
+    await ended.close()
+    return None
 
 
 def _answer(branch: Branch, text: str) -> HoleAnswer:

@@ -120,9 +120,11 @@ class BodyRun:
         self._arrived, self._given = loop.create_future(), loop.create_future()
         given.set_result(entry)
 
-    def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    async def close(self) -> None:
+        """End the body, and wait until it has ended; what it raises meanwhile is nobody's."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
     # The program
 

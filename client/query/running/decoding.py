@@ -162,8 +162,11 @@ class AtHole(Protocol):
         """The same, asking for anything but these texts; Unsatisfiable when nothing is left."""
         ...
 
-    def close(self) -> None:
-        """End the body's run; nothing is lost, since a closed trace is replayed when needed."""
+    async def close(self) -> None:
+        """End the body's run, and wait until it has ended.
+
+        Nothing is lost, since a closed trace is replayed when needed.
+        """
         ...
 
 

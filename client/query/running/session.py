@@ -98,7 +98,7 @@ async def run_job(job: Job, decoding: Decoding, within: Surroundings) -> tuple[R
     try:
         made = await decoding.decoder.decode(traces.start, books)
     finally:
-        traces.close()
+        await traces.close()
     if within.on_state is not None:
         for trace in made:
             within.on_state(ended(trace.index, trace.pieces))

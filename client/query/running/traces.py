@@ -5,7 +5,8 @@ one replays the log. So argmax runs a body once, and a fork costs one replay, wh
 nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -18,6 +19,7 @@ from client.query.running.blaming import blaming
 from client.query.running.body_run import Arrival, BodyRun, Entry, Job
 from client.query.running.decoding import Ended, FinishedHole, HoleAnswer, Options, Trace
 from client.query.running.frame import Frame
+from client.query.running.together import together
 from client.words import GenerateCall, ScoreCall
 
 Log = tuple[Entry, ...]
@@ -45,31 +47,34 @@ class Traces:
     async def start(self, index: int) -> Trace:
         """A fresh run of the body."""
         run, frame = self._begin(index, ())
-        return await self._next(run, frame, index, ())
+        async with self._ended_by_failure(run):
+            return await self._next(run, frame, index, ())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all runs."""
-        for run in tuple(self._runs):
-            self.end(run)
+        await self.end(*self._runs)
 
-    def end(self, run: BodyRun) -> None:
-        run.close()
-        self._runs.discard(run)
+    async def end(self, *runs: BodyRun) -> None:
+        """End these, and wait until they have ended."""
+        self._runs.difference_update(runs)
+        await together(run.close() for run in runs)
 
     async def again(self, index: int, log: Log, hole: Hole, source: Source) -> Stand:
         """A new run, at the hole behind the log."""
         run, frame = self._begin(index, log)
-        arrival = await self._arrival(run)
+        async with self._ended_by_failure(run):
+            arrival = await self._arrival(run)
         if arrival is None or arrival.hole.name != hole.name:
-            self.end(run)
+            await self.end(run)
             what = f"the program is not pure: run again, it did not come to [{hole.name}]"
             raise BadProgram(what, hole.place, source)
         return Stand(run, frame, arrival)
 
     async def on(self, stand: Stand, entry: Entry, index: int, log: Log) -> Trace:
         """Where a run comes to, once its hole is filled."""
-        stand.run.give(entry)
-        return await self._next(stand.run, stand.frame, index, (*log, entry))
+        async with self._ended_by_failure(stand.run):
+            stand.run.give(entry)
+            return await self._next(stand.run, stand.frame, index, (*log, entry))
 
     def at(
         self, arrival: Arrival, index: int, log: Log, refused: tuple[str, ...]
@@ -105,6 +110,15 @@ class Traces:
             pieces=run.transcript.pieces,
             variables=MappingProxyType(variables),
         )
+
+    @asynccontextmanager
+    async def _ended_by_failure(self, run: BodyRun) -> AsyncGenerator[None, None]:
+        """A run whose next place is not come to is in nobody's hands."""
+        try:
+            yield
+        except BaseException:
+            await self.end(run)
+            raise
 
     async def _arrival(self, run: BodyRun) -> Arrival | None:
         """The run's next hole; what the body raises points to its place."""
@@ -157,13 +171,17 @@ class WaitingTrace:
         try:
             entry = entry_of(stand.arrival, plan, answer)
         except Exception:
-            self._stands.append(stand)
+            if self._stands:
+                await self._traces.end(stand.run)
+            else:
+                self._stands.append(stand)
             raise
         return await self._traces.on(stand, entry, self.index, self._log)
 
-    def close(self) -> None:
-        while self._stands:
-            self._traces.end(self._stands.pop().run)
+    async def close(self) -> None:
+        runs = [stand.run for stand in self._stands]
+        self._stands.clear()
+        await self._traces.end(*runs)
 
     async def _stand(self) -> tuple[Stand, HolePlan]:
         """A run at this hole. A new one has Python's variables anew, so its plan is its own."""
