@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
-from constraints.grammars import choice, json_schema, lark, messages, regex, where_fallback
+from constraints.grammars import (
+    choice,
+    json_schema,
+    lark,
+    lark_loops,
+    messages,
+    regex,
+    where_fallback,
+)
 from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.gbnf import translation as gbnf
 from constraints.grammars.json_schema import SchemaGrammar
@@ -124,7 +132,7 @@ class Compiler:
 
     def _compile(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
-        explain = messages.explain
+        explain, may_run_on = messages.explain, False
         match spec.kind:
             case Kind.JSON_SCHEMA:
                 return self._schema_language(spec)
@@ -133,6 +141,7 @@ class Compiler:
             case Kind.LARK:
                 grammar = lark.to_grammar(spec.text, spec.whitespace)
                 explain = partial(lark.explain, spec.text)
+                may_run_on = lark_loops.may_run_on(spec.text)
             case Kind.GBNF:
                 grammar = gbnf.to_grammar(spec.text)
             case Kind.CHOICE:
@@ -143,7 +152,11 @@ class Compiler:
                     return compile_where(expression, self.vocabulary, self._token_walk())
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression)
-        return GrammarLanguage(self.vocabulary, grammar, limits, explain, hints=hints_of(spec))
+        return GrammarLanguage(
+            *(self.vocabulary, grammar, limits, explain),
+            hints=hints_of(spec),
+            may_run_on=may_run_on,
+        )
 
     def _pattern_language(self, spec: ConstraintSpec) -> Language:
         """By llguidance, or where a pattern looks around by our own automata."""

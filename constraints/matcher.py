@@ -32,7 +32,10 @@ class Matcher(Protocol):
         """How many of these tokens could be accepted one after the other; changes nothing."""
 
     def forced_bytes(self) -> bytes:
-        """The bytes that every legal text goes on with; empty where it might also end here."""
+        """The bytes that every legal text goes on with; empty where it might also end here.
+
+        Perhaps only the first of them: there may be no end to them.
+        """
 
     def shortest(
         self, max_len: int, tails: Sequence[tuple[int, ...]] = ()

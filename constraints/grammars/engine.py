@@ -5,6 +5,8 @@ What this file knows of the engine, and nobody else has to:
 * an illegal token breaks a matcher for good, so tokens are tried before they are accepted
 * clones of a matcher share their lexer under a lock, so a language keeps several originals
 * with forcing on, a forced position allows one canonical token only; so it is switched off
+* it collects forced bytes to their end, and where they have none takes all memory; so they are
+  collected here where that may be
 """
 
 import os
@@ -19,6 +21,7 @@ from llguidance import LLMatcher
 
 from constraints.bitmask import Bitmask
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
+from constraints.grammars.forced import forced_beginning
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import shortest_completion
@@ -63,13 +66,19 @@ class GrammarLanguage:
         explain: Callable[[str], ConstraintError],
         not_enforced: tuple[str, ...] = (),
         hints: tuple[bytes, ...] = (),
+        *,
+        may_run_on: bool = False,
     ) -> None:
-        """`explain` makes an error of the engine's message; what it answers is raised."""
+        """`explain` makes an error of the engine's message; what it answers is raised.
+
+        may_run_on: bytes may be forced without end somewhere, see `lark_loops`
+        """
         self.vocabulary = vocabulary
         self.textless = _textless_ids(vocabulary)
         self.hints = hints
         self.grammar = grammar
         self.not_enforced = not_enforced
+        self.may_run_on = may_run_on
         self._limits = limits
         self._explain = explain
         self._in_bytes: GrammarLanguage | None = None
@@ -115,7 +124,8 @@ class GrammarLanguage:
             if self._in_bytes is None and self._has_bytes:
                 try:
                     self._in_bytes = GrammarLanguage(
-                        byte_vocabulary(), self.grammar, self._limits, self._explain
+                        *(byte_vocabulary(), self.grammar, self._limits, self._explain),
+                        may_run_on=self.may_run_on,
                     )
                 except ConstraintError:
                     self._has_bytes = False
@@ -193,7 +203,13 @@ class GrammarMatcher:
         return count
 
     def forced_bytes(self) -> bytes:
-        """The bytes that every legal text goes on with."""
+        """The bytes that every legal text goes on with, or their beginning."""
+        if self._language.may_run_on:
+            ahead = self._inner.deep_copy()
+            forced = forced_beginning(ahead, self._language.vocabulary)
+            if ahead.is_error():
+                raise EngineFailed(f"the matcher broke: {_first_line(ahead.get_error())}")
+            return forced
         forced = self._inner.compute_ff_bytes()
         self._check()
         return forced

@@ -86,6 +86,7 @@ class Definition:
 
     name: Word
     body: tuple[Word, ...]
+    has_attributes: bool
 
 
 def definitions(found: Sequence[Word]) -> Iterator[Definition]:
@@ -95,7 +96,7 @@ def definitions(found: Sequence[Word]) -> Iterator[Definition]:
             continue
         for index, word in enumerate(line):
             if word.text == ":" and _is_outside(line[:index]):
-                yield Definition(line[0], tuple(line[index + 1 :]))
+                yield Definition(line[0], tuple(line[index + 1 :]), index > 1)
                 break
 
 

@@ -64,6 +64,19 @@ EMPTY = Empty()
 ANY = Chars((), negated=True)
 
 
+def children(pattern: Pattern) -> tuple[Pattern, ...]:
+    """The patterns that a pattern is made of."""
+    match pattern:
+        case Concat(parts):
+            return parts
+        case Choice(options):
+            return options
+        case Repeat(part):
+            return (part,)
+        case _:
+            return ()
+
+
 def written_set(chars: Chars) -> str:
     """A set in the engine's syntax, each character by its number, so that none means anything."""
     members = "".join(

@@ -23,6 +23,7 @@ from constraints.grammars.patterns import (
     Empty,
     Pattern,
     Repeat,
+    children,
     written_set,
 )
 from constraints.where.complaint import complaint
@@ -151,16 +152,10 @@ def _has_anchor(pattern: Pattern) -> bool:
 
 
 def _anchors(pattern: Pattern) -> Iterator[Anchor]:
-    match pattern:
-        case Anchor():
-            yield pattern
-        case Concat(parts) | Choice(parts):
-            for part in parts:
-                yield from _anchors(part)
-        case Repeat(part):
-            yield from _anchors(part)
-        case _:
-            return
+    if isinstance(pattern, Anchor):
+        yield pattern
+    for part in children(pattern):
+        yield from _anchors(part)
 
 
 def _written_without_anchors(pattern: Pattern | None, text: str) -> str:

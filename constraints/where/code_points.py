@@ -6,6 +6,7 @@ partition:  every code point has one label; what no set names has label 0
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,16 @@ WHITESPACE: Ranges = (
     (0x205F, 0x205F),
     (0x3000, 0x3000),
 )
+
+
+@lru_cache(maxsize=4096)
+def first_bytes(ranges: Ranges) -> int:
+    """The bytes with which characters of a set without surrogates begin in UTF-8, as bits."""
+    found = 0
+    for first, last in ranges:
+        low, high = chr(first).encode()[0], chr(last).encode()[0]
+        found |= (1 << high + 1) - (1 << low)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

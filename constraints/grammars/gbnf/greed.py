@@ -9,7 +9,6 @@ greedy. Everything is taken for at least as large as it is, so nothing is missed
 """
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from constraints.grammars.gbnf.terms import (
     Terminal,
     Text,
 )
-from constraints.where.code_points import Partition, Ranges, join
+from constraints.where.code_points import Partition, Ranges, first_bytes, join
 
 # Places of all terminals, sets of places that are looked at, and rows.
 _MAX_PLACES = 20_000
@@ -116,14 +115,14 @@ class _Places:
         found = 0
         if begins:
             for place in _bits(further):
-                if _first_bytes(self._reads[place]) & begins:
+                if first_bytes(self._reads[place]) & begins:
                     found |= 1 << self._owner[place]
         return found
 
     def _first_bytes(self, terminal: int) -> int:
         found = 0
         for place in _bits(self._first[terminal]):
-            found |= _first_bytes(self._reads[place])
+            found |= first_bytes(self._reads[place])
         return found
 
     def _by_label(self) -> list[int]:
@@ -292,20 +291,6 @@ def _terminals(term: Term) -> Iterator[Terminal]:
                 yield from _terminals(part)
         case Repeat(part):
             yield from _terminals(part)
-
-
-@lru_cache(maxsize=4096)
-def _first_bytes(ranges: Ranges) -> int:
-    """The bytes with which characters of a set begin in UTF-8."""
-    found = 0
-    for first, last in ranges:
-        low, high = _first_byte(first), _first_byte(last)
-        found |= (1 << high + 1) - (1 << low)
-    return found
-
-
-def _first_byte(code: int) -> int:
-    return chr(code).encode()[0]
 
 
 def _united(sets: Iterator[int]) -> int:

@@ -1,0 +1,101 @@
+r"""Whether a grammar's terminals have loops that leave no choice of the next byte.
+
+In `start: A "ab"` with `A: /a+/` the terminal takes every `a`, so that nothing but another one can
+ever follow: bytes are forced without end, and the engine would collect them without end. There has
+to be a loop that always goes on with the same byte; a loop like `/[a-z]+/` always has a choice.
+What is not understood is taken for such a loop: it is followed more carefully, which costs time.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from constraints.grammars.lark_reader import Word, definitions, words
+from constraints.grammars.pattern_escapes import Dialect
+from constraints.grammars.pattern_parser import parse
+from constraints.grammars.patterns import Chars, Choice, Concat, Pattern, Repeat, children
+from constraints.where.code_points import NUM_CODE_POINTS, Ranges, first_bytes
+
+# Keywords whose numbers may end in any number of zeros and nothing else.
+_NUMBER_BOUNDS = ("multipleOf", "inimum", "aximum")
+# In a terminal: loops outside of patterns, and what leaves out characters of a pattern.
+_LOOPS = frozenset("+*{")
+_EXCLUSIONS = frozenset("&~")
+_SURROGATES = (0xD800, 0xDFFF)
+_DIGITS: Ranges = ((0x30, 0x39),)
+
+
+def may_run_on(text: str) -> bool:
+    """Whether it may; of a grammar that is known to be well written."""
+    found = words(text)
+    return any(map(_word_may_run_on, found)) or any(map(_terminal_may_run_on, _terminals(found)))
+
+
+def _terminals(found: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
+    """The bodies of terminals, which rules with attributes are as well."""
+    for definition in definitions(found):
+        if definition.name.kind == "terminal" or definition.has_attributes:
+            yield definition.body
+
+
+def _terminal_may_run_on(body: Sequence[Word]) -> bool:
+    texts = {word.text for word in body}
+    return not texts.isdisjoint(_LOOPS) or not texts.isdisjoint(_EXCLUSIONS)
+
+
+def _word_may_run_on(word: Word) -> bool:
+    if word.text == "%json":
+        return any(keyword in json.dumps(word.value) for keyword in _NUMBER_BOUNDS)
+    if word.kind == "regexp":
+        pattern, _, flags = word.text[1:].rpartition("/")
+        return _is_narrow(parse((f"(?{flags})" if flags else "") + pattern, Dialect.LARK))
+    return word.text == "%regex"
+
+
+def _is_narrow(pattern: Pattern) -> bool:
+    """Whether some loop in it may go on with one byte alone."""
+    if isinstance(pattern, Chars):
+        return not _members(pattern)
+    match pattern:
+        case Repeat(part, _, None) if _begins(part).bit_count() < 2:
+            return True
+    return any(map(_is_narrow, children(pattern)))
+
+
+def _begins(pattern: Pattern) -> int:
+    """Bytes with which it can begin, as bits; perhaps not all of them."""
+    match pattern:
+        case Chars():
+            return first_bytes(_members(pattern))
+        case Concat(parts):
+            return _begins(parts[0]) if parts else 0
+        case Choice(options):
+            found = 0
+            for option in options:
+                found |= _begins(option)
+            return found
+        case Repeat(part, _, most) if most != 0:
+            return _begins(part)
+        case _:
+            return 0
+
+
+def _members(chars: Chars) -> Ranges:
+    """Characters of a set, perhaps not all of them: those of named sets are not known here."""
+    if not chars.negated:
+        # Our own classes, `\d` and `\w`, have all digits in them.
+        has_digits = any(name.startswith("[") for name in chars.named)
+        return _encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
+    if chars.named:
+        return ()
+    rest, start = [], 0
+    for first, last in sorted(chars.ranges):
+        rest.append((start, first - 1))
+        start = max(start, last + 1)
+    return _encodable((*rest, (start, NUM_CODE_POINTS - 1)))
+
+
+def _encodable(ranges: Ranges) -> Ranges:
+    low, high = _SURROGATES
+    pieces = [(first, min(last, low - 1)) for first, last in ranges]
+    pieces += [(max(first, high + 1), last) for first, last in ranges]
+    return tuple((first, last) for first, last in pieces if first <= last)
