@@ -18,7 +18,7 @@ from types import MappingProxyType
 from client.words import Constraint, GenerateCall, Sampling
 from launcher.errors import LauncherError
 
-_KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=")
+_KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(?!=)")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
 _BARE = re.compile(r"\S*")
 _JSON = json.JSONDecoder()

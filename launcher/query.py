@@ -13,8 +13,8 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing, nullcontext, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -99,7 +99,8 @@ def query(settings: QuerySettings) -> ExitCode:
 
 def _query(settings: QuerySettings, screen: Screen) -> ExitCode:
     try:
-        asyncio.run(_run(settings, screen))
+        with _modules_beside(settings.file):
+            asyncio.run(_run(settings, screen))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except TandemError as error:
@@ -109,6 +110,17 @@ def _query(settings: QuerySettings, screen: Screen) -> ExitCode:
         screen.error(f"{error.filename}: {error.strerror}")
         return ExitCode.AT_FAULT
     return ExitCode.OK
+
+
+@contextmanager
+def _modules_beside(file: str) -> Iterator[None]:
+    """A program may import what lies beside it, or in the working folder if it comes from stdin."""
+    folder = str(Path.cwd() if file == "-" else Path(file).resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def _exit_code(error: TandemError) -> ExitCode:

@@ -109,3 +109,10 @@ def test_any_line_is_read_or_refused(text: str) -> None:
     except BadLine:
         return
     assert line.prompt is not None or line.parameters
+
+
+def test_a_comparison_at_the_end_is_no_parameter() -> None:
+    line = read_line("is it true that a==b max_tokens=3")
+
+    assert line.prompt == "is it true that a==b"
+    assert line.parameters == {"max_tokens": 3}

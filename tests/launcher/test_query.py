@@ -72,6 +72,19 @@ def test_a_model_that_is_asked_for_goes_before_the_programs(program: str) -> Non
         assert scene.peers[0].received[1][1]["model"] == "large"
 
 
+def test_a_program_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_a_query.py").write_text("def shout(text):\n    return text.upper()\n")
+    path = tmp_path / "a.query"
+    path.write_text('from beside_a_query import shout\n"A [X]"\nreturn shout(X)\n')
+    before = list(sys.path)
+
+    with performing_aside(letters) as scene:
+        code, out, _ = run(str(path), "--url", scene.url)
+
+    assert (code, out) == (0, "A ab\n\nX = 'ab'\nreturned 'AB'\n")
+    assert sys.path == before
+
+
 def test_json_is_an_object_for_each_result() -> None:
     text = (
         'sample(n=2, temperature=1)\n    print("besides")\n    "A [X] is [Y]"\n    return X\n'
