@@ -12,7 +12,15 @@ asked for. It also shows that both requests make the same output.
 from collections.abc import Callable
 from dataclasses import replace
 
-from client.beams import BeamsAnswer, BeamsCall, BeamsReport, BeamState, score_of
+from client.beams import (
+    BeamsAnswer,
+    BeamsCall,
+    BeamsReport,
+    BeamState,
+    BestCall,
+    SearchCall,
+    score_of,
+)
 from client.errors import ServerFailed
 from client.lmtp.frames import Ended
 from client.words import Answer, GenerateCall, TokenMade, Usage
@@ -97,30 +105,30 @@ class Progress:
 
 
 class BeamProgress:
-    """Owner of what was reported of one BeamsCall: another request goes on from there.
+    """Owner of what was reported of one search: another request goes on from there.
 
-    A search draws nothing, so it makes the same of the same beams.
+    A search draws nothing, so it makes the same of the same beams. A best-first search begins anew,
+    since no report has all of its beams; what it computed before is in the server's prefix cache.
     """
 
-    def __init__(self, call: BeamsCall) -> None:
+    def __init__(self, call: SearchCall) -> None:
         self._call = call
         # Of the requests before, and of the one under way.
         self._before: tuple[BeamState, ...] = ()
         self._last: BeamsReport | None = None
 
-    def request(self) -> BeamsCall:
+    def request(self) -> SearchCall:
         """The call for what is missing."""
-        if self._last is None or not self._last.beams:
-            return self._call
-        self._before, last = (*self._before, *self._last.ended), self._last
-        self._last = None
-        call = self._call
-        scores = (*call.ended, *map(self._score, self._before))
+        call, last = self._call, self._last
+        if last is None or not last.beams or isinstance(call, BestCall):
+            return call
+        self._before, self._last = (*self._before, *last.ended), None
+        scores = (*call.ended, *(_score(call, beam) for beam in self._before))
         best = tuple(sorted(scores, reverse=True)[: call.width])
         beams = tuple(replace(beam, text="") for beam in last.beams)
         # The step that had no end to its candidates is over.
         self._call = replace(call, beams=beams, num_candidates=None)
-        return replace(self._call, ended=best)
+        return replace(call, beams=beams, num_candidates=None, ended=best)
 
     def take(self, report: BeamsReport) -> BeamsReport:
         """Notes a report; with all that has ended since the call."""
@@ -131,5 +139,6 @@ class BeamProgress:
         """With all that has ended since the call."""
         return replace(answer, ended=(*self._before, *answer.ended))
 
-    def _score(self, beam: BeamState) -> float:
-        return score_of(beam.logprob, beam.num_tokens, self._call.length_penalty)
+
+def _score(call: BeamsCall, beam: BeamState) -> float:
+    return score_of(beam.logprob, beam.num_tokens, call.length_penalty)

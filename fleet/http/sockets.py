@@ -30,7 +30,7 @@ from router.http.lmtp.services import SocketLimits
 _logger = logging.getLogger("fleet")
 
 _PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
-_STREAMS = frozenset({"GENERATE", "SCORE", "BEAMS"})
+_STREAMS = frozenset({"GENERATE", "SCORE", "BEAMS", "BEST"})
 _OF_MODELS = _STREAMS | {"MODEL_INFO", "BUFFER", "DROP"}
 _MAX_CHANNELS = 16
 _MAX_REASON_LEN = 123

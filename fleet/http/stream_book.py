@@ -16,7 +16,7 @@ import orjson
 from router.http.lmtp.frames import write_frame
 
 _NUM_SEEN = 3
-_WITH_TOKENS = frozenset({"GENERATE", "SCORE", "BEAMS"})
+_WITH_TOKENS = frozenset({"GENERATE", "SCORE", "BEAMS", "BEST"})
 
 
 @dataclass(slots=True)

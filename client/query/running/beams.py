@@ -17,10 +17,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client.beams import BeamHole, BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
+from client.beams import BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
 from client.query.errors import QueryError
-from client.query.running.branches import DEAD, Branch, Finished, Landed, landed
-from client.query.running.decoding import Asker, AtHole, Ended, HoleAnswer, Start
+from client.query.running.branches import (
+    DEAD,
+    Branch,
+    Finished,
+    Landed,
+    beam_hole,
+    behind,
+    branch_of,
+    landed,
+    numbered,
+)
+from client.query.running.decoding import Asker, AtHole, Ended, Start
 from client.query.running.together import together
 from client.query.running.walking import exhausted
 
@@ -99,12 +109,12 @@ class _Search:
 
     async def _go_on(self) -> None:
         """One request, and what its answer means for the program."""
-        ats = list({id(each.at): each.at for each in self._live}.values())
+        ats = numbered(self._live)
         answer, failures = await self._asker.search(ats, self._call(ats))
         for failure in failures:
             self._failure = failure
         for state in answer.ended:
-            self._keep(_Filled(_branch(state, ats), state.text))
+            self._keep(_Filled(branch_of(state, ats), state.text))
         self._live = []
         if answer.finish_reason == "hole":
             await self._step(answer, ats)
@@ -127,8 +137,8 @@ class _Search:
         beam = self._beam
         return BeamsCall(
             width=beam.n,
-            holes=tuple(_hole(at, is_last=self._trusts_last and at.is_last) for at in ats),
-            beams=tuple(_state(branch, numbers[id(branch.at)]) for branch in self._live),
+            holes=tuple(beam_hole(at, is_last=self._trusts_last and at.is_last) for at in ats),
+            beams=tuple(branch.state(numbers[id(branch.at)]) for branch in self._live),
             sampling=ats[0].call.sampling,
             length_penalty=beam.length_penalty,
             early_stopping=beam.early_stopping,
@@ -150,7 +160,7 @@ class _Search:
         kept, is_whole = await self._selected(answer.candidates, answer.num_considered, ats)
         if answer.has_more and not is_whole:
             self._num_candidates = _MORE * max(answer.num_considered, len(answer.candidates))
-            self._live = [_branch(state, ats) for state in answer.beams]
+            self._live = [branch_of(state, ats) for state in answer.beams]
             return
         for place in kept:
             self._keep(place)
@@ -183,13 +193,11 @@ class _Search:
 
         None: its text fails a check, or makes the next hole impossible.
         """
-        branch = _branch(state, ats)
+        branch = branch_of(state, ats)
         if not state.is_ended:
             return branch
         try:
-            trace = await branch.at.answered(_answer(branch, state.text))
-            place = await landed(trace, self._asker, branch.logprob, branch.num_tokens)
-            return self._opened(place)
+            return self._opened(await behind(branch, state.text, self._asker))
         except DEAD as error:
             self._failure = error
             return None
@@ -210,46 +218,10 @@ async def _told(trace: Finished | _Filled) -> Ended | None:
     if isinstance(trace, Finished):
         return trace.trace
     try:
-        ended = await trace.branch.at.answered(_answer(trace.branch, trace.text))
+        ended = await trace.branch.at.answered(trace.branch.filled(trace.text))
     except DEAD:
         return None
     if isinstance(ended, Ended):
         return ended
     await ended.close()
     return None
-
-
-def _answer(branch: Branch, text: str) -> HoleAnswer:
-    return HoleAnswer(text=text, logprob=branch.output_logprob, num_tokens=len(branch.output))
-
-
-def _hole(at: AtHole, *, is_last: bool) -> BeamHole:
-    call = at.call
-    return BeamHole(
-        prompt=call.prompt,
-        max_tokens=call.max_tokens,
-        constraint=call.constraint,
-        stop=call.stop,
-        keeps_stop=call.keeps_stop,
-        is_last=is_last,
-    )
-
-
-def _state(branch: Branch, hole: int) -> BeamState:
-    return BeamState(
-        hole=hole,
-        output=branch.output,
-        logprob=branch.logprob,
-        num_tokens=branch.num_tokens,
-        output_logprob=branch.output_logprob,
-    )
-
-
-def _branch(state: BeamState, ats: Sequence[AtHole]) -> Branch:
-    return Branch(
-        at=ats[state.hole],
-        logprob=state.logprob,
-        num_tokens=state.num_tokens,
-        output=state.output,
-        output_logprob=state.output_logprob,
-    )

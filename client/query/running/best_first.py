@@ -1,9 +1,12 @@
 """best_k: the most probable traces of a program, found best-first.
 
-    queue:  | -0.7 branch | -1.2 trace at its end | -1.9 branch | -2.3 the rest of a branch | ...
-    the first is taken:  a branch is asked for its next tokens, each a branch of its own
-                         the rest of a branch is asked for more of them
-                         a trace at its end is a result
+    queue:  | -0.7 open | -1.2 hole that has ended | -1.9 open | -2.3 trace at its end | ...
+    the first is   open             the server is asked, for it and those behind it at once
+                   a hole's text    the program runs on: to its next hole, or its end
+                   a trace's end    it is a result
+
+The server searches among all open ones until a hole has ended behind which the program goes on, or
+until it knows the results. So a program of one hole is one request, as far as the budget goes.
 
 A trace's log-probability only falls as it grows. So nothing in the queue can become better than a
 trace that ended and is first in it: the results come in their order, and they are the best of all.
@@ -12,52 +15,77 @@ and then the most probable branches, each completed by the most probable tokens.
 """
 
 import heapq
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeAlias
 
+from client.beams import BeamState, BestCall
 from client.errors import InvalidRequest
 from client.query.errors import QueryError
 from client.query.running.branches import (
     DEAD,
-    MAX_WIDTH,
-    Alternative,
     Branch,
     Finished,
     Landed,
-    alternatives,
+    beam_hole,
     behind,
-    closed,
+    branch_of,
     landed,
-    probed,
+    numbered,
 )
-from client.query.running.decoding import Asker, Ended, HoleAnswer, Start
+from client.query.running.decoding import Asker, AtHole, Ended, HoleAnswer, Start
 from client.query.running.together import together
 from client.query.running.walking import exhausted
-from client.words import Answer
 
-# Branches that are asked at once, for a server that computes them as fast as one.
-_LANES = 8
+# What servers tell of alternatives to one token; those beyond are not looked at.
+_MAX_WIDTH = 256
+# Programs run on behind the ends of holes among so many open branches: where these are so near, one
+# of the programs is likely to be the next, and then a request is spared.
+_NUM_NEAR = 8
+# Open ones that one request tells of; the server comes back when it needs those behind them.
+_MAX_TOLD = 512
 _WHOLE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """The alternatives of a branch's next token beyond the first `num_known`."""
+class _Open:
+    """A branch that may go on, as the server told of it; or has `ended_by` something."""
 
     branch: Branch
-    num_known: int
-    logprob: float
+    ended_by: str | None = None
+    num_known: int = 0
+    most: float | None = None
+
+    @property
+    def logprob(self) -> float:
+        """Of what is best of it, at most."""
+        return self.branch.logprob if self.most is None else self.most
+
+    def state(self, hole: int) -> BeamState:
+        """As the server told of it."""
+        state = self.branch.state(hole)
+        return replace(state, ended_by=self.ended_by, num_known=self.num_known, most=self.most)
 
 
-Node: TypeAlias = Branch | Rest | Alternative | Finished
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A branch whose hole has this text; its program is still to be told."""
+
+    branch: Branch
+    text: str
+
+    @property
+    def logprob(self) -> float:
+        return self.branch.logprob
+
+
+_Node: TypeAlias = _Open | _Filled | Finished
 
 
 @dataclass(frozen=True, slots=True)
 class BestK:
-    """The `k` most probable traces, the best first, in at most `budget` requests for a token.
+    """The `k` most probable traces, the best first, asking for a next token `budget` times at most.
 
     `width`: so many alternatives are asked for at first.
     """
@@ -79,111 +107,188 @@ class _Search:
     def __init__(self, best: BestK, asker: Asker) -> None:
         self._best = best
         self._asker = asker
-        self._queue: list[tuple[float, int, Node]] = []
+        self._queue: list[tuple[float, int, _Node]] = []
         self._order = count()
         self._num_left = best.budget
         self._found: list[Finished] = []
         self._failure: QueryError | None = None
 
     async def begin(self, start: Start) -> None:
+        """The program runs to its first hole."""
         try:
             self._push(await landed(await start(0), self._asker))
         except DEAD as error:
             self._failure = error
 
     async def results(self) -> Sequence[Ended]:
-        while self._queue and len(self._found) < self._best.k and self._num_left > 0:
-            asked = await self._first_to_ask()
-            for nodes in await together(self._asked(node) for node in asked):
-                for node in nodes:
-                    self._push(node)
-        if len(self._found) < self._best.k:
-            await self._complete()
+        """As `BestK.decode`."""
+        while self._queue and self._num_missing > 0:
+            near = self._take_near()
+            if near:
+                await self._run_on(near)
+            elif self._num_left <= 0:
+                await self._complete()
+                break
+            elif self._num_missing > 0 and self._queue:
+                await self._ask()
         if not self._found and self._failure is not None:
             raise exhausted(self._failure)
         return [found.trace for found in self._found]
 
-    def _push(self, node: Node) -> None:
+    @property
+    def _num_missing(self) -> int:
+        return self._best.k - len(self._found)
+
+    def _push(self, place: Landed | _Open | _Filled) -> None:
+        node = _Open(place) if isinstance(place, Branch) else place
         heapq.heappush(self._queue, (-node.logprob, next(self._order), node))
 
-    async def _first_to_ask(self) -> list[Branch | Rest]:
-        """The first branches of the queue; traces at their ends before them are results."""
-        asked: list[Branch | Rest] = []
-        most = min(_LANES, self._num_left)
-        while self._queue and len(asked) < most and len(self._found) < self._best.k:
-            node = self._queue[0][-1]
-            if isinstance(node, Finished) and asked:
-                # What is asked may still turn out better.
-                break
-            heapq.heappop(self._queue)
-            if isinstance(node, Finished):
+    def _in_order(self) -> Iterator[_Node]:
+        """Takes the nodes off the queue, the best first."""
+        while self._queue:
+            yield heapq.heappop(self._queue)[-1]
+
+    # The program's part
+
+    def _take_near(self) -> list[_Filled]:
+        """Holes that have ended, near the first open branches; traces before all are results."""
+        near: list[_Filled] = []
+        passed: list[_Node] = []
+        num_open = num_ended = 0
+        for node in self._in_order():
+            if isinstance(node, Finished) and not (near or passed):
                 self._found.append(node)
-            elif isinstance(node, Alternative):
-                await self._follow(node)
+            elif isinstance(node, _Filled):
+                near.append(node)
             else:
-                asked.append(node)
-        return asked
+                passed.append(node)
+                num_ended += isinstance(node, Finished)
+                num_open += isinstance(node, _Open)
+            if num_open == _NUM_NEAR or num_ended + len(near) >= self._num_missing:
+                break
+        for node in passed:
+            self._push(node)
+        return near
 
-    async def _follow(self, node: Alternative) -> None:
-        place = await self._behind(node)
-        if place is not None:
-            self._push(place)
+    async def _run_on(self, filled: Sequence[_Filled]) -> None:
+        for place in await together(self._behind(each) for each in filled):
+            if place is not None:
+                self._push(place)
 
-    async def _asked(self, node: Branch | Rest) -> Sequence[Node]:
-        """What a branch, or the rest of one, leads to."""
-        self._num_left -= 1
-        branch, num_known, width = node, 0, min(self._best.width, MAX_WIDTH)
-        if isinstance(node, Rest):
-            branch, num_known = node.branch, node.num_known
-            width = min(4 * num_known, MAX_WIDTH)
-        assert isinstance(branch, Branch)
+    async def _behind(self, filled: _Filled) -> Landed | None:
         try:
-            probe = await probed(branch, self._asker, width)
-        except DEAD as error:
-            self._failure = error
-            return ()
-        return [probe] if isinstance(probe, Finished) else [*_nodes(*probe, num_known, width)]
-
-    async def _behind(self, alternative: Alternative) -> Landed | None:
-        try:
-            return await behind(alternative, self._asker)
+            return await behind(filled.branch, filled.text, self._asker)
         except DEAD as error:
             self._failure = error
             return None
 
+    # The server's part
+
+    async def _ask(self) -> None:
+        """One request for the best open branches, which are in front of all else."""
+        opens: list[_Open] = []
+        ended: list[Finished] = []
+        bound = None
+        for node in self._in_order():
+            if isinstance(node, _Filled) or len(opens) == _MAX_TOLD:
+                self._push(node)
+                bound = node.logprob
+                break
+            if isinstance(node, _Open):
+                opens.append(node)
+                continue
+            ended.append(node)
+            if len(ended) == self._num_missing:
+                break
+        for node in ended:
+            self._push(node)
+        for node in await self._searched(opens, ended, bound):
+            self._push(node)
+
+    async def _searched(
+        self,
+        opens: Sequence[_Open],
+        ended: Sequence[Finished] = (),
+        bound: float | None = None,
+    ) -> Sequence[_Open | _Filled]:
+        """What the server makes of them."""
+        ats = numbered([each.branch for each in opens])
+        numbers = {id(at): number for number, at in enumerate(ats)}
+        call = BestCall(
+            k=self._num_missing,
+            budget=max(self._num_left, 0),
+            num_alternatives=min(self._best.width, _MAX_WIDTH),
+            holes=tuple(beam_hole(at, is_last=at.is_last) for at in ats),
+            beams=tuple(each.state(numbers[id(each.branch.at)]) for each in opens),
+            sampling=ats[0].call.sampling,
+            ended=tuple(each.logprob for each in ended),
+            bound=bound,
+        )
+        answer, failures = await self._asker.search(ats, call)
+        for failure in failures:
+            self._failure = failure
+        self._num_left -= answer.usage.num_output_tokens
+        return [_node(state, ats) for state in (*answer.ended, *answer.beams)]
+
+    # When the budget is spent
+
     async def _complete(self) -> None:
-        """What is missing when the budget is spent."""
-        rest = [node for _, _, node in sorted(self._queue, key=lambda entry: entry[:2])]
+        """What is missing then."""
+        await self._run_on_behind_last_holes()
+        rest = list(self._in_order())
         ended = [node for node in rest if isinstance(node, Finished)]
-        self._found += ended[: self._best.k - len(self._found)]
+        self._found += ended[: self._num_missing]
         late: list[Finished] = []
         for node in rest:
-            if len(self._found) + len(late) == self._best.k:
+            if len(late) == self._num_missing:
                 break
-            if isinstance(node, Branch | Alternative):
+            if not isinstance(node, Finished) and not (isinstance(node, _Open) and node.num_known):
                 late += await self._completed(node)
         self._found += sorted(late, key=lambda found: -found.logprob)
 
-    async def _completed(self, node: Branch | Alternative) -> Sequence[Finished]:
+    async def _run_on_behind_last_holes(self) -> None:
+        """These traces have ended; their programs do not know yet."""
+        rest = list(self._in_order())
+        lasts = [node for node in rest if isinstance(node, _Filled) and node.branch.at.is_last]
+        for node in rest:
+            if node not in lasts:
+                self._push(node)
+        await self._run_on(lasts)
+
+    async def _completed(self, node: _Open | _Filled) -> Sequence[Finished]:
         """The trace with the most probable tokens from here on; none if it fails."""
         try:
-            place: Landed = node if isinstance(node, Branch) else await behind(node, self._asker)
+            place = await self._place(node)
             while isinstance(place, Branch):
-                place = await self._filled(place)
+                place = await self._to_its_end(place)
         except DEAD as error:
             self._failure = error
             return ()
-        return (place,)
+        return () if place is None else (place,)
 
-    async def _filled(self, branch: Branch) -> Landed:
+    async def _place(self, node: _Open | _Filled) -> Landed | None:
+        """Where it stands; None: its text is not as it must be."""
+        if isinstance(node, _Filled):
+            return await behind(node.branch, node.text, self._asker)
+        return node.branch if node.ended_by is None else await self._judged(node)
+
+    async def _judged(self, node: _Open) -> Landed | None:
+        """Where it comes to, now that its hole has ended."""
+        for told in await self._searched([node]):
+            if isinstance(told, _Filled):
+                return await behind(told.branch, told.text, self._asker)
+        return None
+
+    async def _to_its_end(self, branch: Branch) -> Landed | None:
         """The branch's hole with the most probable tokens."""
-        call = replace(branch.call(0), num_steps=_WHOLE)
+        sampling = replace(branch.at.call.sampling, temperature=0.0)
+        call = replace(branch.at.call, sampling=sampling, output=branch.output, num_steps=_WHOLE)
         try:
             answer = await self._asker.generate(branch.at, call)
         except InvalidRequest as error:
             if error.field != "output" or not branch.output:
                 raise
-            return await closed(branch, self._asker)
+            return await self._judged(_Open(branch, ended_by="length"))
         made = HoleAnswer(
             text=answer.standing.text + answer.text,
             logprob=branch.output_logprob + answer.logprob,
@@ -197,14 +302,8 @@ class _Search:
         )
 
 
-def _nodes(branch: Branch, answer: Answer, num_known: int, width: int) -> Iterator[Node]:
-    """The alternatives beyond the first `num_known`, and the rest of them if there is one."""
-    told = list(alternatives(branch, answer))
-    for alternative in told[num_known:]:
-        yield alternative if alternative.ends_hole else alternative.branch_with_it()
-    if len(told) < width or width >= MAX_WIDTH:
-        return
-    left = 1.0 - sum(math.exp(alternative.token_logprob) for alternative in told)
-    # Each of the others is at most as probable as the last one told, and as all of them together.
-    most = min(told[-1].token_logprob, math.log(max(left, 1e-6)))
-    yield Rest(branch, len(told), branch.logprob + most)
+def _node(state: BeamState, ats: Sequence[AtHole]) -> _Open | _Filled:
+    branch = branch_of(state, ats)
+    if state.is_ended:
+        return _Filled(branch, state.text)
+    return _Open(branch, state.ended_by, state.num_known, state.most)

@@ -13,7 +13,7 @@ ValueT_co = TypeVar("ValueT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that was sent. `kind` is generate, beams or score, `trace` the number of its
+    """A request that was sent. `kind` is generate, beams, best or score, `trace` the number of its
     trace.
 
     `query` and `hole` are empty for what a program's Python asks by itself.

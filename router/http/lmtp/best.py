@@ -16,7 +16,7 @@ from router.http.errors import HttpError
 from router.http.exchange import Exchange
 from router.http.lmtp import beam_objects
 from router.http.lmtp.beam_holes import HoleReader, check_output, hole_at, placeable
-from router.http.lmtp.best_schema import BestBody, NodeBody
+from router.http.lmtp.best_schema import MAX_NODES, BestBody, NodeBody
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame
@@ -111,18 +111,20 @@ class BestFirst:
 
     async def _group(self, body: BestBody) -> BestGroup:
         most = self._services.limits.max_beams
-        width = min(_WIDTH, most) if body.width is None else body.width
+        width = self._own_width if body.width is None else body.width
         if width > most:
             raise InvalidRequest(
                 f"`width` must be at most {most} (--max-beams). Given: {width}", "width"
             )
         given = [NodeBody()] if body.beams is None else body.beams
-        if len(body.holes) > len(given):
-            raise InvalidRequest(
-                f"`holes` must be at most as many as `beams`, which are {len(given)}. "
-                f"Given: {len(body.holes)}",
-                "holes",
-            )
+        bounds = (
+            ("beams", given, MAX_NODES, "at most"),
+            ("holes", body.holes, len(given), "at most as many as `beams`, which are"),
+        )
+        for field, parts, num_most, rule in bounds:
+            if len(parts) > num_most:
+                message = f"`{field}` must be {rule} {num_most}. Given: {len(parts)}"
+                raise InvalidRequest(message, field)
         holes = await self._holes.read(body, body.num_alternatives)
         nodes: list[Node] = []
         for index, each in enumerate(given):
@@ -140,9 +142,14 @@ class BestFirst:
             holes=placeable(holes),
             nodes=tuple(nodes),
             end_token_ids=frozenset(self._services.info.limits.eos_token_ids),
-            ended=tuple(body.ended),
+            ended=tuple(sorted(body.ended, reverse=True)[: body.k]),
             bound=-math.inf if body.bound is None else body.bound,
         )
+
+    @property
+    def _own_width(self) -> int:
+        most = max(1, self._services.info.max_concurrent_requests // 2)
+        return min(_WIDTH, self._services.limits.max_beams, most)
 
     def _node(self, given: NodeBody, place: str, holes: list[Hole | Dead]) -> Node:
         hole = hole_at(holes, given.hole, place)

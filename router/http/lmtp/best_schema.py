@@ -29,6 +29,4 @@ class BestBody(SearchBody):
     budget: Annotated[int, Field(ge=0, le=2**31)] = 512
     num_alternatives: Annotated[int, Field(ge=1, le=256)] = 16
     bound: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    beams: list[NodeBody] | None = Field(
-        default=None, min_length=1, max_length=MAX_NODES, fail_fast=True
-    )
+    beams: list[NodeBody] | None = Field(default=None, min_length=1, fail_fast=True)

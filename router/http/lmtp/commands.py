@@ -16,7 +16,7 @@ from router.http.model_name import served_name
 VERSION = 2
 FEATURES = (
     "text", "messages", "constraint", "stop", "output", "num_steps", "buffers", "cancel", "scores",
-    "system_messages", "errors", "beams",
+    "system_messages", "errors", "beams", "best",
 )  # fmt: skip
 
 Told = Mapping[str, object]

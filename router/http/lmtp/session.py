@@ -22,6 +22,7 @@ from router.http.access import tell
 from router.http.errors import HttpError
 from router.http.exchange import Exchange
 from router.http.lmtp.beams import Beaming
+from router.http.lmtp.best import BestFirst
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.commands import Commands
 from router.http.lmtp.failures import error_fields, error_type_of
@@ -40,7 +41,7 @@ from router.metrics import FRAMES
 _logger = logging.getLogger(__name__)
 
 ROUTE = "/lmtp"
-_STREAMS = ("GENERATE", "SCORE", "BEAMS")
+_STREAMS = ("GENERATE", "SCORE", "BEAMS", "BEST")
 _INTERNAL_ERROR = 1011
 # Bytes of a frame that takes a millisecond to read.
 _LONG_LEN = 1 << 16
@@ -233,6 +234,8 @@ class Session:
             )
         if command == "BEAMS":
             return Beaming(self._services, self._buffers, exchange, stream_id, self.notify)
+        if command == "BEST":
+            return BestFirst(self._services, self._buffers, exchange, stream_id, self.notify)
         return Scoring(self._services, self._buffers, exchange, stream_id)
 
     async def _serve(self, stream_id: int, work: Work, frame: Frame, exchange: Exchange) -> None:
