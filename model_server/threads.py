@@ -8,10 +8,13 @@ while the kernel says that threads had to wait for a core:
     window of steps, as usual -> waited much?  a few steps with fewer threads -> quicker? stay
                               -> fewer now?    after a pause, a few with more -> quicker? stay
 
-What was tried in vain is tried again after a pause twice as long. It knows no model and no clock.
+Steps of few sequences are not compared with those of many: a trial's steps are measured by those of
+as many sequences in the window before it, whichever way both kinds take turns. What was tried in
+vain is tried again after a pause twice as long. It knows no model and no clock.
 """
 
 import logging
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,8 +22,16 @@ from pathlib import Path
 _log = logging.getLogger(__name__)
 
 _WINDOW = 12
-# The first of them is left out: some of its kernels are made anew.
+# How long a window lasts at least: the kernel is asked at its end, which takes up to a millisecond.
+_WINDOW_S = 0.2
+# Steps of a kind differ in their sequences by about this factor; a window tells what is usual for
+# a kind by so many of its steps.
+_KIND_RATIO = 1.25
+_FEW = 3
+# The first of a trial is left out: some of its kernels are made anew. Steps of kinds that the
+# window did not see are left out too, but the trial does not wait for others without end.
 _TRIAL = 5
+_LONGEST_TRIAL = 15
 # What a trial's steps may take of the usual, so that one stays with it.
 _QUICKER = 0.93
 # The part of a window that threads must have waited for cores before fewer are tried.
@@ -65,10 +76,14 @@ class ThreadCount:
         self._tried: int | None = None
         self._pauses = {_MORE: _PAUSE, _FEWER: 0}
         self._next_pauses = {_MORE: _PAUSE, _FEWER: _PAUSE}
-        self._num_rows = 0
-        self._durations_s: list[float] = []
-        self._usual_s = 0.0
-        self._waited_before_s = 0.0
+        # Of the window: durations by kind of step. None of it is kept for longer than a window.
+        self._num_steps = 0
+        self._durations_s: dict[int, list[float]] = {}
+        self._window_s = 0.0
+        self._waited_before_s: float | None = None
+        # Of the trial: what its steps took of the usual.
+        self._usual_s: dict[int, float] = {}
+        self._shares: list[float] = []
 
     @property
     def count(self) -> int:
@@ -77,37 +92,56 @@ class ThreadCount:
 
     def stepped(self, num_rows: int, duration_s: float) -> None:
         """A decode step of so many sequences took so long."""
-        if 4 * abs(num_rows - self._num_rows) > self._num_rows:
-            # Another kind of step: what was measured says nothing of it.
-            self._num_rows = num_rows
-            self._settle(self._index)
-            return
-        self._durations_s.append(duration_s)
-        if self._tried is not None:
-            if len(self._durations_s) == _TRIAL:
-                self._judge(self._tried)
-        elif len(self._durations_s) == _WINDOW:
-            self._consider()
+        kind = round(math.log(max(num_rows, 1), _KIND_RATIO))
+        self._num_steps += 1
+        if self._tried is None:
+            self._observe(kind, duration_s)
+        else:
+            self._try(self._tried, kind, duration_s)
 
-    def _consider(self) -> None:
+    def _observe(self, kind: int, duration_s: float) -> None:
+        if self._waited_before_s is None:
+            self._waited_before_s = self._waited_s()
+        self._durations_s.setdefault(kind, []).append(duration_s)
+        self._window_s += duration_s
+        if self._num_steps >= _WINDOW and self._window_s >= _WINDOW_S:
+            self._consider(self._waited_before_s)
+
+    def _consider(self, waited_before_s: float) -> None:
         """At the end of a window: try another number, or go on."""
-        self._usual_s = statistics.median(self._durations_s)
-        waited_s = self._waited_s() - self._waited_before_s
-        had_to_wait = waited_s > _WAITED * sum(self._durations_s)
+        waited_s = self._waited_s()
+        had_to_wait = waited_s - waited_before_s > _WAITED * self._window_s
+        self._usual_s = {
+            kind: statistics.median(durations_s)
+            for kind, durations_s in self._durations_s.items()
+            if len(durations_s) >= _FEW
+        }
         for way in self._pauses:
             self._pauses[way] = max(0, self._pauses[way] - 1)
         for way, is_wanted in ((_FEWER, had_to_wait), (_MORE, True)):
             index = self._index + way
-            if is_wanted and 0 <= index < len(self._counts) and not self._pauses[way]:
-                self._tried = index
-                self._durations_s = []
-                self._use(self._counts[index])
+            if not is_wanted or not self._usual_s or self._pauses[way]:
+                continue
+            if 0 <= index < len(self._counts):
+                self._begin_trial(index)
                 return
-        self._settle(self._index)
+        self._settle(self._index, waited_s)
+
+    def _begin_trial(self, index: int) -> None:
+        self._tried = index
+        self._num_steps = 0
+        self._shares = []
+        self._use(self._counts[index])
+
+    def _try(self, tried: int, kind: int, duration_s: float) -> None:
+        if self._num_steps > 1 and kind in self._usual_s:
+            self._shares.append(duration_s / self._usual_s[kind])
+        if len(self._shares) == _TRIAL - 1 or self._num_steps == _LONGEST_TRIAL:
+            self._judge(tried)
 
     def _judge(self, tried: int) -> None:
         way = tried - self._index
-        if statistics.median(self._durations_s[1:]) < _QUICKER * self._usual_s:
+        if len(self._shares) >= _FEW and statistics.median(self._shares) < _QUICKER:
             self._pauses = {_MORE: _PAUSE, _FEWER: _PAUSE}
             self._next_pauses = {_MORE: _PAUSE, _FEWER: _PAUSE}
             _log.debug("threads that compute a step: %d", self._counts[tried])
@@ -117,10 +151,15 @@ class ThreadCount:
             self._next_pauses[way] = min(2 * self._next_pauses[way], _LONGEST_PAUSE)
             self._settle(self._index)
 
-    def _settle(self, index: int) -> None:
-        """Go on, or back, to a number, with a window that begins."""
+    def _settle(self, index: int, waited_s: float | None = None) -> None:
+        """Go on, or back, to a number, with a window that begins.
+
+        waited_s: what the kernel said just now; None: it is asked with the window's first step
+        """
         if self.count != self._counts[index]:
             self._use(self._counts[index])
         self._index, self._tried = index, None
-        self._durations_s = []
-        self._waited_before_s = self._waited_s()
+        self._num_steps = 0
+        self._durations_s = {}
+        self._window_s = 0.0
+        self._waited_before_s = waited_s

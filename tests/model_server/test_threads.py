@@ -21,8 +21,13 @@ class Machine:
         self.waited_s = 0.0
         self.used: list[int] = []
         self.num_uses = 0
+        self.num_asked = 0
         self._count = max(step_s)
-        self.threads = ThreadCount(sorted(step_s, reverse=True), self._use, lambda: self.waited_s)
+        self.threads = ThreadCount(sorted(step_s, reverse=True), self._use, self._ask)
+
+    def _ask(self) -> float:
+        self.num_asked += 1
+        return self.waited_s
 
     def _use(self, count: int) -> None:
         self._count = count
@@ -37,6 +42,7 @@ class Machine:
             duration_s = self.step_s[self._count]
             self.waited_s += self.waited * duration_s
             self.threads.stepped(num_rows, duration_s)
+        self.used += used
         return used
 
 
@@ -68,18 +74,43 @@ def test_what_is_not_quicker_is_tried_less_and_less() -> None:
 
 
 def test_steps_of_other_sizes_are_not_compared() -> None:
-    machine = Machine(BESIDE_A_NEIGHBOUR, waited=0.4)
+    machine = Machine({2: 0.020, 1: 0.020}, waited=0.4)
     for _ in range(100):
-        machine.step(5, num_rows=8)
-        machine.step(5, num_rows=2)
-    assert machine.num_uses == 0
+        machine.step(11, num_rows=8)
+        machine.step_s = {2: 0.010, 1: 0.010}
+        machine.step(11, num_rows=2)
+        machine.step_s = {2: 0.020, 1: 0.020}
+    assert machine.threads.count == 2
+    assert machine.used.count(1) < 80
 
 
-def test_a_trial_is_given_up_when_the_steps_change() -> None:
+def test_sizes_that_take_turns_are_learnt_of_as_well() -> None:
+    machine = Machine(BESIDE_A_NEIGHBOUR, waited=0.4)
+    quick = {count: step_s / 4 for count, step_s in BESIDE_A_NEIGHBOUR.items()}
+    for _ in range(500):
+        machine.step(1, num_rows=8)
+        machine.step_s = quick
+        machine.step(1, num_rows=2)
+        machine.step_s = BESIDE_A_NEIGHBOUR
+    assert machine.used.count(1) > 900
+
+
+@pytest.mark.parametrize("sizes", [(8,), (8, 2), (1, 5, 30)], ids=str)
+@pytest.mark.parametrize("step_s", [0.001, 0.05])
+def test_the_kernel_is_asked_at_the_edges_of_windows_alone(
+    sizes: tuple[int, ...], step_s: float
+) -> None:
+    machine = Machine({2: step_s, 1: step_s}, waited=0.4)
+    for step in range(1200):
+        machine.step(1, num_rows=sizes[step % len(sizes)])
+    assert machine.num_asked <= 2 + 2 * 1200 / max(12, 0.2 / step_s)
+
+
+def test_a_trial_ends_soon_when_the_steps_change_for_others() -> None:
     machine = Machine(BESIDE_A_NEIGHBOUR, waited=0.4)
     while machine.threads.count == 2:
         machine.step(1)
-    machine.step(1, num_rows=2)
+    machine.step(15, num_rows=2)
     assert machine.threads.count == 2
 
 
