@@ -248,18 +248,22 @@ class Guide:
             due, self._due = self._due, ()
             return due
         taken: list[int] = []
-        while self._takes_forced and not self.is_over and len(taken) < MAX_FORCED:
+        while self._takes_forced and not self.is_over and not self._is_full(taken):
             run = self._forced_run()
             if not self._has_room_for(run):
                 break
             for token_id in run:
-                if len(taken) == MAX_FORCED or not self.check(token_id):
+                if self._is_full(taken) or not self.check(token_id):
                     return tuple(taken)
                 self.advance(token_id)
                 taken.append(token_id)
             if not run:
                 break
         return tuple(taken)
+
+    def _is_full(self, taken: list[int]) -> bool:
+        """No more can be taken at once, or none at all: a text that may be cut ends here."""
+        return len(taken) == MAX_FORCED or self._num_tokens >= self._budget.max_len
 
     def _has_room_for(self, run: Witness) -> bool:
         """Whether the text can be completed in the budget behind a forced run.

@@ -83,6 +83,20 @@ def test_a_guide_that_cuts_lets_the_budget_run_out() -> None:
     assert not guide.is_satisfied
 
 
+@pytest.mark.parametrize("name", ["regex", "where"])
+@pytest.mark.parametrize("max_len", [1, 4])
+def test_a_guide_that_cuts_takes_no_forced_token_beyond_the_budget(name: str, max_len: int) -> None:
+    spec = {
+        "regex": ConstraintSpec(Kind.REGEX, "[xy]a{70}b"),
+        "where": ConstraintSpec(Kind.WHERE, f'X in ["x{"a" * 70}b", "y{"a" * 70}b"]'),
+    }[name]
+    guide = guide_of(spec, Budget(max_len, cuts=True), byte_vocabulary())
+    guide.advance(ord("x"))
+    assert len(guide.take_forced()) == max_len - 1
+    assert guide.take_forced() == ()
+    assert not guide.is_satisfied
+
+
 def test_only_the_end_follows_a_text_that_is_over() -> None:
     guide = guide_of(ConstraintSpec(Kind.REGEX, "ab"), Budget(9))
     assert guide.take_forced()

@@ -73,3 +73,12 @@ def test_a_grammar_is_judged_and_refused_with_its_place(server: RunningServer) -
     refused = posted(server, "/constraints/check", body)
     assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
     assert "position 9: tokens that stand for no text" in refused.text
+
+
+def test_a_text_that_may_be_cut_is_cut_within_what_is_forced(server: RunningServer) -> None:
+    grammar = {"type": "regex", "value": "a{50}", "on_budget": "cut"}
+    parameters = {"grammar": grammar, "max_new_tokens": 5, "details": True}
+    told = posted(server, "/generate", {"inputs": "Say", "parameters": parameters}).json()
+    assert told["generated_text"] == "aaaaa"
+    assert told["details"]["finish_reason"] == "length"
+    assert told["details"]["constraint_satisfied"] is False
