@@ -15,6 +15,9 @@ from router.request import GenerateRequest, LogprobParams, SamplingParams
 
 # More than any model's scores differ by, among tokens that it thinks of at all.
 _CERTAIN = 100.0
+# Who asks for alternatives is given no runs of forced tokens: those are spelled in one way, while a
+# beam may have taken any.
+_AS_PROBED = LogprobParams(num_top_tokens=1)
 _BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 
 
@@ -39,7 +42,7 @@ def request_of(ask: Ask, hole: Hole) -> GenerateRequest:
     if isinstance(ask, Probe):
         return request if ask.num_tops is None else _with_tops(request, ask.num_tops)
     sampling = SamplingParams(logit_bias={ask.beam.output_ids[-1]: _CERTAIN})
-    return replace(request, sampling=sampling, logprobs=LogprobParams())
+    return replace(request, sampling=sampling, logprobs=_AS_PROBED)
 
 
 def _with_tops(request: GenerateRequest, num_tops: int) -> GenerateRequest:
