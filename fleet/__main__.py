@@ -24,7 +24,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from fleet.config import FleetConfig, Told, read_config
+from fleet.config import Told, read_config
 from fleet.http.front import Front
 from fleet.http.own import OwnRoutes
 from fleet.http.routes import Routes
@@ -36,6 +36,7 @@ from fleet.names import AnyModel, ListedModels, Names
 from fleet.roster import Roster, RosterRules
 from fleet.servers import LaunchedServers, ServerRules
 from launcher.console import Console
+from launcher.fleet_knobs import FleetConfig
 from router.errors import StartupFailed
 from router.front_door import connection_rules, open_door
 from router.http.access import Access

@@ -1,5 +1,4 @@
-"""Every knob of the front of several models, once. The only file of the fleet that reads argv and
-environment. What this front has in common with the router is in `router/front_config.py`.
+"""The front's command line. The only file of the fleet that reads argv and environment.
 
 What stands behind `--` on the command line are flags of `launcher serve`, for every model's server.
 """
@@ -7,75 +6,12 @@ What stands behind `--` on the command line are flags of `launcher serve`, for e
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
-from router.front_config import ACCESS, HTTP, LOGS, TIME, FrontConfig
-from router.knobs import BadConfig, Whole, knob, number, parser_of, read_knobs, seconds, switch
+from launcher.fleet_knobs import MODELS, FleetConfig
+from router.front_config import ACCESS, HTTP, LOGS, TIME
+from router.knobs import BadConfig, parser_of, read_knobs
 
 AUTO = "auto"
-_MODELS = "models"
-
-
-def _folder(text: str) -> Path:
-    path = Path(text).expanduser()
-    if not path.is_dir():
-        raise BadConfig("must be a folder that exists")
-    return path.resolve()
-
-
-def _share(text: str) -> float:
-    share = number(text)
-    if not 0.0 < share <= 1.0:
-        raise BadConfig("must be above 0 and at most 1")
-    return share
-
-
-@dataclass(frozen=True, slots=True)
-class FleetConfig(FrontConfig):
-    """What `python -m fleet` was told. Times in seconds."""
-
-    models_folder: Path | None = knob(
-        None,
-        "with auto: requests may name the models below this folder; absent: the working one",
-        _folder,
-        group=_MODELS,
-    )
-    hub_models: bool = knob(
-        True, "with auto: requests may name models of the hub", switch, group=_MODELS
-    )
-    max_loaded_models: int = knob(
-        1,
-        "models in memory at once; the least recently used idle one leaves for another",
-        Whole(1),
-        group=_MODELS,
-    )
-    model_load_timeout: float = knob(
-        300.0,
-        "seconds that a request waits for its model before 503; the load goes on",
-        seconds,
-        group=_MODELS,
-    )
-    model_idle_timeout: float | None = knob(
-        None,
-        "seconds without a request after which a model leaves the memory; absent: never",
-        seconds,
-        group=_MODELS,
-    )
-    model_turn: float = knob(
-        10.0,
-        "seconds that a busy model goes on taking requests while another waits for its room",
-        seconds,
-        group=_MODELS,
-    )
-    model_retry_after: float = knob(
-        30.0,
-        "seconds before a model that could not be loaded is tried again",
-        seconds,
-        group=_MODELS,
-    )
-    cuda_memory_fraction: float = knob(
-        0.9, "share of a GPU's memory that all models together may fill", _share, group=_MODELS
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +39,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     models, flags = _take_models(own)
     parser = parser_of(
         fields(FleetConfig),
-        (_MODELS, HTTP, ACCESS, TIME, LOGS),
+        (MODELS, HTTP, ACCESS, TIME, LOGS),
         "python -m fleet",
         "Tandem's front for several models: --model ID ..., or --model auto, and behind -- the "
         "flags of `launcher serve` for each.",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import typer
 
-from fleet.config import FleetConfig
+from launcher.fleet_knobs import FleetConfig
 from router.config import RouterConfig
 from router.front_config import FrontConfig
 from router.knobs import Whole, flag_of, seconds

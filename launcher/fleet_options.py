@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.config import FleetConfig
 from launcher.declared import Told, knob_of
+from launcher.fleet_knobs import FleetConfig
 from router.front_config import FrontConfig
 
 

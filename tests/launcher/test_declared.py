@@ -6,7 +6,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fleet.config import FleetConfig
 from launcher.declared import (
     Told,
     argument,
@@ -17,6 +16,7 @@ from launcher.declared import (
     section,
     takes,
 )
+from launcher.fleet_knobs import FleetConfig
 from launcher.options import ServeOptions
 from router.config import RouterConfig
 from router.front_config import FrontConfig
