@@ -1,5 +1,6 @@
 """Errors that show where: position, line, caret, and what would have been right."""
 
+import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -17,10 +18,10 @@ def complaint(text: str, start: int, end: int, what: str, hint: str | None = Non
     line_end = text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
     shown, column = _window(text[line_start:line_end], start - line_start)
-    num_carets = max(1, min(end - start, len(shown) - column))
+    num_carets = max(1, _width(shown[column : column + end - start]))
     line = text.count("\n", 0, start) + 1
     place = f"line {line}, column {start - line_start + 1}" if line > 1 else f"position {start}"
-    message = f"{place}: {what}\n  {shown}\n  {' ' * column}{'^' * num_carets}"
+    message = f"{place}: {what}\n  {shown}\n  {' ' * _width(shown[:column])}{'^' * num_carets}"
     return Malformed(f"{message}\n{hint}" if hint else message, start)
 
 
@@ -33,6 +34,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that was probably meant."""
     matches = get_close_matches(name[:64].lower(), list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def _width(shown: str) -> int:
+    """The columns that a terminal gives it."""
+    return sum(
+        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in shown
+    )
 
 
 def _window(line: str, column: int) -> tuple[str, int]:

@@ -6,7 +6,7 @@ It knows what writers of other languages mean, and no grammar.
 from constraints.errors import Malformed, TooComplex
 from constraints.where.complaint import complaint, nearest, short
 from constraints.where.functions import FUNCTIONS
-from constraints.where.lexer import Kind, Token, tokens
+from constraints.where.lexer import KEYWORDS, Kind, Token, tokens
 
 MAX_TEXT_LEN = 100_000  # characters
 MAX_DEPTH = 64  # parentheses, calls and `not` within each other
@@ -56,7 +56,10 @@ class Cursor:
 
     def at(self, written: str) -> bool:
         """This keyword, name or sign comes next."""
-        return self.token.text == written and self.token.kind is not Kind.STRING
+        token = self.token
+        if token.kind is Kind.KEYWORD:
+            return KEYWORDS[token.text] == written
+        return token.text == written and token.kind is not Kind.STRING
 
     def accept(self, written: str) -> bool:
         """Go past this keyword, name or sign if it comes next."""

@@ -14,7 +14,11 @@ from constraints.where.complaint import complaint, short
 # Numbers are compared as 64-bit integers.
 MAX_DIGITS = 18
 
-KEYWORDS = frozenset({"and", "or", "not", "in", "True", "False"})
+# Keywords by how they are written; those of two spellings mean the first.
+KEYWORDS = {
+    **{word: word for word in ("and", "or", "not", "in", "True", "False")},
+    **{word.upper(): word for word in ("and", "or", "not", "in")},
+}
 
 
 class Kind(Enum):

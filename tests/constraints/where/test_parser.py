@@ -125,6 +125,8 @@ def test_chains_are_conjunctions() -> None:
         ("len(WORDS(X)) < len(CHARS(X))", None),
         ("len(CHARS(X)) < 5", "len(chars(X)) < 5"),
         ('STARTS_WITH(X, "a")', 'starts_with(X, "a")'),
+        ('int(X) AND NOT "a" IN X OR float(X)', 'int(X) and not "a" in X or float(X)'),
+        ('X NOT IN ["a"] and X IN ["b"]', 'X not in ["a"] and X in ["b"]'),
     ],
 )
 def test_capitals_mean_the_same(capitals: str, small: str | None) -> None:
@@ -194,7 +196,9 @@ ERRORS = [
     ("len(X) + 1 < 5", 7, "there is no arithmetic"),
     ("len(X) - 1 < 5", 7, "there is no arithmetic"),
     ("X[0] == 'a'", 1, "there are no subscripts"),
-    ("len(X) < 5 AND int(X)", 11, "did you mean `and`?"),
+    ("len(X) < 5 And int(X)", 11, "did you mean `and`?"),
+    ("X AND int(X)", 0, 'compare it, as in X == "yes"'),
+    ("len(X) < 5 NOT int(X)", 15, "expected `in`"),
     ("len(X) < 5 && int(X)", 11, "write `and`"),
     ("! int(X)", 0, "write `not`"),
     ("X = 'a'", 2, "write `==` to compare"),
@@ -280,6 +284,12 @@ def test_the_caret_stands_below_the_place(written: str, position: int, said: str
     assert set(carets[column:]) == {"^"}
     if position < len(written) and written[position].isprintable():
         assert shown[column] == written[position]
+
+
+def test_the_caret_stands_below_wide_characters() -> None:
+    with pytest.raises(Malformed) as refused:
+        parse('"日本e\u0301" in X and "語" = X')
+    assert str(refused.value).splitlines()[2] == "  " + " " * 22 + "^"
 
 
 def test_of_a_long_line_the_place_is_shown() -> None:
