@@ -9,8 +9,9 @@ from router.http.body import Schema
 from router.http.grammar_field import Grammar, WrongPart
 from router.http.lmtp.schema import LogitBias, PromptBody
 
-# Of both: beyond, the scores of long traces are no numbers any more.
+# Of all three: beyond, the scores of long traces are no numbers any more.
 _Count = Annotated[int, Field(ge=0, le=2**31)]
+_Logprob = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
 _Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
 
 
@@ -44,9 +45,9 @@ class BeamBody(Schema):
 
     hole: _Count = 0
     output: Annotated[tuple[int, ...], PlainValidator(_token_ids)] = ()
-    logprob: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    logprob: _Logprob = 0.0
     num_tokens: _Count = 0
-    output_logprob: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    output_logprob: _Logprob = 0.0
 
 
 class SearchBody(Schema):

@@ -15,6 +15,7 @@ HOLE = {"text": "Once", "max_tokens": 2, "is_last": True}
     ("fields", "field"),
     [
         ({"beams": [{"num_tokens": 2**63 - 1}]}, "beams[0].num_tokens"),
+        ({"beams": [{"logprob": -1e300}]}, "beams[0].logprob"),
         ({"max_len": 2**63 - 1, "early_stopping": "never"}, "max_len"),
     ],
 )
@@ -28,13 +29,21 @@ async def test_a_length_whose_score_is_no_number_is_refused_by_its_field(
     assert (error["error_type"], error["field"]) == ("validation", field)
 
 
-async def test_the_longest_trace_is_scored(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("length_penalty", [32, -32])
+async def test_the_longest_trace_is_scored(
+    length_penalty: float, caplog: pytest.LogCaptureFixture
+) -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
         with caplog.at_level(logging.ERROR):
             said = await talk.ask(
-                "BEAMS", width=1, holes=[HOLE], beams=[{"num_tokens": 2**31}], length_penalty=32
+                "BEAMS",
+                width=1,
+                holes=[HOLE],
+                beams=[{"num_tokens": 2**31, "logprob": -(2**31)}],
+                length_penalty=length_penalty,
             )
 
     assert (said[-1][0], said[-1][1]["finish_reason"]) == ("DONE", "complete")
+    assert [isinstance(each["score"], float) for each in said[-1][1]["ended"]] == [True]
     assert caplog.records == []
