@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class Case:
     sampling: SamplingParams
     logprobs: LogprobParams = field(default_factory=LogprobParams)
     deviation: float = 2.5
-    masked: Literal["none", "half", "all"] = "none"
+    masked: float = 0.0  # the part of the rows that has a mask
 
 
 CASES = (
@@ -45,8 +44,9 @@ CASES = (
     Case("greedy, raw logprobs, top 5", SamplingParams(), LogprobParams(5, raw=True)),
     Case("temperature", DRAWN),
     Case("temperature, raw logprobs", DRAWN, LogprobParams(raw=True)),
-    Case("temperature, masked", DRAWN, masked="all"),
-    Case("temperature, half of them masked", DRAWN, masked="half"),
+    Case("temperature, masked", DRAWN, masked=1.0),
+    Case("temperature, half of them masked", DRAWN, masked=0.5),
+    Case("temperature, an eighth masked", DRAWN, masked=0.125),
     Case("top-k 50, top-p .95", replace(DRAWN, top_k=50, top_p=0.95)),
     Case("top-k 50, top-p .95, top 5", replace(DRAWN, top_k=50, top_p=0.95), LogprobParams(5)),
     Case("min-p .05", replace(DRAWN, min_p=0.05)),
@@ -75,10 +75,10 @@ class Bench:
         self._logits = self._source.clone()
         num_words = -(-args.vocab_size // 32)
         self._masks: Masks | None = None
-        if case.masked != "none":
-            num_masked = batch_size // 2 if case.masked == "half" else batch_size
+        num_masked = int(case.masked * batch_size)
+        if num_masked:
             words = torch.full((num_masked, num_words), 0x55555555, dtype=torch.int32)
-            self._masks = Masks(np.arange(num_masked), words) if num_masked else None
+            self._masks = Masks(np.arange(num_masked), words)
         self._sampler = Sampler(args.vocab_size, device, (0,), batch_size)
         self._ids = tuple(range(batch_size))
         self._device = device

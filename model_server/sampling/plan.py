@@ -109,11 +109,20 @@ class RawRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Edited:
+    """Rows whose scores are not the model's logits before anything is filtered."""
+
+    rows: Tensor | None  # in the step; None: there are none
+    is_most: bool  # of the step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A step's work."""
 
     rows: Rows  # of the table
     may_not_end: Mask
+    edited: Edited
     watermarked: Watermarked | None
     bias: Bias | None
     penalties: Penalties | None
@@ -154,6 +163,7 @@ class Planner:
         return Plan(
             rows=rows,
             may_not_end=may_not_end,
+            edited=self._edited(np.flatnonzero(edited), len(rows)),
             watermarked=self._watermarked(rows, np.flatnonzero(table["is_watermarked"])),
             bias=self._bias(rows, np.flatnonzero(biased)),
             penalties=self._penalties(rows, table),
@@ -215,6 +225,11 @@ class Planner:
             num_candidates=num_candidates,
             top=self._top(places, members, warped[places]),
         )
+
+    def _edited(self, places: Rows, num_rows: int) -> Edited:
+        # A row is copied twice to be edited in place, and the whole step once to be edited apart.
+        rows = self._to_device(places) if len(places) else None
+        return Edited(rows, 2 * len(places) > num_rows)
 
     def _top(self, places: Rows, members: npt.NDArray[np.void], wanted: Mask) -> Top | None:
         within = np.flatnonzero((members["num_top_tokens"] > 0) & wanted)

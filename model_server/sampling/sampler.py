@@ -16,7 +16,8 @@ A mask comes before all else: bias and penalties change the order of the legal t
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -208,8 +209,14 @@ class Sampler:
         return bool((self._rows.may_not_end(plan.rows) == plan.may_not_end).all())
 
     def _run(self, plan: Plan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor) -> Outcome:
-        scores = self._scores(plan, logits, masks)
-        choices = [choose(group, scores, draws) for group in plan.groups]
+        if not self._are_scores(logits) or plan.edited.is_most:
+            scores = self._copied(logits)
+            self._edit(scores, plan, masks)
+            choices = [choose(group, scores, draws) for group in plan.groups]
+        else:
+            with _restored(logits, plan.edited.rows):
+                self._edit(logits, plan, masks)
+                choices = [choose(group, logits, draws) for group in plan.groups]
         return gather_outcome(plan, choices, logits)
 
     def _uniforms(self, plan: Plan) -> Tensor:
@@ -218,18 +225,22 @@ class Sampler:
             return torch.zeros(len(plan.rows), dtype=torch.float64, device=self._device)
         return self._to_device(self._rows.uniforms(plan.rows))
 
-    def _scores(self, plan: Plan, logits: Tensor, masks: DeviceMasks | None) -> Tensor:
-        """The logits after everything that comes before the filters, [num_rows, width] float32."""
-        edits = (plan.watermarked, plan.bias, plan.penalties, masks)
-        is_edited = any(edit is not None for edit in edits)
+    def _are_scores(self, logits: Tensor) -> bool:
+        """Whether the logits have the shape and type of scores: [num_rows, width] float32."""
         fits = logits.dtype == torch.float32 and logits.shape[-1] == self._width
-        if fits and not is_edited and logits.is_contiguous():
-            return logits
+        return fits and logits.is_contiguous()
+
+    def _copied(self, logits: Tensor) -> Tensor:
+        """The logits as scores of their own."""
         num_rows = len(logits)
         if num_rows > len(self._scratch):
             self._scratch = self._new_scratch(num_rows)
         scores = self._scratch[:num_rows]
         scores[:, : self._vocab_size].copy_(logits)
+        return scores
+
+    def _edit(self, scores: Tensor, plan: Plan, masks: DeviceMasks | None) -> None:
+        """Everything that comes before the filters, in place."""
         if plan.watermarked is not None:
             previous = self._rows.table["previous_token"][plan.watermarked.rows_on_host]
             self._watermark.apply(scores, plan.watermarked.rows, previous)
@@ -239,7 +250,6 @@ class Sampler:
             add_bias(scores, plan.bias.rows, plan.bias.token_ids, plan.bias.values)
         if plan.penalties is not None:
             self._penalise(scores, plan.penalties)
-        return scores
 
     def _penalise(self, scores: Tensor, penalties: Penalties) -> None:
         used_len = int(self._rows.table["position"][penalties.rows_on_host].max())
@@ -300,6 +310,23 @@ class Sampler:
     def _new_scratch(self, num_rows: int) -> Tensor:
         """Room for scores; what lies beyond the vocabulary is -inf and stays so."""
         return torch.full((num_rows, self._width), -torch.inf, device=self._device)
+
+
+@contextmanager
+def _restored(logits: Tensor, rows: Tensor | None) -> Iterator[None]:
+    """Put these rows back at the end; None: none of them changes.
+
+    So whoever has neither mask nor bias nor penalty pays nothing for those beside it who have.
+    """
+    if rows is None:
+        yield
+        return
+    with torch.inference_mode():  # as the logits were made
+        kept = logits[rows]
+        try:
+            yield
+        finally:
+            logits[rows] = kept
 
 
 def _reason(logits: Tensor, *, is_masked: bool) -> str:

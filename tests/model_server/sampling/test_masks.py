@@ -73,6 +73,19 @@ def test_rows_without_a_mask_draw_as_if_there_were_none(vocab_size: int) -> None
             assert 40 <= beside.token_ids[row] < 60
 
 
+def test_a_few_rows_are_edited_in_place_and_restored() -> None:
+    """Rows that are not contiguous are copied before that, and draw the same."""
+    with torch.inference_mode():
+        logits = random_logits(len(VARIETY), 1024).clone()
+    apart = torch.empty(len(VARIETY), 2048)[:, ::2].copy_(logits)
+    allowed = torch.zeros(2, 1024, dtype=torch.bool)
+    allowed[:, 40:60] = True
+    masks = Masks(np.array([1, 3]), bitmask_of(allowed))
+    in_place = sample(VARIETY, logits, masks, LogprobParams(3, raw=True))
+    assert in_place == sample(VARIETY, apart, masks, LogprobParams(3, raw=True))
+    assert torch.equal(logits, apart)
+
+
 def test_a_masked_row_draws_the_same_alone_and_beside_others() -> None:
     logits = random_logits(len(VARIETY), 1000)
     generator = torch.Generator().manual_seed(1)
