@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,8 @@ _POLL_S = 0.05
 _STOP_SLACK_S = 30.0
 _FAILED_STOP_S = 5.0
 _MAX_REASON_LEN = 500
+# In front of the lines of others that an error quotes.
+_INDENT = "    "
 _SPEAKER = re.compile(r"\S+( \d+)? \| ")
 # Of this process alone; what a child has instead is in its command.
 _FRONTS_OWN = frozenset(
@@ -162,14 +165,20 @@ class LaunchedServers:
 
 def reason_of(child: Child) -> str:
     """Why it ended: the error that it told first, or how it ended."""
-    errors = []
-    for line in child.last_lines:
+    lines = list(child.last_lines)
+    for index, line in enumerate(lines):
         words = _message(line)
         if words.lower().startswith("error: "):
-            errors.append(words[len("error: ") :].splitlines()[0])
-    if errors:
-        return errors[0][:_MAX_REASON_LEN]
+            behind = list(takewhile(lambda line: line.startswith(_INDENT), lines[index + 1 :]))
+            return _told([*words[len("error: ") :].splitlines(), *behind])[:_MAX_REASON_LEN]
     return child.death_notice().splitlines()[0].split(";")[0][:_MAX_REASON_LEN]
+
+
+def _told(lines: Sequence[str]) -> str:
+    """An error in a line: its first one, with what a process said last behind how it ended."""
+    first, *rest = lines
+    how, announces, _ = first.partition("; its last lines:")
+    return f"{how}: {_message(rest[-1].strip())}" if announces and rest else how
 
 
 def _message(line: str) -> str:

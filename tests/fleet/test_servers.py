@@ -66,6 +66,16 @@ def test_a_model_may_fill_its_share_beside_those_of_others(num_others: int, shar
         pytest.param(
             ['{"message": "loading"}', '{"message": "error: no weights"}'], "no weights", id="json"
         ),
+        pytest.param(
+            [
+                "launcher | error: router stopped with exit code 1; its last lines:",
+                "    Traceback (most recent call last):",
+                "    ImportError: no such name",
+                "launcher | stopped",
+            ],
+            "router stopped with exit code 1: ImportError: no such name",
+            id="last-lines",
+        ),
         pytest.param(["what?"], "x stopped with exit code 3", id="nothing-told"),
     ],
 )
