@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 
 from router.events import Finished, FinishReason, PromptScored, TokenGenerated
+from router.http.constraint_told import told_of_constraint
 from router.http.openai.logprobs import ChatLogprobs
-from router.http.openai.reply import FINISH_REASONS, Envelope, told_of_constraint
+from router.http.openai.reply import FINISH_REASONS, Envelope
 from router.http.openai.tool_calls import CallArguments, Calling, Piece, Said
 
 _OLD_REASONS: Mapping[bool, str] = MappingProxyType({True: "function_call", False: "tool_calls"})

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.errors import InvalidRequest, Unserved
+from router.http.constraint_told import told_of_constraint
 from router.http.exchange import Exchange
 from router.http.openai.answers import CHAT_EVENTS, LAST_EVENT, ChatCompletion
 from router.http.openai.calling import CallingFrames, ChatCalling
@@ -18,7 +19,7 @@ from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.offering import offering, tell_tools
-from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage, told_of_constraint
+from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage
 from router.http.openai.schema import ChatBody
 from router.http.openai.tools import Offered
 from router.http.openapi import NO_MODEL, describe

@@ -3,8 +3,9 @@
 import orjson
 
 from router.events import Finished, PromptScored, TokenGenerated
+from router.http.constraint_told import told_of_constraint
 from router.http.openai.logprobs import ChatLogprobs
-from router.http.openai.reply import FINISH_REASONS, Envelope, told_of_constraint
+from router.http.openai.reply import FINISH_REASONS, Envelope
 
 
 class ChatChoiceFrames:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from router.errors import InvalidRequest
 from router.events import Finished, FinishReason, PromptScored, TokenGenerated
+from router.http.constraint_told import told_of_constraint
 from router.http.exchange import Exchange
 from router.http.openai.answers import COMPLETION_EVENTS, LAST_EVENT, TextCompletion
 from router.http.openai.frames import OpenAiFrames
@@ -20,7 +21,6 @@ from router.http.openai.reply import (
     Envelope,
     RunningUsage,
     Usage,
-    told_of_constraint,
 )
 from router.http.openai.schema import CompletionBody
 from router.http.openapi import NO_MODEL, describe

@@ -26,17 +26,6 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
 )
 
 
-def told_of_constraint(end: Finished) -> dict[str, Any]:
-    """Whether the text satisfies the request's constraint; nothing without one.
-
-    A violation is told where the text itself was checked.
-    """
-    if end.constraint_satisfied is None:
-        return {}
-    violation = {} if end.violation is None else {"constraint_violation": end.violation}
-    return {"constraint_satisfied": end.constraint_satisfied, **violation}
-
-
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What every reply or chunk of one exchange repeats. `created_s` is in Unix time.

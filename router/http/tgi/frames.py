@@ -22,6 +22,7 @@ from router.events import (
     TokenGenerated,
     TokenLogprob,
 )
+from router.http.constraint_told import told_of_constraint
 from router.http.errors import Dialect, Problem
 from router.http.exchange import Exchange
 from router.infer import Completion
@@ -113,7 +114,7 @@ class NativeFrames:
             "generated_tokens": end.num_generated_tokens,
             "seed": end.seed,
             "input_length": end.num_prompt_tokens,
-            **_told_of_constraint(end),
+            **told_of_constraint(end),
         }
         return self._frame(
             event,
@@ -147,7 +148,7 @@ def _details(completion: Completion) -> dict[str, Any]:
         "finish_reason": _FINISH_REASONS[end.reason],
         "generated_tokens": end.num_generated_tokens,
         "seed": end.seed,
-        **_told_of_constraint(end),
+        **told_of_constraint(end),
         "prefill": [
             {"id": token.token_id, "text": token.text, "logprob": token.logprob}
             for token in prefill
@@ -159,14 +160,6 @@ def _details(completion: Completion) -> dict[str, Any]:
             [_token(token) for token in event.top_tokens] for event in completion.tokens
         ]
     return details
-
-
-def _told_of_constraint(end: Finished) -> dict[str, Any]:
-    """Whether the text satisfies the request's constraint; nothing without one."""
-    if end.constraint_satisfied is None:
-        return {}
-    violation = {} if end.violation is None else {"constraint_violation": end.violation}
-    return {"constraint_satisfied": end.constraint_satisfied, **violation}
 
 
 def _shown(event: TokenGenerated) -> str:

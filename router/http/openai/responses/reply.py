@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.events import Finished, FinishReason
-from router.http.openai.reply import told_of_constraint
+from router.http.constraint_told import told_of_constraint
 from router.http.openai.responses.schema import ResponseBody
 from router.http.openai.responses.tools import told_choice
 
