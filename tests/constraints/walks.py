@@ -58,7 +58,7 @@ def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
             return lambda text, _: re.fullmatch(spec.text, text) is not None
         case Kind.LARK:
             parser = lark.Lark(spec.text, parser="earley")
-            return lambda text, _: _parses(parser, text)
+            return lambda text, _: parses(parser, text)
         case Kind.CHOICE:
             return lambda text, _: text in json.loads(spec.text)
         case Kind.GBNF:
@@ -68,7 +68,7 @@ def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
             return lambda text, num_tokens: accepts(expression, text, num_tokens)
 
 
-def _parses(parser: lark.Lark, text: str) -> bool:
+def parses(parser: lark.Lark, text: str) -> bool:
     try:
         parser.parse(text)
     except lark.exceptions.LarkError:

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from launcher.settings import free_port
 from model_server.distributed import FAILED, Drawn, World
 from model_server.errors import ModelRefused, RanksDiverged
 from model_server.step import StepInputs
@@ -37,13 +37,6 @@ ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True))
 PLAIN_ROWS = (Drawn((5,)), FAILED)
 
 Work = Callable[[World], Any]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:

@@ -78,4 +78,6 @@ async def test_its_slot_is_free_for_the_next_at_once() -> None:
         for index in range(5):
             stream = rig.batcher.submit(asking(f"{index}", 500))
             await stream.take()
+            assert rig.batcher.num_streams == 1
             rig.batcher.cancel(stream)
+            assert rig.batcher.num_streams == 0

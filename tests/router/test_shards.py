@@ -254,6 +254,7 @@ async def test_unix_sockets_work_by_path_and_by_url(tmp_path: Path) -> None:
         await shards.check_health()
         await shards.close()
     await shard.stop()
+    assert [method for method, _ in shard.calls].count("Health") >= 3
 
 
 async def test_no_shard_is_said_in_one_line(tmp_path: Path) -> None:

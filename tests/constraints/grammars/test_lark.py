@@ -10,6 +10,7 @@ from constraints.errors import Contradiction, Malformed, NotEnforced
 from constraints.grammars.lark import to_grammar
 from constraints.spec import Kind
 from tests.constraints.grammars.rig import accepts, compiled, walk
+from tests.constraints.walks import parses
 
 CALCULATOR = """\
 start: sum
@@ -58,14 +59,6 @@ def test_texts_drawn_from_masks_parse(name: str) -> None:
     for seed in range(5):
         text = walk(compiled(Kind.LARK, grammar), np.random.default_rng(seed), 30)
         assert text is None or parses(lark.Lark(grammar, parser="earley"), text)
-
-
-def parses(parser: lark.Lark, text: str) -> bool:
-    try:
-        parser.parse(text)
-    except lark.exceptions.LarkError:
-        return False
-    return True
 
 
 def test_terminals_may_be_joined_and_excluded() -> None:

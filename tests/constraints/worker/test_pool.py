@@ -232,7 +232,7 @@ async def test_workers_hold_nothing_but_their_own_channel(tmp_path: Path) -> Non
         for number in range(3):
             await pool.do(regex(f"a{number}"))
         (zygote,) = zygotes()
-        await until(lambda: all(_num_sockets(pid) == 1 for pid in children_of(zygote)))
+        await until(lambda: {_num_sockets(pid) for pid in children_of(zygote)} == {1})
 
 
 def _num_sockets(pid: int) -> int:

@@ -10,7 +10,7 @@ from router.errors import InvalidRequest
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import Schema, parse
 from router.http.errors import HttpError
-from router.http.json_bounds import MAX_CONTAINERS, MAX_DEPTH, check_width
+from router.http.json_bounds import MAX_CONTAINERS, MAX_DEPTH
 from router.http.lmtp.schema import BufferBody, GenerateBody, ScoreBody
 from router.http.openai.responses.schema import CountInputBody, ResponseBody
 from router.http.openai.schema import ChatBody, CompletionBody
@@ -113,7 +113,9 @@ def test_a_body_with_too_many_lists_and_objects_is_refused_with_the_numbers(open
 
 @pytest.mark.parametrize("text", ["[" * 70_000, '"[', "\\", '\\"[{' * 40_000, "[\\\\" * 70_000])
 def test_brackets_in_texts_are_no_lists(text: str) -> None:
-    check_width(json.dumps({"inputs": text, "[" * 70_000: text}).encode())
+    body = {"name": text, "inner": {"anything": [{"[" * 70_000: text}]}}
+
+    assert parse(json.dumps(body).encode(), Body).model_dump(exclude_unset=True) == body
 
 
 @pytest.mark.parametrize(

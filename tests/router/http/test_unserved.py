@@ -3,6 +3,7 @@
 from types import MappingProxyType
 from typing import Any
 
+import orjson
 import pytest
 
 from router.errors import InvalidRequest, Unserved
@@ -31,7 +32,10 @@ class Body(WatchedSchema):
     ],
 )
 def test_harmless_values_and_nulls_are_taken(json: bytes) -> None:
-    parse(json, Body).refuse_unserved()
+    body = parse(json, Body)
+    body.refuse_unserved()
+
+    assert body.model_dump(exclude_unset=True) == orjson.loads(json)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,18 @@ import pytest
 
 from router.errors import InvalidRequest
 from router.text.fitting import check_fits
+from router.text.tokenizer import Tokenizer
 from tests.router.text.small_tokenizers import KINDS, load
 
 WORDS = "the quick brown fox jumps over the lazy dog. "
+
+
+async def is_refused(tokenizer: Tokenizer, text: str, max_len: int) -> bool:
+    try:
+        await check_fits(tokenizer, text, max_len, "text")
+    except InvalidRequest:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -17,7 +26,8 @@ async def test_a_text_that_fits_is_never_refused(kind: str, tmp_path: Path) -> N
     text = WORDS * 1000
     num_tokens = len(tokenizer.encode(text, add_special_tokens=False))
 
-    await check_fits(tokenizer, text, num_tokens, "text")
+    assert not await is_refused(tokenizer, text, num_tokens)
+    assert await is_refused(tokenizer, text, 1)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
@@ -32,4 +42,4 @@ async def test_a_text_that_may_be_a_little_too_long_passes(tmp_path: Path) -> No
     tokenizer = load(tmp_path, KINDS["byte_level"]())
     num_tokens = len(tokenizer.encode(WORDS * 800, add_special_tokens=False))
 
-    await check_fits(tokenizer, WORDS * 800, num_tokens - 1, "text")
+    assert not await is_refused(tokenizer, WORDS * 800, num_tokens - 1)

@@ -62,6 +62,7 @@ async def test_chats_answer_what_the_document_says(fields: Any) -> None:
         chunks = await stream(house, CHAT, {"messages": HI, **fields})
 
     ChatCompletion.model_validate(answer, strict=True)
+    assert chunks
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
 
@@ -83,5 +84,6 @@ async def test_completions_answer_what_the_document_says(fields: Any) -> None:
         chunks = await stream(house, COMPLETIONS, {"prompt": PROMPT, **fields})
 
     TextCompletion.model_validate(answer, strict=True)
+    assert chunks
     for chunk in chunks:
         TextCompletionChunk.model_validate(chunk, strict=True)
