@@ -87,9 +87,10 @@ def best_k(
 ) -> Decoding:
     """The `k` most probable traces of all, found best-first.
 
-    budget: requests for a token, at most; where it is spent before, the rest of the results is what
-            had ended, then the most probable branches, completed by the most probable tokens
-    width:  alternatives asked for with each request, at first
+    budget: branches that are asked for their next tokens, at most; where it is spent before, the
+            rest of the results is what had ended, then the most probable branches, completed by the
+            most probable tokens
+    width:  alternatives asked for with each, at first
     """
     return _decoding("best_k", locals())
 

@@ -97,7 +97,9 @@ class BestFirstSearch:
         queued = [each for _, _, each in sorted(self._queue, key=lambda entry: entry[:2])]
         ended = [*self._found, *(each for each in queued if self._is_result(each))]
         left = [each for each in queued if not self._is_result(each)]
-        if reason is Reason.BUDGET:
+        if reason is Reason.COMPLETE:
+            left.clear()
+        elif reason is Reason.BUDGET:
             del left[max(_MIN_LEFT, 4 * self._group.k) :]
         return BestOutcome(
             reason=reason,

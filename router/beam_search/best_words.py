@@ -74,9 +74,10 @@ class BestGroup:
 class BestOutcome:
     """What came of a group, each list with the most probable first.
 
-    `left` may go on, or, where the budget is spent, the first ones of them; the places among them
-    are at the ends of holes behind which the client's program goes on. `ended` are traces at their
-    ends. `dropped` are impossible, by an error or since a constraint is not kept.
+    `left` may go on: all, where the budget is spent the first ones, and none where the results are
+    known. The places among them are at ends of holes behind which the client's program goes on.
+    `ended` are traces at their ends. `dropped` are impossible, by an error or since a constraint is
+    not kept.
     """
 
     reason: Reason

@@ -23,7 +23,8 @@ QUESTION = "Q: Where does Doric Caldman live?\nA:"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with launched("--dtype", "float32") as running:
+    # A beam for each trace that there is.
+    with launched("--dtype", "float32", "--max-beams", "128") as running:
         yield running
 
 
@@ -193,3 +194,24 @@ def test_a_request_ends_where_a_program_goes_on(server: RunningServer) -> None:
     # One more than there are steps at which a pet is finished.
     assert len(requests) <= 5
     assert [one.finish_reason for one in requests] == ["hole"] * (len(requests) - 1) + ["complete"]
+
+
+def test_best_k_of_one_hole_is_one_request_that_finds_the_most_probable_texts(
+    server: RunningServer, reference: Reference
+) -> None:
+    (num_before,) = counted(server, "tgi_request_count")
+    (*results,) = run_all_sync(
+        f"'Ann has a[PET]' where PET in {PETS + OTHERS}", url=server.url, decoder=best_k(6)
+    )
+    (num_after, num_used) = counted(server, "tgi_request_count", "tandem_kv_blocks_used")
+    every = sorted(reference.fillings("Ann has a", PETS + OTHERS), key=lambda pair: -pair[1])
+    assert same([(str(each["PET"]), each.logprob) for each in results], every[:6])
+    assert [request.kind for request in results[0].requests] == ["best"]
+    assert (num_after - num_before, num_used) == (1, 0.0)
+
+
+def test_best_k_asks_once_more_for_each_hole_that_others_follow(server: RunningServer) -> None:
+    results = run_all_sync(PROGRAM, url=server.url, decoder=best_k(2))
+    assert [request.kind for request in results[0].requests][:1] == ["best"]
+    # The two best traces have two holes each, and their first ones are filled in two ways.
+    assert len(results[0].requests) <= 4

@@ -96,33 +96,37 @@ class BestK:
 
     async def decode(self, start: Start, asker: Asker) -> Sequence[Ended]:
         """Fewer than k where the program has no more traces. Raises as argmax if it has none."""
-        search = _Search(self, asker)
-        await search.begin(start)
-        return await search.results()
+        found = await _Search(self, asker).run(start)
+        if found is None:
+            # A hole was not the last one after all: the server is to stop at each.
+            found = await _Search(self, asker, trusts_last=False).run(start)
+        assert found is not None, "traces that ended by their programs have ended"
+        return found
 
 
 class _Search:
-    """Owner of one search's queue."""
+    """Owner of one search's queue, and of the runs that wait at its holes."""
 
-    def __init__(self, best: BestK, asker: Asker) -> None:
+    def __init__(self, best: BestK, asker: Asker, *, trusts_last: bool = True) -> None:
         self._best = best
+        self._trusts_last = trusts_last
+        self._is_misled = False
         self._asker = asker
         self._queue: list[tuple[float, int, _Node]] = []
         self._order = count()
+        # Holes at which a run may wait.
+        self._open: list[AtHole] = []
         self._num_left = best.budget
         self._found: list[Finished] = []
         self._failure: QueryError | None = None
 
-    async def begin(self, start: Start) -> None:
-        """The program runs to its first hole."""
+    async def run(self, start: Start) -> Sequence[Ended] | None:
+        """The results. None: a program did not end with the hole that was to be its last."""
         try:
             self._push(await landed(await start(0), self._asker))
         except DEAD as error:
             self._failure = error
-
-    async def results(self) -> Sequence[Ended]:
-        """As `BestK.decode`."""
-        while self._queue and self._num_missing > 0:
+        while self._queue and self._num_missing > 0 and not self._is_misled:
             near = self._take_near()
             if near:
                 await self._run_on(near)
@@ -131,6 +135,9 @@ class _Search:
                 break
             elif self._num_missing > 0 and self._queue:
                 await self._ask()
+                await self._close_left()
+        if self._is_misled:
+            return None
         if not self._found and self._failure is not None:
             raise exhausted(self._failure)
         return [found.trace for found in self._found]
@@ -140,8 +147,20 @@ class _Search:
         return self._best.k - len(self._found)
 
     def _push(self, place: Landed | _Open | _Filled) -> None:
-        node = _Open(place) if isinstance(place, Branch) else place
+        node: _Node = place if not isinstance(place, Branch) else self._opened(place)
         heapq.heappush(self._queue, (-node.logprob, next(self._order), node))
+
+    def _opened(self, branch: Branch) -> _Open:
+        self._open.append(branch.at)
+        return _Open(branch)
+
+    async def _close_left(self) -> None:
+        """Ends the runs at holes from which nothing goes on any more."""
+        nodes = (node for _, _, node in self._queue)
+        kept = {id(node.branch.at) for node in nodes if not isinstance(node, Finished)}
+        left = [at for at in self._open if id(at) not in kept]
+        self._open = [at for at in self._open if id(at) in kept]
+        await together(at.close() for at in left)
 
     def _in_order(self) -> Iterator[_Node]:
         """Takes the nodes off the queue, the best first."""
@@ -176,11 +195,18 @@ class _Search:
                 self._push(place)
 
     async def _behind(self, filled: _Filled) -> Landed | None:
+        place = None
         try:
-            return await behind(filled.branch, filled.text, self._asker)
+            place = await behind(filled.branch, filled.text, self._asker)
         except DEAD as error:
             self._failure = error
-            return None
+        if self._is_last(filled.branch.at) and not isinstance(place, Finished):
+            # The server has counted it among the results.
+            self._is_misled = True
+        return place
+
+    def _is_last(self, at: AtHole) -> bool:
+        return self._trusts_last and at.is_last
 
     # The server's part
 
@@ -218,7 +244,7 @@ class _Search:
             k=self._num_missing,
             budget=max(self._num_left, 0),
             num_alternatives=min(self._best.width, _MAX_WIDTH),
-            holes=tuple(beam_hole(at, is_last=at.is_last) for at in ats),
+            holes=tuple(beam_hole(at, is_last=self._is_last(at)) for at in ats),
             beams=tuple(each.state(numbers[id(each.branch.at)]) for each in opens),
             sampling=ats[0].call.sampling,
             ended=tuple(each.logprob for each in ended),
@@ -249,7 +275,9 @@ class _Search:
     async def _run_on_behind_last_holes(self) -> None:
         """These traces have ended; their programs do not know yet."""
         rest = list(self._in_order())
-        lasts = [node for node in rest if isinstance(node, _Filled) and node.branch.at.is_last]
+        lasts = [
+            node for node in rest if isinstance(node, _Filled) and self._is_last(node.branch.at)
+        ]
         for node in rest:
             if node not in lasts:
                 self._push(node)

@@ -188,7 +188,8 @@ async def test_what_is_wrong_with_a_group_is_said(
 ) -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
-        told = await talk.error("BEST", **({"k": 2, "holes": [hole()]} | fields))
+        group: dict[str, Any] = {"k": 2, "holes": [hole()]} | fields
+        told = await talk.error("BEST", **group)
 
     assert (told["field"], told["retryable"]) == (field, False)
     assert sentence in told["error"]
