@@ -2,7 +2,7 @@
 
 TandemError
     Unreachable             nobody answers there
-    ConnectionLost          the connection broke; `resumable` requests may be sent again
+    ConnectionLost          the connection broke while something was expected of it
     Refused                 the server does not take the request, and says why
         InvalidRequest          a field, its value, the rule that it breaks
         ConstraintRefused       the constraint cannot be kept: malformed, contradictory, too long

@@ -61,7 +61,7 @@ _GROUPS = (_TIERS, HTTP, ACCESS, _LIMITS, _STEPS, TIME, LOGS, _INERT, _REFUSED)
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig(FrontConfig):
-    """What `python -m router` was told. Lengths in tokens, `_s` in seconds.
+    """What `python -m router` was told. Lengths in tokens, times in seconds.
 
     Raises BadConfig when knobs contradict each other.
     """
