@@ -87,8 +87,9 @@ class Text:
 
 
 def normalized(text: str) -> str:
-    """The text with newlines alone at the ends of its lines, as Python reads it."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    """The text with newlines alone at the ends of its lines, as Python reads it, and without the
+    mark that some editors put in front of a file."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def blanked(text: str, keep: Span) -> str:

@@ -97,3 +97,9 @@ def _marked(error: QueryError) -> str:
     assert error.source is not None
     line = error.source.text.split("\n")[error.place.line - 1]
     return line[error.place.column - 1 : error.place.end_column - 1]
+
+
+async def test_what_editors_put_in_front_of_a_file_is_no_part_of_its_program() -> None:
+    model = ScriptedModel(lambda prompt: ["a"])
+
+    assert (await run('\ufeff"Q: [X]"', model=model)).prompt == "Q: a"
