@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from constraints.errors import ConstraintError, Contradiction, NotEnforced
+from constraints.errors import ConstraintError, NotEnforced
 from constraints.grammars.limits import Limits
 from constraints.grammars.messages import explain
 from constraints.grammars.schema.blame import Blame
@@ -63,6 +63,9 @@ def _written(rewritten: Rewritten, whitespace: Whitespace, blame: Blame) -> Sche
     return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, blame)
 
 
+_ENDLESS = "nothing satisfies it: what it requires is false, or would contain itself without end"
+
+
 def checked(document: Json, *, lenient: bool) -> Rewritten:
     """A schema's value, rewritten and looked through."""
     rewritten = rewrite(document, lenient=lenient)
@@ -81,10 +84,7 @@ def checked(document: Json, *, lenient: bool) -> Rewritten:
 def _settle(rewritten: Rewritten) -> None:
     """Make endless references `false` and exclusive options plain ones. Raises Contradiction."""
     if not prune(rewritten.root, rewritten.definitions):
-        raise Contradiction(
-            "nothing satisfies the schema: what it requires is false, or would contain itself"
-            " without end"
-        )
+        raise Blame(rewritten, Limits()).contradiction(_ENDLESS)
     open_one_ofs(rewritten.root, rewritten.definitions)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
 from constraints.grammars import json_schema, messages
 from constraints.grammars.engine import HEADER
+from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_reader import Word, check_nesting, endless_rules, misplaced, words
 from constraints.grammars.regex import translate_terminal
 from constraints.grammars.schema.engine_options import json_literal
@@ -46,6 +47,7 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> str:
         names = tuple(dict.fromkeys(word.text for word in endless))
         wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
         raise Contradiction(str(wrong), names)
+    _check_greed(text, found)
     pieces, at = [HEADER], 0
     for word, written in _rewritten(text, found, whitespace):
         pieces += [text[at : word.start], written]
@@ -91,6 +93,18 @@ def _check(text: str, found: list[Word]) -> None:
             in_attributes = False
         elif in_attributes and word.text in _REFUSED_ATTRIBUTES:
             raise _refused(text, word, f"{word.text}: {_REFUSED_ATTRIBUTES[word.text]}")
+
+
+def _check_greed(text: str, found: list[Word]) -> None:
+    """Raises Contradiction."""
+    starved = rules_without_text(found)
+    if starved:
+        names = tuple(dict.fromkeys(word.text for word in starved))
+        what = (
+            f"rule `{names[-1]}` has no text: terminals are greedy, and one of them always takes"
+            " what would have to follow it"
+        )
+        raise Contradiction(str(misplaced(text, starved[-1], what)), names)
 
 
 def _begins_attributes(found: list[Word], index: int) -> bool:

@@ -54,7 +54,7 @@ def _word_may_run_on(word: Word) -> bool:
 def _is_narrow(pattern: Pattern) -> bool:
     """Whether some loop in it may go on with one byte alone."""
     if isinstance(pattern, Chars):
-        return not _members(pattern)
+        return not members(pattern)
     match pattern:
         case Repeat(part, _, None) if _begins(part).bit_count() < 2:
             return True
@@ -65,7 +65,7 @@ def _begins(pattern: Pattern) -> int:
     """Bytes with which it can begin, as bits; perhaps not all of them."""
     match pattern:
         case Chars():
-            return first_bytes(_members(pattern))
+            return first_bytes(members(pattern))
         case Concat(parts):
             return _begins(parts[0]) if parts else 0
         case Choice(options):
@@ -79,13 +79,13 @@ def _begins(pattern: Pattern) -> int:
             return 0
 
 
-def _members(chars: Chars) -> Ranges:
-    """Characters of a set, perhaps not all of them: those of named sets are not known here."""
+def members(chars: Chars) -> Ranges:
+    """Characters of a set, perhaps not all: those of named sets and other cases are not known."""
     if not chars.negated:
         # Our own classes, `\d` and `\w`, have all digits in them.
         has_digits = any(name.startswith("[") for name in chars.named)
         return _encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
-    if chars.named:
+    if chars.named or chars.folded:
         return ()
     rest, start = [], 0
     for first, last in sorted(chars.ranges):

@@ -1,6 +1,5 @@
 """Which part of a schema the engine will not have: its parts are compiled one by one."""
 
-import json
 import re
 from time import perf_counter
 
@@ -9,36 +8,44 @@ from llguidance import LLMatcher
 from constraints.errors import ConstraintError, Contradiction, NotEnforced
 from constraints.grammars.limits import Limits
 from constraints.grammars.messages import explain
+from constraints.grammars.schema.conflict import conflicting
 from constraints.grammars.schema.engine_options import grammar_of
-from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.reading import Json, at, below
 from constraints.grammars.schema.rewriting import Rewritten
 from constraints.spec import Whitespace
 
 # Compiling is some 100 us for a part; this is for messages, which may take a while.
 _MAX_TRIES = 300
 _MAX_S = 0.3
-_MAX_SHOWN = 200
 
 # How the engine says where it was when it stopped.
 _IN_DEFINITION = re.compile(r"while processing \S*#/\$defs/(\w+)")
 
-# What a message of the engine has in it, and what that is in our words.
+# What a message of the engine has in it, the keywords it is about, and what that is in our words.
 _IN_OUR_WORDS = (
     (
         "oneOf constraints are not supported",
+        ("oneOf",),
         "the options of oneOf are not known to exclude each other; write anyOf, or give each"
         " option a required property with a const of its own",
     ),
     (
         "circular references with sibling keys",
+        ("$ref",),
         "a $ref that leads back to itself is not enforced beside other keywords",
     ),
-    ("are not disjoint", "patterns of patternProperties that overlap are not enforced"),
+    (
+        "are not disjoint",
+        ("patternProperties",),
+        "patterns of patternProperties that overlap are not enforced",
+    ),
     (
         "min/maxProperties only supported",
+        ("minProperties", "maxProperties"),
         "minProperties and maxProperties are enforced only where every declared property is"
         " required",
     ),
+    ("Regex is empty", (), "no text satisfies both its pattern and its length"),
 )
 
 
@@ -56,12 +63,47 @@ class Blame:
         error = explain(message)
         part = self.part(type(error))
         pointer = self._pointer(part)
-        text = f"{pointer or 'the schema'}: {_cleaned(str(error))}"
-        if isinstance(error, NotEnforced):
-            return NotEnforced(text, pointer)
         if isinstance(error, Contradiction):
-            return Contradiction(text, (_shown(part),))
-        return type(error)(text)
+            said = explain(self.message(part) or message)
+            return self._contradiction(part, _cleaned(str(said)))
+        if isinstance(error, NotEnforced):
+            pointer = self._keyword(pointer, message)
+        text = f"{pointer or 'the schema'}: {_cleaned(str(error))}"
+        return NotEnforced(text, pointer) if isinstance(error, NotEnforced) else type(error)(text)
+
+    def contradiction(self, what: str) -> Contradiction:
+        """The error for a schema that nothing satisfies; `what` is wrong where one part is."""
+        return self._contradiction(self.part(Contradiction), what)
+
+    def _contradiction(self, part: Json, what: str) -> Contradiction:
+        pointer = self._pointer(part)
+        parts = conflicting(part, self._raw(pointer), self._origin, pointer, self._is_empty)
+        if len(parts) > 1:
+            listed = ", ".join(f"`{each}`" for each in parts[:-1])
+            what = f"nothing satisfies both {listed} and `{parts[-1]}`"
+        return Contradiction(f"{pointer or 'the schema'}: {what}", parts)
+
+    def _keyword(self, pointer: str, message: str) -> str:
+        """The pointer of the keyword that the engine speaks of, where the schema has it."""
+        raw = self._raw(pointer)
+        for phrase, keywords, _ in _IN_OUR_WORDS:
+            for keyword in keywords:
+                if phrase in message and isinstance(raw, dict) and keyword in raw:
+                    return below(pointer, keyword)
+        return pointer
+
+    def _raw(self, pointer: str) -> Json:
+        """What stands at a pointer in the author's schema."""
+        try:
+            return at(self.rewritten.document, pointer)
+        except KeyError:
+            return None
+
+    def _origin(self, part: Json) -> str | None:
+        return self.rewritten.origins.get(id(part))
+
+    def _is_empty(self, part: Json) -> bool:
+        return self._fails(part, Contradiction, set())
 
     def empty_definition(self) -> str | None:
         """The name of a definition that nothing satisfies and that fails the whole schema."""
@@ -128,15 +170,10 @@ class Blame:
 
 def _cleaned(message: str) -> str:
     """Without places in a grammar text that the client never saw."""
-    for phrase, words in _IN_OUR_WORDS:
+    for phrase, _, words in _IN_OUR_WORDS:
         if phrase in message:
             return words
     lines = [line for line in message.splitlines() if "%llguidance" not in line]
     text = lines[0] if lines else message
     text = text.rpartition("failed to compile JSON schema: ")[2]
     return text.replace("Unsatisfiable schema", "nothing satisfies it")
-
-
-def _shown(part: Json) -> str:
-    text = json.dumps(part, ensure_ascii=False)
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

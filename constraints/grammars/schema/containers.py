@@ -123,7 +123,8 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
         place.walk.probe(value, pointer)
         return
     names = _evaluated(place, place.schema, place.pointer, 0, set())
-    if names is None:
+    # Names that are allowed are not evaluated, and are rewritten as properties that would be.
+    if names is None or "propertyNames" in place.schema:
         place.walk.refuse(pointer, "what is evaluated depends on the instance; not enforced")
         return
     own = place.schema.get("properties", {})

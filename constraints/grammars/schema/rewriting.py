@@ -29,12 +29,14 @@ _HANDLERS: dict[str, Handler] = {**scalars.HANDLERS, **containers.HANDLERS, **lo
 class Rewritten:
     """What came of a schema.
 
+    document:     as it was written
     root:         the schema, referring to `definitions` as `#/$defs/<name>`
     not_enforced: pointers of what was left out
     origins:      the pointer that each schema of the result came from, by its id()
     needs_u:      pointers of strings that JSON can only write with \\u
     """
 
+    document: Json = field(repr=False)
     root: Json
     definitions: dict[str, Json]
     not_enforced: list[str]
@@ -73,7 +75,12 @@ class _Rewriter:
             pointer = self._pending.pop()
             definitions[self._names[pointer]] = self.schema(at(self._document, pointer), pointer)
         return Rewritten(
-            root, definitions, list(dict.fromkeys(self._not_enforced)), self._origins, self._needs_u
+            self._document,
+            root,
+            definitions,
+            list(dict.fromkeys(self._not_enforced)),
+            self._origins,
+            self._needs_u,
         )
 
     def refuse(self, pointer: str, reason: str) -> None:

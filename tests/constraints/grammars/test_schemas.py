@@ -84,7 +84,8 @@ def test_what_is_not_enforced_is_refused_with_its_pointer(
     assert str(refusal.value).startswith(pointer or "the schema")
 
 
-LENIENT = [each for each in REFUSED if "control character" not in each[0]]
+# Beside a `$ref` in a circle its siblings are left out, not itself.
+LENIENT = [each for each in REFUSED if "control" not in each[0] and "circle" not in each[0]]
 
 
 @pytest.mark.parametrize(("name", "schema", "pointer"), LENIENT, ids=[name for name, *_ in LENIENT])
@@ -127,22 +128,65 @@ def test_what_cannot_be_judged_is_a_violation(schema: str, text: str) -> None:
     assert len(violations(schema, text)) == 1
 
 
+NARROW: dict[str, Any] = {"type": "integer", "minimum": 3, "maximum": 2}
+OPEN: dict[str, Any] = {"type": "object", "title": "t", "required": ["a"]}
+
+
 @pytest.mark.parametrize(
-    ("schema", "part"),
+    ("schema", "place", "parts"),
     [
-        ({"type": "string", "const": 1}, "the schema"),
-        ({"properties": {"a": {"minimum": 3, "maximum": 2}}, "required": ["a"]}, "/properties/a"),
-        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "the schema"),
-        ({"type": "string", "pattern": "^a$", "minLength": 2}, "the schema"),
+        ({"type": "string", "const": 1}, "the schema", [{"type": "string"}, {"const": 1}]),
+        (
+            OPEN | {"properties": {"a": NARROW | {"title": "n"}}},
+            "/properties/a",
+            [{"type": "integer"}, {"minimum": 3}, {"maximum": 2}],
+        ),
+        (
+            {"allOf": [{"type": "string"}, {"minLength": 1}, {"type": "null"}]},
+            "the schema",
+            [{"type": "string"}, {"type": "null"}],
+        ),
+        (
+            {"type": "string", "format": "date", "maxLength": 3, "minLength": 2},
+            "the schema",
+            [{"type": "string"}, {"format": "date"}, {"maxLength": 3}],
+        ),
+        (
+            {"type": "string", "minLength": 1, "not": {"type": "string"}},
+            "the schema",
+            [{"type": "string"}, {"not": {"type": "string"}}],
+        ),
+        (
+            OPEN | {"properties": {"b": {}}, "additionalProperties": False},
+            "the schema",
+            [
+                {"type": "object"},
+                {"required": ["a"]},
+                {"properties": {"b": {}}, "additionalProperties": False},
+            ],
+        ),
+        (
+            {
+                "items": {"$ref": "#/$defs/n"},
+                "type": "array",
+                "minItems": 1,
+                "$defs": {"n": NARROW},
+            },
+            "/$defs/n",
+            [{"type": "integer"}, {"minimum": 3}, {"maximum": 2}],
+        ),
+        ({"$ref": "#", "title": "t"}, "the schema", [{"$ref": "#"}]),
+        ({"enum": []}, "the schema", [{"enum": []}]),
+        (False, "the schema", [False]),
     ],
 )
-def test_a_contradiction_is_told_with_its_place(schema: Any, part: str) -> None:
-    if "properties" in schema:
-        schema = {"type": "object", **schema}
-        schema["properties"]["a"]["type"] = "integer"
-    with pytest.raises(Contradiction, match=part) as contradiction:
+def test_a_contradiction_is_told_with_its_place_and_no_part_too_many(
+    schema: Any, place: str, parts: list[Any]
+) -> None:
+    with pytest.raises(Contradiction) as contradiction:
         of_schema(schema)
-    assert contradiction.value.parts
+    assert str(contradiction.value).startswith(f"{place}: nothing satisfies")
+    assert [json.loads(part) for part in contradiction.value.parts] == parts
 
 
 def test_a_definition_without_instances_may_be_left_out() -> None:

@@ -1,0 +1,101 @@
+"""Which parts of a schema exclude each other: what a refusal tells its author.
+
+{"type": "integer", "minimum": 5, "maximum": 3, "title": "n"}
+->  {"type": "integer"}, {"minimum": 5}, {"maximum": 3}
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from constraints.grammars.schema.reading import Json, below
+
+_MAX_SHOWN = 200
+# Keywords that mean something else without each other, and those that are rewritten as one of them.
+_GROUPS = (
+    (
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "unevaluatedProperties",
+    ),
+    ("prefixItems", "items", "additionalItems", "unevaluatedItems"),
+    ("pattern", "format"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conjunct:
+    """One of the schemas that must hold together: `schema` as rewritten, `raw` as written."""
+
+    schema: Json
+    raw: Json
+
+
+def conflicting(
+    part: Json,
+    raw: Json,
+    pointer_of: Callable[[Json], str | None],
+    pointer: str,
+    is_empty: Callable[[Json], bool],
+) -> tuple[str, ...]:
+    """What nothing satisfies together, each as it is written, none of which can be left out.
+
+    part:       a rewritten schema that nothing satisfies; it came from `raw`, which is at `pointer`
+    pointer_of: where a schema inside of it came from
+    is_empty:   asked once for each conjunct
+    """
+    if not isinstance(part, dict):
+        return (_shown(part),)
+    kept = _conjuncts(part, part if raw is None else raw, pointer_of, pointer)
+    for index in range(len(kept) - 1, -1, -1):
+        fewer = [*kept[:index], *kept[index + 1 :]]
+        if fewer and is_empty(_together(fewer)):
+            kept = fewer
+    return tuple(dict.fromkeys(_shown(each.raw) for each in kept))
+
+
+def _conjuncts(
+    part: dict[str, Json], raw: Json, pointer_of: Callable[[Json], str | None], pointer: str
+) -> list[_Conjunct]:
+    written = raw if isinstance(raw, dict) else {}
+    found, done = [], {"allOf"}
+    for key in part:
+        if key not in done:
+            group = next((each for each in _GROUPS if key in each), (key,))
+            done.update(group)
+            found.append(_Conjunct(_some(group, part), _some(group, written) or raw))
+    for schema in part.get("allOf", ()):
+        found.append(_Conjunct(schema, _inner(pointer_of(schema), pointer, raw)))
+    return found
+
+
+def _some(keys: Sequence[str], schema: dict[str, Json]) -> dict[str, Json]:
+    return {key: schema[key] for key in keys if key in schema}
+
+
+def _inner(place: str | None, pointer: str, raw: Json) -> Json:
+    """What a member of `allOf` came from: a member of the author's, or another keyword."""
+    if not isinstance(raw, dict):
+        return raw
+    if place is None and "$ref" in raw:
+        return {"$ref": raw["$ref"]}  # what it leads to became false
+    for keyword, value in raw.items():
+        own = below(pointer, keyword)
+        if keyword == "allOf" and isinstance(value, list):
+            for index, member in enumerate(value):
+                if place == below(own, index):
+                    return member
+        if place is not None and (place == own or place.startswith(f"{own}/")):
+            return {keyword: value}
+    return raw
+
+
+def _together(conjuncts: Sequence[_Conjunct]) -> Json:
+    return {"allOf": [each.schema for each in conjuncts]}
+
+
+def _shown(raw: Json) -> str:
+    text = json.dumps(raw, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
