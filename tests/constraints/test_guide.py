@@ -174,7 +174,15 @@ def test_a_replayed_guide_stands_where_the_first_one_stood(name: str) -> None:
         assert (again.is_satisfied, again.is_over) == (first.is_satisfied, first.is_over)
 
 
-@pytest.mark.parametrize("name", CASES)
+# Those whose drawn outputs come to no place where only one token is legal.
+WITHOUT_RUNS = {
+    "additional", "(ab)*c", "[0-9a-f]{32}", "arithmetic", 'len(X) < 20 and "fox" in X',
+    "len(words(X)) == 3", "int(X) > 41", "len(tokens(X)) < 5 and len(X) > 6",
+    'stops_at(X, ".") and len(words(X)) >= 4', "len(sentences(X)) == 2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_RUNS])
 def test_an_output_that_breaks_off_within_a_forced_run_goes_on_with_that_run(name: str) -> None:
     vocabulary, spec = demo_vocabulary(), CASES[name]
     budget, rng = Budget(needed_len(spec, vocabulary) + 3), random.Random(name)
@@ -189,6 +197,7 @@ def test_an_output_that_breaks_off_within_a_forced_run_goes_on_with_that_run(nam
         run = first.take_forced()
         runs += [(len(written) + 1, run)]
         written += [token_id, *run]
+    assert any(run for _, run in runs)
     for start, run in runs:
         for num_made in range(len(run)):
             again = guide_of(spec, budget)

@@ -178,6 +178,7 @@ def test_a_drill_shifts_one_day_as_the_calendar_says() -> None:
         text = text_of(dates.draw_drill(rng, "train"))
         _, _, around = text.rpartition("Today is ")
         first, *sentences = around.removesuffix("<|end|>").split(". ")
+        assert sentences
         for sentence in sentences:
             end = _parse(sentence.rstrip(".")[-10:])
             assert _is_shifted(f" {sentence}", _parse(first), end), text

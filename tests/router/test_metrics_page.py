@@ -8,6 +8,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from router.errors import RouterError
+from router.events import FinishReason
 from router.instruments import Counter, Gauge, Histogram
 from router.metrics import Metrics
 
@@ -112,11 +114,26 @@ def test_a_rule_asks_for_what_is_exposed(rule: dict[str, Any]) -> None:
     assert rule["annotations"]["summary"].endswith(".")
 
 
-@pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
-def test_label_values_that_a_rule_asks_for_exist(rule: dict[str, Any]) -> None:
-    asked = re.findall(r'(\w+)_total\{\w+=~?"([^"]+)"\}', rule["expr"])
-    for name, values in asked:
-        instrument = instruments()[name]
-        assert isinstance(instrument, Counter)
-        if instrument._values:
-            assert set(values.split("|")) <= instrument._values.keys()
+def labels_asked_for() -> list[tuple[str, str]]:
+    """Counters and the values of their label in rules, one or several between bars."""
+    expressions = [rule["expr"] for rule in rules()]
+    found = [re.findall(r'(\w+)_total\{\w+=~?"([^"]+)"\}', each) for each in expressions]
+    return [pair for pairs in found for pair in pairs]
+
+
+def ends() -> set[str]:
+    """What a sequence may end by: reasons, and the errors of one that fails."""
+    errors, found = [RouterError], {reason.value for reason in FinishReason}
+    while errors:
+        error = errors.pop()
+        errors += error.__subclasses__()
+        found.add(re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower())
+    return found
+
+
+@pytest.mark.parametrize(("name", "values"), labels_asked_for())
+def test_label_values_that_a_rule_asks_for_exist(name: str, values: str) -> None:
+    instrument = instruments()[name]
+    assert isinstance(instrument, Counter)
+    known = instrument._values.keys() or ends()
+    assert set(values.split("|")) <= known
