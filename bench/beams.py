@@ -1,6 +1,6 @@
 """Tokens per second of a query with beams on a served model, beside one greedy trace.
 
-    python -m bench.beams [--model FOLDER] [--rounds 5] [--num-tokens 32] [--beams 4]
+    python -m bench.beams [--model FOLDER] [--rounds 5] [--num-tokens 32] [--beams 4] [--budget 128]
 
 Starts `launcher serve` and runs one hole behind a long prompt, the decoders in turn. Prints JSON:
 of each the median seconds, the tokens of all its live traces per second, and of the last round what
@@ -20,7 +20,7 @@ import httpx
 
 from bench.compare import running, tandem
 from client.lmtp.model import LmtpModel
-from client.query import Decoding, argmax, beam, run_all, sample
+from client.query import Decoding, argmax, beam, best_k, run_all, sample
 from launcher.settings import BUNDLED_MODEL, free_port
 
 _PROMPT = "Ann and Bob walked along the river and talked about the fish that they saw. " * 16
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-tokens", type=int, default=32)
     parser.add_argument("--beams", type=int, default=4)
+    parser.add_argument("--budget", type=int, default=128, help="of best_k")
     arguments = parser.parse_args()
     most, n = arguments.num_tokens, arguments.beams
     decoders = {
@@ -89,6 +90,7 @@ def main() -> None:
         f"sample({n})": sample(n, seed=1, max_tokens=most),
         "beam(1)": beam(1, max_tokens=most),
         f"beam({n})": beam(n, max_tokens=most),
+        f"best_k({n})": best_k(n, budget=arguments.budget, max_tokens=most),
     }
     port = free_port()
     with running(tandem(arguments.model, port, ())):
