@@ -47,6 +47,8 @@ class BeamSearch:
         self._scores = sorted(group.ended, reverse=True)[: group.width]
         self._ended: list[tuple[Place, float]] = []
         self._dropped: list[tuple[Place, RouterError | None]] = []
+        # What was told early, of beams that are to be live if something may follow them.
+        self._ahead: dict[Beam, Told] = {}
 
     def run(self) -> Asking[Outcome]:
         """The whole search."""
@@ -56,7 +58,7 @@ class BeamSearch:
                 return self.outcome(Reason.HOLE, beams=stopped)
             if self._is_over:
                 return self.outcome(Reason.COMPLETE)
-            found = self._found((yield [Probe(beam) for beam in self.live]))
+            found = self._found((yield from self._probes()))
             selected = yield from self._selected(found)
             if selected is None:
                 return (yield from self._undecided(found))
@@ -108,14 +110,27 @@ class BeamSearch:
 
     # A step
 
+    def _probes(self) -> Asking[Sequence[Told]]:
+        """What may follow each of the live beams."""
+        ahead, self._ahead = self._ahead, {}
+        if not ahead:
+            return (yield [Probe(beam) for beam in self.live])
+        asked = [beam for beam in self.live if beam not in ahead]
+        told = (yield [Probe(beam) for beam in asked]) if asked else ()
+        ahead.update(zip(asked, told, strict=True))
+        return [ahead[beam] for beam in self.live]
+
     def _found(self, probes: Sequence[Told]) -> list[Alternative]:
-        """All that may follow, the most probable trace first."""
+        """All that may follow, the most probable trace first. What nothing follows is not live."""
         found: list[Alternative] = []
+        alive: list[Beam] = []
         for beam, told in zip(self.live, probes, strict=True):
             if isinstance(told, Dead):
                 self._dropped.append((Place(beam), told.error))
             elif isinstance(told, Probed):
+                alive.append(beam)
                 found += alternatives(beam, self._hole(beam), told)
+        self.live = alive
         return sorted(found, key=lambda alternative: -alternative.rank_by)
 
     def _selected(self, found: Sequence[Alternative]) -> Asking[Sequence[Beam] | None]:
@@ -145,21 +160,23 @@ class BeamSearch:
         return live
 
     def _undecided(self, found: Sequence[Alternative]) -> Asking[Outcome]:
-        """The step's candidates, for the client."""
-        group = self._group
-        tried = _within(found, group.width, group.num_candidates or group.num_considered)
-        candidates = []
-        for place, dead in (yield from self._landed(tried)):
-            if dead is None and is_kept(place):
-                candidates.append(place)
-            else:
-                self._dropped.append((place, None if dead is None else dead.error))
-        num_going_on = sum(not each.ends_hole for each in tried)
-        return self.outcome(
-            Reason.HOLE,
-            candidates=candidates,
-            has_more=len(tried) < len(found) and num_going_on < group.width,
-        )
+        """The step's candidates, for the client. Dead ends are none, and count for nothing."""
+        width = self._group.width
+        num_left = self._group.num_candidates or self._group.num_considered
+        candidates: list[Place] = []
+        num_tried = num_going_on = 0
+        while num_tried < len(found) and num_left and num_going_on < width:
+            tried = _within(found[num_tried:], width - num_going_on, num_left)
+            num_tried += len(tried)
+            for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
+                num_left -= each.ends_hole or dead is None
+                if dead is None and is_kept(place):
+                    candidates.append(place)
+                    num_going_on += not each.ends_hole
+                else:
+                    self._dropped.append((place, None if dead is None else dead.error))
+        has_more = num_tried < len(found) and num_going_on < width
+        return self.outcome(Reason.HOLE, candidates=candidates, has_more=has_more)
 
     def _stopped(self) -> Asking[Sequence[Place] | None]:
         """Ends the beams whose texts have ended them; all places, if the client must go on."""
@@ -189,13 +206,32 @@ class BeamSearch:
         closed = iter((yield from self._endings.by_length(by_length)))
         by_token = [each.beam for each in tried if each.is_end]
         ended = iter((yield from self._endings.by_token(by_token)))
+        open_beams = [each.beam for each in tried if not each.ends_hole]
+        going_on = iter((yield from self._going_on(open_beams)))
         landed: list[Landed] = []
         for each in tried:
             if not each.ends_hole:
-                landed.append((Place(each.beam), None))
+                landed.append(next(going_on))
             else:
                 landed.append(next(ended if each.is_end else closed))
         return landed
+
+    def _going_on(self, beams: Sequence[Beam]) -> Asking[Sequence[Landed]]:
+        """Beams in the middle of their holes. A dead end must not have the place of another one:
+        where there may be some, what follows is asked before the places are given.
+        """
+        asked = [beam for beam in beams if self._may_be_dead(beam) and beam not in self._ahead]
+        told = (yield [Probe(beam) for beam in asked]) if asked else ()
+        self._ahead.update(zip(asked, told, strict=True))
+        landed: list[Landed] = []
+        for beam in beams:
+            answer = self._ahead.get(beam) if self._ahead else None
+            landed.append((Place(beam), answer if isinstance(answer, Dead) else None))
+        return landed
+
+    def _may_be_dead(self, beam: Beam) -> bool:
+        hole = self._hole(beam)
+        return hole.has_dead_ends and not self._texts.is_ended(hole, beam.output_ids)
 
 
 def _within(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, Protocol, TypeAlias
 
+from constraints.spec import Kind
 from router.errors import RouterError
 from router.request import GenerateRequest
 
@@ -32,6 +33,18 @@ class Hole:
     def max_len(self) -> int:
         """Tokens of output that end it at the latest."""
         return self.request.stop.max_new_tokens
+
+    @property
+    def has_dead_ends(self) -> bool:
+        """Whether its masks may leave tokens behind which the text cannot be completed in time.
+
+        Those of `where` know how many tokens are needed, but nothing of stop strings.
+        """
+        constraint = self.request.constraint
+        if constraint is None:
+            return False
+        knows_distances = constraint.cuts or constraint.spec.kind is Kind.WHERE
+        return bool(self.request.stop.stop_strings) or not knows_distances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

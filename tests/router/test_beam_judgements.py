@@ -23,6 +23,7 @@ def test_a_text_that_an_end_token_ended_is_judged_before_it_is_kept() -> None:
 
     judged = running.send([Probed(((EOS_ID, -0.1), (EOS_ID + 5, -0.2)), end_token_ids)])
     running.send([Closed("", is_satisfied=False, violation="/: nothing is contained")])
+    running.send([Probed(((EOS_ID + 5, -0.1),), end_token_ids)])
 
     assert [type(ask) for ask in judged] == [Judge]
     dropped = search.outcome(Reason.CANCELLED).dropped
