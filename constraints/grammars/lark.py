@@ -47,11 +47,11 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> str:
         names = tuple(dict.fromkeys(word.text for word in endless))
         wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
         raise Contradiction(str(wrong), names)
-    _check_greed(text, found)
     pieces, at = [HEADER], 0
     for word, written in _rewritten(text, found, whitespace):
         pieces += [text[at : word.start], written]
         at = word.end
+    _check_greed(text, found)
     return "".join([*pieces, text[at:]])
 
 

@@ -1,0 +1,339 @@
+"""Grammars that greedy terminals leave without any text, as far as that can be told by looking.
+
+Which terminal may follow which is a matter of characters: one that has ended and could go on with
+each character that the next may begin with has taken that character. A rule is known by the pairs
+of terminals with which its texts begin and end; a rule without any has no text.
+
+    start: A "ab"      A: /a+/     after `A` there is no `a` left, so nothing can be `"ab"`
+
+Terminals are looked at one by one, and what is not understood may follow and be followed by all: so
+a grammar that has a text is never taken for one without.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from constraints.grammars.lark_loops import members
+from constraints.grammars.lark_reader import Definition, Word, definitions, plain_name
+from constraints.grammars.pattern_escapes import Dialect
+from constraints.grammars.pattern_parser import parse
+from constraints.grammars.patterns import Chars, Choice, Concat, Empty, Pattern, Repeat
+from constraints.where.code_points import NUM_CODE_POINTS, Ranges
+
+# Grammars beyond it are not looked at.
+_MAX_TERMINALS = 32
+_MAX_WORDS = 600
+_MAX_PLACES = 2_000
+_EVERY: Ranges = ((0, NUM_CODE_POINTS - 1),)
+
+
+class _NotUnderstood(Exception):
+    """Nothing is known of this grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """A terminal: characters with which it may begin, and by place where it may end those that it
+    surely takes there."""
+
+    first: Ranges
+    taken: frozenset[Ranges]
+    may_be_empty: bool = False
+
+    def may_precede(self, other: "_Edges") -> bool:
+        return self.may_be_empty or any(not _covers(taken, other.first) for taken in self.taken)
+
+
+_UNKNOWN = _Edges(_EVERY, frozenset({()}), may_be_empty=True)
+
+
+def rules_without_text(found: Sequence[Word]) -> list[Word]:
+    """The rules that `start` needs and that have no text; none where that is not known."""
+    known = list(definitions(found))
+    if sum(len(each.body) for each in known) > _MAX_WORDS:
+        return []
+    rules = {
+        plain_name(each.name.text): each
+        for each in known
+        if each.name.kind == "rule" and not each.has_attributes
+    }
+    try:
+        pairs = _Rules(found, known, rules).settled()
+    except (_NotUnderstood, RecursionError):
+        return []
+    if "start" not in rules or pairs["start"]:
+        return []
+    return [rule.name for name, rule in rules.items() if not pairs[name]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Texts by the terminals at their edges: for each first one the last ones, as bits."""
+
+    lasts: tuple[tuple[int, int], ...] = ()
+    has_empty: bool = False
+
+    def __bool__(self) -> bool:
+        return self.has_empty or bool(self.lasts)
+
+    def or_(self, other: "_Pairs") -> "_Pairs":
+        lasts = dict(self.lasts)
+        for first, last in other.lasts:
+            lasts[first] = lasts.get(first, 0) | last
+        return _Pairs(tuple(sorted(lasts.items())), self.has_empty or other.has_empty)
+
+
+_EMPTY = _Pairs(has_empty=True)
+
+
+@dataclass(slots=True)
+class _Terminals:
+    """The terminals of a grammar, numbered as they are met."""
+
+    bodies: Mapping[str, Sequence[Word]]
+    numbers: dict[str, int] = field(default_factory=dict)
+    edges: list[_Edges] = field(default_factory=list)
+
+    def number(self, word: Word, *, is_known: bool = True) -> int:
+        name = word.text if is_known else ""
+        if name not in self.numbers:
+            if len(self.edges) == _MAX_TERMINALS:
+                raise _NotUnderstood
+            self.numbers[name] = len(self.edges)
+            self.edges.append(self._edges(word) if is_known else _UNKNOWN)
+        return self.numbers[name]
+
+    def _edges(self, word: Word) -> _Edges:
+        if word.kind == "terminal":
+            body = self.bodies.get(word.text, ())
+            word = body[0] if len(body) == 1 and body[0].kind != "terminal" else word
+        if word.kind == "regexp":
+            pattern, _, flags = word.text[1:].rpartition("/")
+            return _edges_of((f"(?{flags})" if flags else "") + pattern)
+        if word.kind == "string" and word.text.endswith('"') and word.text[1] not in '"\\':
+            first = ord(word.text[1])
+            return _Edges(((first, first),), frozenset({()}))
+        return _UNKNOWN
+
+
+class _Rules:
+    """All rules together: what each of them is depends on the others."""
+
+    def __init__(
+        self, found: Sequence[Word], known: Sequence[Definition], rules: Mapping[str, Definition]
+    ) -> None:
+        self._rules = rules
+        plain = [each for each in known if each.name.kind == "terminal" and not each.has_attributes]
+        self._terminals = _Terminals({each.name.text: each.body for each in plain})
+        self._pairs = dict.fromkeys(rules, _Pairs())
+        self._ignored = 0
+        for index, word in enumerate(found[:-1]):
+            if word.text == "%ignore":
+                self._ignored |= 1 << self._terminals.number(found[index + 1], is_known=False)
+        self._body: Sequence[Word] = ()
+        self._at = 0
+        self._after: list[int] = []
+        # The first time round it is found out which terminals there are.
+        for rule in rules.values():
+            self._read(rule.body)
+        self._after = self._followers()
+
+    def settled(self) -> dict[str, _Pairs]:
+        """What each rule is."""
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for name, rule in self._rules.items():
+                pairs = self._read(rule.body).or_(self._pairs[name])
+                is_settled = is_settled and pairs == self._pairs[name]
+                self._pairs[name] = pairs
+        return self._pairs
+
+    def _followers(self) -> list[int]:
+        """By terminal, those that may follow, as bits; anything where text is ignored."""
+        edges = self._terminals.edges
+        if self._ignored:
+            return [(1 << len(edges)) - 1] * len(edges)
+        return [
+            sum(1 << index for index, other in enumerate(edges) if one.may_precede(other))
+            for one in edges
+        ]
+
+    def _read(self, body: Sequence[Word]) -> _Pairs:
+        self._body, self._at = body, 0
+        pairs = self._alternatives()
+        if self._at < len(body):
+            raise _NotUnderstood
+        return pairs
+
+    def _peek(self) -> str:
+        return self._body[self._at].text if self._at < len(self._body) else ""
+
+    def _alternatives(self) -> _Pairs:
+        pairs = self._sequence()
+        while self._peek() == "|":
+            self._at += 1
+            pairs = pairs.or_(self._sequence())
+        return pairs
+
+    def _sequence(self) -> _Pairs:
+        pairs = _EMPTY
+        while self._at < len(self._body) and self._peek() not in ("|", ")", "]"):
+            pairs = self._joined(pairs, self._repeated(self._atom()))
+        return pairs
+
+    def _atom(self) -> _Pairs:
+        word = self._body[self._at]
+        self._at += 1
+        if word.text in ("(", "["):
+            pairs = self._alternatives()
+            if self._peek() != {"(": ")", "[": "]"}[word.text]:
+                raise _NotUnderstood
+            self._at += 1
+            return pairs.or_(_EMPTY) if word.text == "[" else pairs
+        name = plain_name(word.text)
+        if word.kind == "rule" and name in self._rules:
+            return self._pairs[name]
+        if word.kind in ("sign", "number"):
+            raise _NotUnderstood
+        number = self._terminals.number(word, is_known=self._peek() != "..")
+        while self._peek() == "..":  # a range of characters
+            self._at += 2
+        return _Pairs(((number, 1 << number),))
+
+    def _repeated(self, pairs: _Pairs) -> _Pairs:
+        """With what repeats follow; how often at most is not looked at."""
+        while self._peek() in ("*", "+", "?", "~", "{"):
+            sign = self._peek()
+            self._at += 1
+            least = 0 if sign in ("*", "?") else 1
+            if sign in ("~", "{"):
+                least = self._least()
+            if sign != "?":
+                pairs = self._closure(pairs)
+            if not least:
+                pairs = pairs.or_(_EMPTY)
+        return pairs
+
+    def _least(self) -> int:
+        least = int(self._peek()) if self._peek().isdecimal() else 0
+        while self._at < len(self._body) and (
+            self._body[self._at].kind == "number" or self._peek() in (",", "..", "}")
+        ):
+            self._at += 1
+        return least
+
+    def _closure(self, pairs: _Pairs) -> _Pairs:
+        before = _Pairs()
+        while before != pairs:
+            before, pairs = pairs, pairs.or_(self._joined(pairs, pairs))
+        return pairs
+
+    def _joined(self, one: _Pairs, other: _Pairs) -> _Pairs:
+        """Texts of the one before texts of the other."""
+        joined = _Pairs(
+            other.lasts if one.has_empty else (), has_empty=one.has_empty and other.has_empty
+        )
+        if other.has_empty:
+            joined = joined.or_(_Pairs(one.lasts))
+        for first, last in one.lasts:
+            after = self._after_any(last)
+            ends = 0
+            for begin, end in other.lasts:
+                if after >> begin & 1:
+                    ends |= end
+            if ends:
+                joined = joined.or_(_Pairs(((first, ends),)))
+        return joined
+
+    def _after_any(self, lasts: int) -> int:
+        """The terminals that may follow one of these."""
+        after = 0
+        for number, followers in enumerate(self._after):
+            if lasts >> number & 1:
+                after |= followers
+        return after
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of a pattern. first: perhaps too many, begins: perhaps too few characters.
+
+    ends: by place where it may end, characters that go on from there
+    """
+
+    first: Ranges
+    begins: Ranges
+    ends: list[list[tuple[int, int]]]
+    may_be_empty: bool
+
+
+def _edges_of(pattern: str) -> _Edges:
+    part = _part(parse(pattern, Dialect.LARK), [_MAX_PLACES])
+    if part.may_be_empty:
+        return _UNKNOWN
+    return _Edges(part.first, frozenset(tuple(end) for end in part.ends))
+
+
+def _part(pattern: Pattern, left: list[int]) -> _Part:
+    match pattern:
+        case Empty():
+            return _Part((), (), [], True)
+        case Chars():
+            left[0] -= 1
+            if not left[0]:
+                raise _NotUnderstood
+            is_known = not pattern.named and not pattern.folded
+            begins = members(pattern)
+            return _Part(begins if is_known else _EVERY, begins, [[]], False)
+        case Concat(parts):
+            whole = _Part((), (), [], True)
+            for each in parts:
+                whole = _in_order(whole, _part(each, left))
+            return whole
+        case Choice(options):
+            return _either([_part(option, left) for option in options])
+        case Repeat(inner, least, most):
+            return _repeated(_part(inner, left), least, most)
+        case _:
+            raise _NotUnderstood
+
+
+def _in_order(one: _Part, other: _Part) -> _Part:
+    for end in one.ends:
+        end.extend(other.begins)
+    return _Part(
+        one.first + (other.first if one.may_be_empty else ()),
+        one.begins + (other.begins if one.may_be_empty else ()),
+        other.ends + (one.ends if other.may_be_empty else []),
+        one.may_be_empty and other.may_be_empty,
+    )
+
+
+def _either(parts: list[_Part]) -> _Part:
+    return _Part(
+        sum([part.first for part in parts], ()),
+        sum([part.begins for part in parts], ()),
+        [end for part in parts for end in part.ends],
+        any(part.may_be_empty for part in parts),
+    )
+
+
+def _repeated(part: _Part, least: int, most: int | None) -> _Part:
+    if most == 0:
+        return _Part((), (), [], True)
+    if most is None:
+        for end in part.ends:
+            end.extend(part.begins)
+    return _Part(part.first, part.begins, part.ends, part.may_be_empty or least == 0)
+
+
+def _covers(ranges: Ranges, others: Ranges) -> bool:
+    """Whether all of the other characters are among these."""
+    for first, last in others:
+        for low, high in sorted(ranges):
+            if low <= first <= high:
+                first = high + 1
+        if first <= last:
+            return False
+    return True
