@@ -127,6 +127,7 @@ def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
             raise Rejected(what, answer.text, value, hole.place, source)
     return Entry(
         finished=FinishedHole(name=hole.name, answer=answer, value=value),
+        behind=arrival.pieces,
         prompt_text=shown,
         value=plan.value,
         promises=_left(arrival, plan),

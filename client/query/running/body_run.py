@@ -37,11 +37,12 @@ class Job:
 class Entry:
     """A finished hole in a log: all that a run needs to go past it.
 
-    `value` makes the variable's value of the text; `promises` are the frame's checks that later
-    holes have to keep.
+    `behind` is the prompt that it was asked behind; `value` makes the variable's value of the text;
+    `promises` are the frame's checks that later holes have to keep.
     """
 
     finished: FinishedHole
+    behind: Pieces
     prompt_text: str
     value: Callable[[str], object]
     promises: tuple[Check, ...] = ()
@@ -137,6 +138,8 @@ class BodyRun:
                 await self.stuck(
                     BadProgram(f"{what} had come to [{entry.finished.name}]", hole.place, source)
                 )
+            if entry.behind != self.transcript.pieces:
+                await self.stuck(other_prompt(hole, source))
             return entry
         if self._arrived.done():
             what = f"[{hole.name}] is asked for while another hole is; a prompt has one at a time"
@@ -154,3 +157,9 @@ class BodyRun:
         self._arrived.set_exception(error)
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody wakes a run that is stuck")
+
+
+def other_prompt(hole: Hole, source: Source) -> BadProgram:
+    """What is told of a program that says something else when it is run again."""
+    what = f"run again, its prompt in front of [{hole.name}] is another"
+    return BadProgram(f"the program is not pure: {what}", hole.place, source)

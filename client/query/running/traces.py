@@ -16,7 +16,7 @@ from client.query.place import Source
 from client.query.program import Hole
 from client.query.running.asked import entry_of, generate_call, plan_of, score_call
 from client.query.running.blaming import blaming
-from client.query.running.body_run import Arrival, BodyRun, Entry, Job
+from client.query.running.body_run import Arrival, BodyRun, Entry, Job, other_prompt
 from client.query.running.decoding import Ended, FinishedHole, HoleAnswer, Options, Trace
 from client.query.running.frame import Frame
 from client.query.running.together import together
@@ -188,6 +188,9 @@ class WaitingTrace:
         if self._stands:
             return self._stands.pop(), self.plan
         stand = await self._traces.again(self.index, self._log, self.hole, self.source)
+        if stand.arrival.pieces != self.pieces:
+            await self._traces.end(stand.run)
+            raise other_prompt(self.hole, self.source)
         if not (self.plan.checks or self.plan.deferred):
             return stand, self.plan
         return stand, self._traces.at(stand.arrival, self.index, self._log, self._refused)[0]

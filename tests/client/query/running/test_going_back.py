@@ -1,8 +1,10 @@
 """Checks that fail: holes are asked again, and earlier ones gone back to, within a bound."""
 
+from itertools import count
+
 import pytest
 
-from client.query.errors import NotSatisfied, Unsatisfiable
+from client.query.errors import BadProgram, NotSatisfied, Unsatisfiable
 from client.query.program import Condition, Context
 from tests.client.query.running.programs import Body, checked, hole, one_of, run, say
 from tests.client.query.running.scripted_model import ScriptedModel
@@ -118,3 +120,25 @@ async def test_the_body_does_not_see_what_was_gone_back_from() -> None:
     await run(body, likes(X=ANIMALS))
 
     assert seen == ["dog"]
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_a_program_that_says_something_else_when_run_again_is_refused(
+    num_before: int,
+) -> None:
+    numbers = count()
+
+    async def body(context: Context) -> None:
+        say(context, f"{next(numbers)} ")
+        for _ in range(num_before):
+            say(context, " W:")
+            await context.hole(hole("W"))
+        say(context, " X:")
+        await context.hole(hole("X", checked("X Y", lambda x, y: x == "dog")))
+        say(context, " Y:")
+        await context.hole(hole("Y", checked("X Y", lambda x, y: x == "dog")))
+
+    with pytest.raises(BadProgram, match="not pure: run again, its prompt in front of") as caught:
+        await run(body, likes(W=["w"], X=ANIMALS, Y=["y"]), tries=2)
+
+    assert ("[W]" if num_before else "[X]") in caught.value.message
