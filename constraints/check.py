@@ -6,9 +6,11 @@ a constraint that counts tokens is followed in the tokens that the model would m
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from constraints.errors import ConstraintError
 from constraints.expected import Expectation, byte_ids
+from constraints.grammars.instances import violations
 from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind
 from constraints.verdict import Judged, Judgement
@@ -32,11 +34,21 @@ def judge(
     by_tokens = spec.kind is Kind.WHERE and _COUNTS_TOKENS.search(spec.text) is not None
     judging = Judging(language, vocabulary, by_tokens=by_tokens)
     judgements = tuple(judging.judge(text) for text in texts)
+    if language.not_enforced:
+        judgements = tuple(map(_verified, judgements, texts, [spec.text] * len(texts)))
     known = (language.dropped_phrases, language.not_enforced)
     if shortest is None:
         return Judged(None, None, judgements, *known)
     written = b"".join(vocabulary.tokens[token_id] for token_id in shortest)
     return Judged(written.decode(errors="replace"), len(shortest), judgements, *known)
+
+
+def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
+    """What masks accept of a lenient schema, judged by the whole of it."""
+    found = violations(schema_text, text) if judgement.accepted else ()
+    if not found:
+        return judgement
+    return replace(judgement, accepted=False, position=len(text), failure=str(found[0]))
 
 
 def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:

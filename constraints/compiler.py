@@ -12,7 +12,6 @@ from constraints.grammars import (
     choice,
     json_schema,
     lark,
-    lark_loops,
     messages,
     regex,
     where_fallback,
@@ -139,9 +138,9 @@ class Compiler:
             case Kind.REGEX:
                 return self._pattern_language(spec)
             case Kind.LARK:
-                grammar = lark.to_grammar(spec.text, spec.whitespace)
+                translated = lark.to_grammar(spec.text, spec.whitespace)
+                grammar, may_run_on = translated.text, translated.may_run_on
                 explain = partial(lark.explain, spec.text)
-                may_run_on = lark_loops.may_run_on(spec.text)
             case Kind.GBNF:
                 grammar = gbnf.to_grammar(spec.text)
             case Kind.CHOICE:

@@ -26,7 +26,8 @@ class Judgement:
     position:  characters of the text that can stand; None where it is accepted
     expected:  what may follow them, in words; "the end" where the text may end there
     num_legal: tokens that may follow them, end tokens among them
-    failure:   why the text could not be judged to its end, None nearly always
+    failure:   what it breaks of a lenient schema that masks do not hold, or why it could not be
+               judged to its end; None nearly always
     """
 
     accepted: bool

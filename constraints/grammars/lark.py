@@ -6,11 +6,13 @@ What would need sampling of its own, other tokens, or a second look at the text 
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
 from constraints.grammars import json_schema, messages
 from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
+from constraints.grammars.lark_loops import may_run_on
 from constraints.grammars.lark_reader import Word, check_nesting, endless_rules, misplaced, words
 from constraints.grammars.regex import translate_terminal
 from constraints.grammars.schema.engine_options import json_literal
@@ -34,7 +36,15 @@ _REFUSED_ATTRIBUTES = {
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
 
 
-def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> str:
+@dataclass(frozen=True, slots=True)
+class LarkGrammar:
+    """A grammar as the engine takes it; `may_run_on`: see `lark_loops`."""
+
+    text: str
+    may_run_on: bool
+
+
+def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkGrammar:
     """The grammar as the engine takes it; `whitespace` is that of the JSON inside.
 
     Raises Malformed, NotEnforced, Contradiction.
@@ -52,7 +62,7 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> str:
         pieces += [text[at : word.start], written]
         at = word.end
     _check_greed(text, found)
-    return "".join([*pieces, text[at:]])
+    return LarkGrammar("".join([*pieces, text[at:]]), may_run_on(found))
 
 
 def explain(text: str, message: str) -> ConstraintError:

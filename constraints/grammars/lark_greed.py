@@ -49,9 +49,9 @@ _UNKNOWN = _Edges(_EVERY, frozenset({()}), may_be_empty=True)
 
 def rules_without_text(found: Sequence[Word]) -> list[Word]:
     """The rules that `start` needs and that have no text; none where that is not known."""
-    known = list(definitions(found))
-    if sum(len(each.body) for each in known) > _MAX_WORDS:
+    if len(found) > _MAX_WORDS:
         return []
+    known = list(definitions(found))
     rules = {
         plain_name(each.name.text): each
         for each in known

@@ -9,7 +9,7 @@ What is not understood is taken for such a loop: it is followed more carefully, 
 import json
 from collections.abc import Iterator, Sequence
 
-from constraints.grammars.lark_reader import Word, definitions, words
+from constraints.grammars.lark_reader import Word, definitions
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.patterns import Chars, Choice, Concat, Pattern, Repeat, children
@@ -24,9 +24,8 @@ _SURROGATES = (0xD800, 0xDFFF)
 _DIGITS: Ranges = ((0x30, 0x39),)
 
 
-def may_run_on(text: str) -> bool:
-    """Whether it may; of a grammar that is known to be well written."""
-    found = words(text)
+def may_run_on(found: Sequence[Word]) -> bool:
+    """Whether bytes may be forced without end; of a grammar whose patterns are well written."""
     return any(map(_word_may_run_on, found)) or any(map(_terminal_may_run_on, _terminals(found)))
 
 
