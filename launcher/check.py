@@ -7,6 +7,7 @@ or the command line is at fault.
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ ALL_ACCEPTED, SOME_REFUSED, BAD_CONSTRAINT = 0, 1, 2
 STDIN = "-"
 # Texts that are judged by one job; each job has the limits of time and memory for itself.
 _BATCH_LEN, _BATCH_CHARS = 64, 100_000
+# Texts that are hardly meant as constraints.
+_FILE_NAME = re.compile(r"[\w./~-]{1,200}\.(?:json|txt|re|regex|lark|gbnf|ebnf|where)")
 # Of a long line so much is shown to both sides of the place.
 _SHOWN_LEN = 40
 _LONGEST_OUTPUT = 1 << 20
@@ -108,7 +111,7 @@ async def _check(settings: CheckSettings, out: TextIO) -> int:
             return await _judge_lines(pool, settings, out)
         return await _judge_texts(pool, settings, Console(file=out, highlight=False))
     except ConstraintError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{type(error).__name__}: {error}\n{_about_files(settings.spec.text)}")
         return BAD_CONSTRAINT
     except NurseryFailed as error:
         raise BadSetting(f"--tokenizer {settings.tokenizer}: {error}") from error
@@ -116,6 +119,13 @@ async def _check(settings: CheckSettings, out: TextIO) -> int:
         raise BadSetting(f"the constraint could not be checked: {error}") from error
     finally:
         await pool.close()
+
+
+def _about_files(text: str) -> str:
+    """A line for who meant a file, which is not there."""
+    if _FILE_NAME.fullmatch(text):
+        return f"there is no file {text}, so this was read as the constraint itself\n"
+    return ""
 
 
 async def _judge_texts(pool: WorkerPool, settings: CheckSettings, console: Console) -> int:

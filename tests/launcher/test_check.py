@@ -51,6 +51,23 @@ def test_a_text_that_ends_too_early_is_told_what_is_missing() -> None:
     assert "expected: 's'" in said.stdout
 
 
+def test_who_names_a_file_that_is_not_there_is_told() -> None:
+    said = check("--type", "json", "--constraint", "no/such.json")
+    assert said.returncode == 2
+    assert "there is no file no/such.json" in said.stderr
+    said = check("--type", "regex", "--constraint", "(a.b")
+    assert said.returncode == 2
+    assert "file" not in said.stderr
+
+
+def test_a_text_is_judged_by_the_whole_of_a_lenient_schema() -> None:
+    schema = '{"type": "array", "uniqueItems": true}'
+    said = check("--type", "json", "--lenient", "--constraint", schema, "--text", "[1,1]")
+    assert said.returncode == 1
+    assert "has non-unique elements" in said.stdout
+    assert "not enforced: /uniqueItems" in said.stdout
+
+
 def test_lines_of_json_come_back_as_lines_of_json(tmp_path: Path) -> None:
     texts = ["12", "1x", "", "123"]
     path = tmp_path / "texts.jsonl"

@@ -57,13 +57,20 @@ async def test_one_text_may_stand_for_a_list_and_none_asks_for_the_grammar_alone
         assert none.json()["results"] == []
 
 
-async def test_what_a_lenient_schema_leaves_out_is_told(tmp_path: Path) -> None:
+async def test_what_a_lenient_schema_leaves_out_is_told_and_judged(tmp_path: Path) -> None:
     async with checking(tmp_path) as client:
         value = {"type": "array", "contains": {"const": 1}}
-        body = {"grammar": {"type": "json", "value": value, "lenient": True}, "text": "[]"}
+        grammar = {"type": "json", "value": value, "lenient": True}
+        body = {"grammar": grammar, "texts": ["[1]", "[2]", "{}"]}
         answer = (await client.post("/constraints/check", json=body)).json()
         assert answer["not_enforced"] == ["/contains"]
-        assert answer["results"][0]["accepted"]
+        kept, broken, other = answer["results"]
+        assert kept["accepted"]
+        assert not broken["accepted"]
+        assert broken["position"] == 3
+        assert "does not contain items" in broken["error"]
+        assert not other["accepted"]
+        assert "error" not in other
 
 
 @pytest.mark.parametrize(
