@@ -82,3 +82,24 @@ def test_a_text_that_may_be_cut_is_cut_within_what_is_forced(server: RunningServ
     assert told["generated_text"] == "aaaaa"
     assert told["details"]["finish_reason"] == "length"
     assert told["details"]["constraint_satisfied"] is False
+
+
+def test_a_way_that_a_greedy_terminal_never_ends_is_not_taken(server: RunningServer) -> None:
+    told = posted(server, "/tokenize", {"inputs": "x"}).json()
+    body = {
+        "prompt": "Say",
+        "max_tokens": 20,
+        "logit_bias": {str(told[-1]["id"]): 100},
+        "response_format": {"type": "lark", "value": 'start: "x" A "ab" | "c"\nA: /a+/'},
+    }
+    answer = posted(server, "/v1/completions", body).json()
+    assert answer["choices"][0]["text"] == "c"
+    assert answer["choices"][0]["constraint_satisfied"] is True
+
+
+def test_a_grammar_that_greed_leaves_no_text_is_a_contradiction(server: RunningServer) -> None:
+    grammar = {"type": "lark", "value": 'start: A "ab"\nA: /a+/'}
+    refused = posted(server, "/generate", {"inputs": "Say", "parameters": {"grammar": grammar}})
+    assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
+    assert refused.json()["constraint"]["reason"] == "contradiction"
+    assert "rule `start` has no text" in refused.text
