@@ -46,7 +46,7 @@ def is_model(annotation: object) -> bool:
 
 def is_container(annotation: object) -> bool:
     """Whether it is a type of values that JSON has, other than a mere string or number."""
-    is_several = get_origin(annotation) in (list, dict, Union, UnionType)
+    is_several = get_origin(annotation) in (list, dict, tuple, Union, UnionType)
     return is_several or annotation in (list, dict, NoneType)
 
 

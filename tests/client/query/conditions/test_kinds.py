@@ -184,6 +184,15 @@ def test_conditions_on_the_value_of_json_are_checks_and_tokens_a_bound() -> None
     assert [check.text for check in made.checks] == ["sum(X) < 9", "X != [1]"]
 
 
+def test_a_tuple_is_json_with_so_many_items() -> None:
+    made = planned(tuple[int, str])
+
+    assert made.constraint is not None
+    assert isinstance(made.constraint.value, dict)
+    assert made.constraint.value["prefixItems"] == [{"type": "integer"}, {"type": "string"}]
+    assert made.value('[3, "a"]') == (3, "a")
+
+
 def test_a_refused_number_is_left_out_however_it_is_written() -> None:
     made = plan((), "X", float, {}, StopMode.CUT, ("0.5", "-2"))
 
