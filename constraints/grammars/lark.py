@@ -34,6 +34,7 @@ _REFUSED_ATTRIBUTES = {
     "suffix": "write `lazy` and put the suffix into the pattern",
 }
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
+_UNKNOWN = re.compile(r'unknown name: "(\w+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,14 @@ def explain(text: str, message: str) -> ConstraintError:
         return type(error)(what)
     start = sum(len(each) + 1 for each in lines[: line - 1])
     start += min(max(column - 1, 0), max(len(lines[line - 1]) - 1, 0))
-    placed = complaint(text, start, start + 1, what)
+    end = start + 1
+    # The engine points at the option that the name stands in.
+    unknown = _UNKNOWN.match(what)
+    for word in words(text) if unknown else ():
+        if unknown and word.text == unknown[1] and word.start >= start:
+            start, end = word.start, word.end
+            break
+    placed = complaint(text, start, end, what)
     if isinstance(error, NotEnforced):
         return NotEnforced(str(placed), position=start)
     return placed if isinstance(error, Malformed) else type(error)(str(placed))

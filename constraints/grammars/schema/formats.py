@@ -48,4 +48,4 @@ PATTERNS = {
     "uri-reference": rf"(?:{_ABSOLUTE}|{_RELATIVE})",
 }
 
-KNOWN = tuple(sorted(BY_ENGINE | set(PATTERNS) | set(RANGES) | ANNOTATIONS))
+KNOWN = tuple(sorted((BY_ENGINE | set(PATTERNS) | set(RANGES) | ANNOTATIONS) - {"unknown"}))

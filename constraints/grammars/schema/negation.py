@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
-from constraints.grammars.schema.keywords import ANNOTATIONS
+from constraints.grammars.schema.keywords import ANNOTATIONS, KNOWN, meant
 from constraints.grammars.schema.reading import Json
 
 # "integer" is a part of "number", so neither has a complement among the types alone.
@@ -37,6 +37,8 @@ def negation(schema: Json, resolve: Resolve, depth: int = 0) -> Json:
     for keyword, value in schema.items():
         if keyword in ANNOTATIONS or keyword.startswith("x-"):
             continue
+        if keyword not in KNOWN and meant(keyword) is None:
+            continue  # an annotation of the author's own
         refusals.append(_of_keyword(keyword, value, resolve, depth + 1))
     return _any_of(refusals)
 

@@ -106,6 +106,7 @@ def test_what_masks_cannot_hold_is_refused_with_its_place(
         ('start "a"', 6),
         ('start: "a', 7),
         ("start: foo", 7),
+        ('start: "b" (b | "c")', 12),
         ('start: "a"\nb: ("x"', 17),
         ("start: /a(/", 9),
         ("start: 'a'", 7),

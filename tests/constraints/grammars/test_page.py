@@ -44,4 +44,4 @@ def test_the_tables_hold(kind: Kind, written: str, held: list[str], refused: lis
 
 def test_every_format_is_told() -> None:
     section = PAGE[PAGE.index("**Formats**") : PAGE.index("**Spelling.**")]
-    assert set(quoted(section)) == set(KNOWN) - {"unknown"}
+    assert set(quoted(section)) == set(KNOWN)
