@@ -68,10 +68,12 @@ class ThreadCount:
         counts: Sequence[int],
         use: Callable[[int], None],
         waited_s: Callable[[], float] = waited_for_cores_s,
+        least_window_s: float = _WINDOW_S,
     ) -> None:
         self._counts = tuple(counts)
         self._use = use
         self._waited_s = waited_s
+        self._least_window_s = least_window_s
         self._index = 0
         self._tried: int | None = None
         self._pauses = {_MORE: _PAUSE, _FEWER: 0}
@@ -104,7 +106,7 @@ class ThreadCount:
             self._waited_before_s = self._waited_s()
         self._durations_s.setdefault(kind, []).append(duration_s)
         self._window_s += duration_s
-        if self._num_steps >= _WINDOW and self._window_s >= _WINDOW_S:
+        if self._num_steps >= _WINDOW and self._window_s >= self._least_window_s:
             self._consider(self._waited_before_s)
 
     def _consider(self, waited_before_s: float) -> None:

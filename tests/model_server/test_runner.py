@@ -323,7 +323,7 @@ def test_decode_steps_are_computed_by_fewer_threads_while_cores_are_scarce(
     used: list[int] = []
     # Each time it is asked the threads have waited another second.
     waited_s = map(float, itertools.count())
-    threads = ThreadCount((2, 1), used.append, lambda: next(waited_s))
+    threads = ThreadCount((2, 1), used.append, lambda: next(waited_s), least_window_s=0.0)
     runner = Runner(model, runner_of(model, World())._sampler, World(), threads=threads)
     runner.warmup(32, 4, None, NUM_BLOCKS)
     driver = Driver(runner, NUM_BLOCKS, model.block_size)
