@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from model_server import config
+from model_server.cores import bound, own_cores
 from model_server.distributed import World
 from model_server.errors import ConfigRefused, ShardError
 from model_server.hub import find_checkpoint
@@ -143,7 +144,7 @@ def _load(settings: config.ServeConfig) -> tuple[Runner, ModelInfo, Languages | 
         guides=None if languages is None else _guides(model, languages),
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
-        threads=_threads(model),
+        threads=_threads(model, settings),
     )
     if device.type == "cpu":
         keep_freed_memory()
@@ -201,11 +202,17 @@ def _guides(model: PagedModel, languages: Languages) -> Guides:
     )
 
 
-def _threads(model: PagedModel) -> ThreadCount | None:
-    """None where there is nothing to choose."""
+def _threads(model: PagedModel, settings: config.ServeConfig) -> ThreadCount | None:
+    """Places the threads of steps. None where there is no number of them to choose."""
+    if model.device.type != "cpu":
+        return None
+    is_ours = settings.num_threads is not None and not settings.openmp_places_threads
+    cores = bound(
+        own_cores(torch.get_num_threads(), settings.rank, settings.world_size) if is_ours else None
+    )
     if len(model.thread_counts) < 2:
         return None
-    return ThreadCount(model.thread_counts, torch.set_num_threads)
+    return ThreadCount(model.thread_counts, torch.set_num_threads if cores is None else cores.use)
 
 
 def _info(settings: config.ServeConfig, model: PagedModel) -> ModelInfo:

@@ -25,6 +25,8 @@ ATTENTIONS = ("auto", "reference", "cpu", "cpu-op", "cuda")
 DEFAULT_UDS_PATH = "/tmp/tandem-shard"
 # Beyond this a score may leave float32; any delta of some dozens decides alone already.
 _MAX_DELTA = 1e6
+# By these OpenMP is told where its threads run.
+_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -59,6 +61,7 @@ class ServeConfig:
     master_addr: str
     master_port: int
     num_threads: int | None
+    openmp_places_threads: bool
     kv_blocks: int | None
     cuda_memory_fraction: float
     watermark_gamma: float
@@ -138,6 +141,7 @@ def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Serve
         master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
         master_port=_int(environ, "MASTER_PORT", 29500, lowest=1),
         num_threads=_int(environ, "OMP_NUM_THREADS", 1, lowest=1) if num_threads else None,
+        openmp_places_threads=any(environ.get(name) for name in _PLACES),
         kv_blocks=args.kv_blocks,
         cuda_memory_fraction=args.cuda_memory_fraction,
         watermark_gamma=args.watermark_gamma,

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from model_server.cores import roam
+
 # How often the hands are looked after while a job is waited for.
 _LOOK_S = 0.02
 
@@ -63,6 +65,7 @@ class _Hand(threading.Thread):
         self.is_dismissed = False
 
     def run(self) -> None:
+        roam()
         while not self.is_dismissed:
             self.job = self._jobs.get()
             if self.job is None:
