@@ -26,8 +26,8 @@ T = TypeVar("T")
 TOO_SLOW = "its constraint takes too long to follow"
 # How long an output may hold up the steps that it is in, by its own computing: at first, and more
 # with every token. Whoever needs more is ended for the sake of those beside it.
-_PATIENCE_NS = 2_000_000_000
-_PATIENCE_PER_TOKEN_NS = 5_000_000
+_PATIENCE_NS = 500_000_000
+_PATIENCE_PER_TOKEN_NS = 10_000_000
 # Tokens that may be refused before the completion that is known to fit is followed.
 _MAX_REFUSED = 4
 

@@ -169,7 +169,7 @@ def test_an_output_that_is_over_forces_nothing() -> None:
 
 def test_patience_grows_with_the_tokens() -> None:
     output = output_of(ScriptedGuide({5}))
-    output.held_up(1_999_000_000)
+    output.held_up(499_000_000)
     output.advance(5)
     output.held_up(2_000_000)
     assert output.error is None
