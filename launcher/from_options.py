@@ -19,7 +19,9 @@ from launcher.settings import (
 def model_ids(options: ModelOptions, environ: Mapping[str, str]) -> list[str]:
     """The ids of the command line, or of the variable MODEL_ID, whose text may have spaces."""
     by_flag, by_variable = options.model_id_flag, environ.get("MODEL_ID")
-    models = list(options.model_ids or ([] if by_flag or not by_variable else [by_variable]))
+    # An empty id, of a shell's variable that is not set, is none.
+    given = [each for each in options.model_ids or () if each]
+    models = given or ([] if by_flag or not by_variable else [by_variable])
     if models and by_flag is not None and models != [by_flag]:
         raise BadSetting(f"MODEL_ID {' '.join(models)!r} and --model-id {by_flag!r} differ")
     return models or ([by_flag] if by_flag else [])

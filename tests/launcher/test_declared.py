@@ -17,6 +17,7 @@ from launcher.declared import (
     takes,
 )
 from launcher.fleet_knobs import FleetConfig
+from launcher.from_options import model_ids
 from launcher.options import ServeOptions
 from router.config import RouterConfig
 from router.front_config import FrontConfig
@@ -102,3 +103,16 @@ def test_every_option_of_serve_that_a_process_is_told_is_a_knob_it_has() -> None
     for child, config in told.items():
         flags = {each for each in flags_for(child, got[0]) if each.startswith("--")}
         assert flags <= {"--" + each.name.replace("_", "-") for each in fields(config)}
+
+
+@pytest.mark.parametrize(
+    ("line", "models"),
+    [([""], []), (["", "--model-id", ""], []), (["", "--model-id", "a"], ["a"]), (["a"], ["a"])],
+)
+def test_an_empty_id_of_a_variable_that_is_not_set_is_none(
+    line: list[str], models: list[str]
+) -> None:
+    app, got = typer.Typer(), []
+    app.command()(takes(ServeOptions)(lambda context, options: got.append(options)))
+    assert CliRunner().invoke(app, line).exit_code == 0
+    assert model_ids(got[0].model, {}) == models

@@ -172,21 +172,24 @@ class _Search:
     def _take_near(self) -> list[_Filled]:
         """Holes that have ended, near the first open branches; traces before all are results."""
         near: list[_Filled] = []
-        passed: list[_Node] = []
+        # With their numbers: among equals they stay in front of what was not looked at.
+        passed: list[tuple[float, int, _Node]] = []
         num_open = num_ended = 0
-        for node in self._in_order():
+        while self._queue:
+            entry = heapq.heappop(self._queue)
+            node = entry[-1]
             if isinstance(node, Finished) and not (near or passed):
                 self._found.append(node)
             elif isinstance(node, _Filled):
                 near.append(node)
             else:
-                passed.append(node)
+                passed.append(entry)
                 num_ended += isinstance(node, Finished)
                 num_open += isinstance(node, _Open)
             if num_open == _NUM_NEAR or num_ended + len(near) >= self._num_missing:
                 break
-        for node in passed:
-            self._push(node)
+        for entry in passed:
+            heapq.heappush(self._queue, entry)
         return near
 
     async def _run_on(self, filled: Sequence[_Filled]) -> None:

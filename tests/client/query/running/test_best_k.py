@@ -1,5 +1,6 @@
 """What best_k asks of a server: as little as it can, and no more than it may."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -132,3 +133,23 @@ async def test_texts_that_end_when_the_budget_does_are_still_held_to_their_check
             )
             assert all("b" not in str(result["X"]) for result in results)
             assert results
+
+
+class Undecided(TreeModel):
+    """Thinks the same of every token."""
+
+    def _score(self, prompt: str, ids: Sequence[int], token_id: int) -> float:
+        return 0.0
+
+
+async def test_traces_that_are_equally_probable_are_found_too() -> None:
+    async def body(context: Context) -> None:
+        for name in "XYZ":
+            say(context, f"{name}:")
+            await context.hole(hole(name, one_of(name, "a", "b", "ab", "ba")))
+
+    for k in (1, 3, 15):
+        results = await run_all(body, Undecided(), "best_k", k=k, budget=10_000, width=2)
+        logprobs = [result.logprob for result in results]
+        assert len(logprobs) == k
+        assert logprobs == sorted(logprobs, reverse=True)
