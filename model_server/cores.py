@@ -1,11 +1,11 @@
-"""Gives each thread that computes a step a core of its own, where there is one for each.
+"""Gives each of the two threads that compute a step a core of its own, where there are two.
 
 They wait for each other some hundred times a step. A core that has anything to run does not look
 for what waits elsewhere, and be it idle work, such as the compiling of constraints: two threads may
 share a core for twenty milliseconds while the other core runs what could wait.
 
-    all threads   ->  bound, one to a core
-    fewer         ->  free to move: whoever wants the cores is to be given way to
+    both compute  ->  bound, one to a core
+    one computes  ->  free to move: whoever wants the cores is to be given way to
 
 It knows no model.
 """
@@ -21,6 +21,8 @@ import torch
 
 from model_server.attention.native_library import NativeUnavailable, load_native
 
+# Of larger teams OpenMP ends threads and starts others, which begin on the one core of the first.
+_NUM_THREADS = 2
 _SOURCE = Path(__file__).with_name("cores.cpp")
 _log = logging.getLogger(__name__)
 
@@ -28,13 +30,13 @@ _log = logging.getLogger(__name__)
 def own_cores(num_threads: int, rank: int, world_size: int) -> tuple[int, ...] | None:
     """The cores of a rank's threads, one for each.
 
-    None where the ranks' threads, so many each, are not as many as the process's cores, so that
-    these may be meant for others as well; and where the system does not tell.
+    None where a rank has other than two; where those of all ranks are not as many as the process's
+    cores, so that these may be meant for others as well; and where the system does not tell.
     """
     if not sys.platform.startswith("linux"):
         return None
     cores = sorted(os.sched_getaffinity(0))
-    if num_threads < 2 or num_threads * world_size != len(cores):
+    if num_threads != _NUM_THREADS or num_threads * world_size != len(cores):
         return None
     return tuple(cores[rank * num_threads : (rank + 1) * num_threads])
 

@@ -10,16 +10,13 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_PR_SET_PDEATHSIG = 1
 # Half of what a thread commonly has: what a worker can recurse into, a shard's thread can too.
 _STACK_BYTES = 4 << 20
 # The weight of 19 against 0 is 15 to 1024: next to nothing while somebody else wants the core.
 LOWEST_NICENESS = 19
-# How often a job's worker leaves its core, and how soon one begins to that does not give way yet.
-_BREATH_EVERY_S, _FIRST_BREATH_S = 0.0005, 0.005
 
 
 def take_no_more_than(memory_bytes: int) -> None:
@@ -50,32 +47,6 @@ def arm(cpu_s: float) -> None:
     Seconds of computing and not of waiting, so that a busy machine makes no grammar complex.
     """
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
-
-
-@contextlib.contextmanager
-def breathing() -> Iterator[None]:
-    """Leave the core for a moment again and again, whatever is computed meanwhile.
-
-    Idle work gives way at once, but its core, never empty, does not look for what waits on others:
-    threads of a step that happen to share one would go on doing so for milliseconds.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    libc.prctl(_PR_SET_TIMERSLACK, 1)  # so that a breath takes no longer than it is told to
-    # The handler is usleep itself, which is handed the signal's number, 14: so many microseconds.
-    # One of Python's would wait until the engine returns, which may take seconds.
-    before = libc.signal(signal.SIGALRM, ctypes.cast(libc.usleep, ctypes.c_void_p))
-    gives_way = os.sched_getscheduler(0) == os.SCHED_IDLE
-    first_s = _BREATH_EVERY_S if gives_way else _FIRST_BREATH_S
-    signal.setitimer(signal.ITIMER_REAL, first_s, _BREATH_EVERY_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        libc.signal(signal.SIGALRM, before)
 
 
 def die_with_parent() -> None:

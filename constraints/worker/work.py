@@ -62,8 +62,7 @@ class Work:
         is_old = False
         while not is_old and (job := _receive(channel)) is not None:
             limits.arm(self._cpu_s)
-            with limits.breathing():
-                answer = self.answer(job)
+            answer = self.answer(job)
             limits.arm(0.0)
             grown_bytes = (limits.address_space_bytes() or 0) - start_bytes
             is_old = _OLD_PART * grown_bytes > self._memory_bytes

@@ -85,17 +85,21 @@ def test_nothing_is_bound_where_that_is_not_wanted() -> None:
     assert seen("free")["2"] == [[every, every]] * 2
 
 
-def test_ranks_share_the_cores_in_order() -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        pytest.skip("one core")
-    assert own_cores(len(cores), 0, 1) == tuple(cores)
-    if len(cores) % 2 == 0 and len(cores) >= 4:
-        assert own_cores(len(cores) // 2, 1, 2) == tuple(cores[len(cores) // 2 :])
+def with_cores(monkeypatch: pytest.MonkeyPatch, *cores: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cores))
 
 
-def test_threads_that_are_not_as_many_as_the_cores_are_not_bound() -> None:
-    num_cores = len(os.sched_getaffinity(0))
-    assert own_cores(num_cores + 1, 0, 1) is None
-    assert own_cores(num_cores, 0, 2) is None
-    assert own_cores(1, 0, num_cores) is None
+def test_ranks_of_two_threads_share_the_cores_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cores(monkeypatch, 7, 2, 5, 3)
+    assert [own_cores(2, rank, 2) for rank in range(2)] == [(2, 3), (5, 7)]
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "world_size"),
+    [(1, 1), (2, 1), (1, 4), (4, 1), (3, 1)],
+)
+def test_threads_are_bound_only_by_twos_that_are_as_many_as_the_cores(
+    num_threads: int, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cores(monkeypatch, 0, 1, 2, 3)
+    assert own_cores(num_threads, 0, world_size) is None
