@@ -182,22 +182,33 @@ WITHOUT_RUNS = {
 }  # fmt: skip
 
 
+def drawn_with_runs(
+    name: str, budget: Budget
+) -> tuple[list[int], list[tuple[int, tuple[int, ...]]]]:
+    """An output in which runs were forced, and where each of them begins."""
+    vocabulary, rng = demo_vocabulary(), random.Random(name)
+    for _ in range(50):
+        guide = guide_of(CASES[name], budget)
+        written: list[int] = []
+        runs: list[tuple[int, tuple[int, ...]]] = []
+        while not guide.is_over and (legal := legal_ids(guide, vocabulary)):
+            token_id = rng.choice([each for each in legal if guide.check(each)])
+            if token_id in vocabulary.end_ids:
+                break
+            guide.advance(token_id)
+            run = guide.take_forced()
+            runs += [(len(written) + 1, run)]
+            written += [token_id, *run]
+        if any(run for _, run in runs):
+            return written, runs
+    raise AssertionError("nothing was forced in 50 outputs")
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name not in WITHOUT_RUNS])
 def test_an_output_that_breaks_off_within_a_forced_run_goes_on_with_that_run(name: str) -> None:
     vocabulary, spec = demo_vocabulary(), CASES[name]
-    budget, rng = Budget(needed_len(spec, vocabulary) + 3), random.Random(name)
-    first = guide_of(spec, budget)
-    written: list[int] = []
-    runs: list[tuple[int, tuple[int, ...]]] = []
-    while not first.is_over and (legal := legal_ids(first, vocabulary)):
-        token_id = rng.choice([each for each in legal if first.check(each)])
-        if token_id in vocabulary.end_ids:
-            break
-        first.advance(token_id)
-        run = first.take_forced()
-        runs += [(len(written) + 1, run)]
-        written += [token_id, *run]
-    assert any(run for _, run in runs)
+    budget = Budget(needed_len(spec, vocabulary) + 3)
+    written, runs = drawn_with_runs(name, budget)
     for start, run in runs:
         for num_made in range(len(run)):
             again = guide_of(spec, budget)
