@@ -8,112 +8,52 @@ from dataclasses import replace
 from router.beam_search.run import BeamRun, BeamUsage
 from router.beam_search.texts import OutputTexts
 from router.beam_search.words import Beam, Dead, Group, Hole, Outcome, Place, Reason, Scoring
-from router.errors import InvalidRequest, RouterError
+from router.errors import InvalidRequest
 from router.http.body import parse_part
-from router.http.errors import HttpError
-from router.http.exchange import Exchange
 from router.http.lmtp import beam_objects
-from router.http.lmtp.beam_holes import HoleReader, check_output, hole_at, placeable
+from router.http.lmtp.beam_holes import check_output, hole_at, placeable
 from router.http.lmtp.beam_schema import BeamBody, BeamsBody
-from router.http.lmtp.buffers import Buffers
-from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame
-from router.http.lmtp.notices import Queued
-from router.http.lmtp.objects import as_json
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
-from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.words import Said
-from router.http.lmtp.work import Notify, Say
+from router.http.lmtp.searching import Searching
 from router.http.model_name import served_name
 
 # Besides n tokens that go on, a step may bring so many that end: a model has that many at most.
 _MAX_ENDS = 8
 
 
-class Beaming:
-    """One group of beams. `notify` takes what is to be said of it as a system message."""
+class Beaming(Searching[Group, Outcome]):
+    """One group of beams."""
 
-    def __init__(
-        self,
-        services: LmtpServices,
-        buffers: Buffers,
-        exchange: Exchange,
-        stream_id: int,
-        notify: Notify,
-    ) -> None:
-        self._services = services
-        self._holes = HoleReader(services, buffers, exchange)
-        self._exchange = exchange
-        self._stream_id = stream_id
-        self._notify = notify
-        self._run: BeamRun[Group, Outcome] | None = None
-        self._dead: list[tuple[Place, RouterError | None]] = []
+    # Of the group, once it is known.
+    _num_considered = 0
 
-    async def run(self, frame: Frame, say: Say) -> None:
-        """Answers the frame. Raises RouterError, HttpError for `fail`."""
+    async def _start(self, frame: Frame) -> tuple[BeamRun[Group, Outcome], OutputTexts] | Outcome:
         body = parse_part(frame.text, frame.payload, (), BeamsBody)
         served_name(self._services.info, body.model)
         group = await self._group(body)
+        self._num_considered = group.num_considered
         if not group.beams:
-            await say(self._done(Outcome(reason=Reason.COMPLETE), group))
-            return
+            return Outcome(reason=Reason.COMPLETE)
         texts = OutputTexts(self._services.prompts.tokenizer, group.width)
-        run = self._services.infer.search_beams(group, texts, body.report_s)
-        self._run = run
-        queued = Queued(self._stream_id, lambda: run.place, self._notify)
-        try:
-            while (outcome := await run.next()) is None:
-                queued.begun()
-                await say(self._report(run, texts))
-            queued.begun()
-            await say(self._done(outcome, group))
-        finally:
-            queued.close()
-            run.close()
-            self._note(run)
+        return self._services.infer.search_beams(group, texts, body.report_s), texts
 
-    def fail(self, error: RouterError | HttpError) -> list[Said]:
-        """An error object."""
-        return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
-
-    def cancelled(self) -> list[Said]:
-        """Where the search stood."""
-        if self._run is None:
-            return self.fail(HttpError(499, "cancelled", "the stream was cancelled"))
-        outcome = self._run.search.outcome(Reason.CANCELLED)
-        return self._done(outcome, self._run.group)
-
-    def _report(self, run: BeamRun[Group, Outcome], texts: OutputTexts) -> list[Said]:
-        outcome = run.search.report()
+    def _report(self, run: BeamRun[Group, Outcome], texts: OutputTexts) -> str:
         holes = run.group.holes
-        told = beam_objects.report(
+        return beam_objects.report(
             self._stream_id,
-            outcome,
+            run.search.report(),
             lambda beam: texts.shown(holes[beam.hole], beam.output_ids),
         )
-        return [("BEAMS", told)]
 
-    def _done(self, outcome: Outcome, group: Group) -> list[Said]:
+    def _last(self, outcome: Outcome, usage: BeamUsage) -> str:
         outcome = replace(outcome, dropped=[*self._dead, *outcome.dropped])
-        usage = BeamUsage() if self._run is None else self._run.usage
-        told = beam_objects.done(self._stream_id, outcome, group.num_considered, usage)
-        self._exchange.finish_reasons.append(outcome.reason.value)
-        self._services.metrics.beam_groups.inc(outcome.reason.value)
-        return [("DONE", told)]
-
-    def _note(self, run: BeamRun[Group, Outcome]) -> None:
-        self._exchange.num_cached_tokens = run.usage.num_cached_tokens
-        self._exchange.num_generated_tokens = run.usage.num_output_tokens
-        self._services.metrics.beam_steps.inc(amount=run.num_steps)
+        return beam_objects.done(self._stream_id, outcome, self._num_considered, usage)
 
     # From fields to a group
 
     async def _group(self, body: BeamsBody) -> Group:
-        most = self._services.limits.max_beams
-        if body.width > most:
-            raise InvalidRequest(
-                f"`width` must be at most {most} (--max-beams). Given: {body.width}", "width"
-            )
+        self._require_width(body.width)
         given = [BeamBody()] if body.beams is None else body.beams
         for field, parts in (("holes", body.holes), ("beams", given)):
             if len(parts) > body.width:

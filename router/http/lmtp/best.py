@@ -10,21 +10,13 @@ from router.beam_search.best_words import BestGroup, BestOutcome, Ending, Node, 
 from router.beam_search.run import BeamRun, BeamUsage
 from router.beam_search.texts import OutputTexts
 from router.beam_search.words import Beam, Dead, Hole, Place, Reason
-from router.errors import InvalidRequest, RouterError
+from router.errors import InvalidRequest
 from router.http.body import parse_part
-from router.http.errors import HttpError
-from router.http.exchange import Exchange
 from router.http.lmtp import beam_objects
-from router.http.lmtp.beam_holes import HoleReader, check_output, hole_at, placeable
+from router.http.lmtp.beam_holes import check_output, hole_at, placeable
 from router.http.lmtp.best_schema import MAX_NODES, BestBody, NodeBody
-from router.http.lmtp.buffers import Buffers
-from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame
-from router.http.lmtp.notices import Queued
-from router.http.lmtp.objects import as_json
-from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.words import Said
-from router.http.lmtp.work import Notify, Say
+from router.http.lmtp.searching import Searching
 from router.http.model_name import served_name
 
 # Nodes that are asked at once: more are asked in vain more often, fewer leave a step half empty.
@@ -34,88 +26,37 @@ _WIDTH = 8
 _TEXTS_PER_BEAM = 16
 
 
-class BestFirst:
-    """One group of nodes. `notify` takes what is to be said of it as a system message."""
+class BestFirst(Searching[BestGroup, BestOutcome]):
+    """One group of nodes."""
 
-    def __init__(
-        self,
-        services: LmtpServices,
-        buffers: Buffers,
-        exchange: Exchange,
-        stream_id: int,
-        notify: Notify,
-    ) -> None:
-        self._services = services
-        self._holes = HoleReader(services, buffers, exchange)
-        self._exchange = exchange
-        self._stream_id = stream_id
-        self._notify = notify
-        self._run: BeamRun[BestGroup, BestOutcome] | None = None
-        self._dead: list[tuple[Place, RouterError | None]] = []
-
-    async def run(self, frame: Frame, say: Say) -> None:
-        """Answers the frame. Raises RouterError, HttpError for `fail`."""
+    async def _start(
+        self, frame: Frame
+    ) -> tuple[BeamRun[BestGroup, BestOutcome], OutputTexts] | BestOutcome:
         body = parse_part(frame.text, frame.payload, (), BestBody)
         served_name(self._services.info, body.model)
         group = await self._group(body)
         if not group.nodes:
-            await say(self._done(BestOutcome(reason=Reason.COMPLETE)))
-            return
+            return BestOutcome(reason=Reason.COMPLETE)
         texts = OutputTexts(self._services.prompts.tokenizer, _TEXTS_PER_BEAM * group.width)
-        run = self._services.infer.search_best(group, texts, body.report_s)
-        self._run = run
-        queued = Queued(self._stream_id, lambda: run.place, self._notify)
-        try:
-            while (outcome := await run.next()) is None:
-                queued.begun()
-                await say(self._report(run, texts))
-            queued.begun()
-            await say(self._done(outcome))
-        finally:
-            queued.close()
-            run.close()
-            self._note(run)
+        return self._services.infer.search_best(group, texts, body.report_s), texts
 
-    def fail(self, error: RouterError | HttpError) -> list[Said]:
-        """An error object."""
-        return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
-
-    def cancelled(self) -> list[Said]:
-        """Where the search stood."""
-        if self._run is None:
-            return self.fail(HttpError(499, "cancelled", "the stream was cancelled"))
-        return self._done(self._run.search.outcome(Reason.CANCELLED))
-
-    def _report(self, run: BeamRun[BestGroup, BestOutcome], texts: OutputTexts) -> list[Said]:
+    def _report(self, run: BeamRun[BestGroup, BestOutcome], texts: OutputTexts) -> str:
         holes = run.group.holes
-        told = beam_objects.best_report(
+        return beam_objects.best_report(
             self._stream_id,
             run.search.report(),
             lambda beam: texts.shown(holes[beam.hole], beam.output_ids),
         )
-        return [("BEAMS", told)]
 
-    def _done(self, outcome: BestOutcome) -> list[Said]:
+    def _last(self, outcome: BestOutcome, usage: BeamUsage) -> str:
         outcome = replace(outcome, dropped=[*self._dead, *outcome.dropped])
-        usage = BeamUsage() if self._run is None else self._run.usage
-        self._exchange.finish_reasons.append(outcome.reason.value)
-        self._services.metrics.beam_groups.inc(outcome.reason.value)
-        return [("DONE", beam_objects.best_done(self._stream_id, outcome, usage))]
-
-    def _note(self, run: BeamRun[BestGroup, BestOutcome]) -> None:
-        self._exchange.num_cached_tokens = run.usage.num_cached_tokens
-        self._exchange.num_generated_tokens = run.usage.num_output_tokens
-        self._services.metrics.beam_steps.inc(amount=run.num_steps)
+        return beam_objects.best_done(self._stream_id, outcome, usage)
 
     # From fields to a group
 
     async def _group(self, body: BestBody) -> BestGroup:
-        most = self._services.limits.max_beams
         width = self._own_width if body.width is None else body.width
-        if width > most:
-            raise InvalidRequest(
-                f"`width` must be at most {most} (--max-beams). Given: {width}", "width"
-            )
+        self._require_width(width)
         given = [NodeBody()] if body.beams is None else body.beams
         bounds = (
             ("beams", given, MAX_NODES, "at most"),
