@@ -59,11 +59,6 @@ class Cores:
         self._cores = tuple(cores)
         self._all = sorted(os.sched_getaffinity(os.getpid()))
 
-    @classmethod
-    def load(cls, cores: Sequence[int], cache_dir: Path | None = None) -> "Cores":
-        """One thread for each of the cores. Raises NativeUnavailable."""
-        return cls(load_native(_SOURCE, cache_dir), cores)
-
     def use(self, num_threads: int) -> None:
         """Compute with so many threads from here on, at most one for each core."""
         torch.set_num_threads(num_threads)
@@ -82,7 +77,7 @@ def bound(cores: Sequence[int] | None) -> Cores | None:
     if cores is None:
         return None
     try:
-        placed = Cores.load(cores)
+        placed = Cores(load_native(_SOURCE), cores)
     except NativeUnavailable as error:
         _log.info("the threads of steps may move from core to core: %s", error)
         return None
