@@ -7,6 +7,7 @@ import pty
 import signal
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,16 @@ def test_a_file_that_is_not_there_is_the_commands_fault() -> None:
     assert run("/nowhere/a") == (2, "", "error: /nowhere/a: No such file or directory\n")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that are started from here heed SIGINT, also where those in the background of a
+    shell do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 async def test_an_interrupt_ends_the_run() -> None:
     async def endless(peer: Peer) -> None:
         await peer.greet()
