@@ -1,5 +1,7 @@
 """From an expression to a language: machine, reserves, table; and what contradicts what."""
 
+from time import thread_time
+
 import numpy as np
 
 from constraints.token_walk import TokenWalk
@@ -17,8 +19,8 @@ from constraints.where.stopping import stopping
 from constraints.where.terms import Expression, StopsBefore, all_of
 from constraints.where.utf8 import Utf8, utf8_of
 
-# Of more conjuncts than these it is not found out which contradict each other.
-_MAX_BLAMED = 24
+# After so much computing no more is tried to find out which parts contradict each other.
+_MAX_BLAME_S = 0.5
 # How much room a lattice is tried with, the last one without a base.
 SPARES: tuple[int | None, ...] = (24, 96, 384, None)
 
@@ -38,12 +40,16 @@ def compile_where(
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
     walk = walk or TokenWalk(vocabulary)
+    began = thread_time()
     language = _language(expression, vocabulary, walk, spares)
     if language is None:
-        is_blamed = len(top_parts(expression)) <= _MAX_BLAMED
-        raise contradiction(
-            expression, lambda part: is_blamed and _is_empty(part, vocabulary, walk)
-        )
+
+        def is_empty(part: Expression) -> bool | None:
+            if thread_time() - began > _MAX_BLAME_S:
+                return None
+            return _is_empty(part, vocabulary, walk)
+
+        raise contradiction(expression, is_empty)
     return language
 
 
@@ -73,9 +79,8 @@ def _on_lattice(
     dropped: tuple[str, ...],
 ) -> WhereLanguage | None:
     accepted = _accepted(machine, lattice)
-    live = live_reserves(machine, lattice, np.maximum.reduce(accepted))
-    nothing = [0] * len(machine.axes)
-    if not is_within(lattice, live, machine.start, nothing):
+    live = _live(machine, lattice, accepted)
+    if live is None:
         return None
     table = ByteTable.of(machine, utf8, walk.max_token_len)
     language = WhereLanguage(
@@ -90,9 +95,16 @@ def _on_lattice(
     )
     if machine.tokens is not None:
         start = table.start // table.width
-        if not is_within(lattice, language.reserves(0, None), start, nothing):
+        if not is_within(lattice, language.reserves(0, None), start, [0] * len(machine.axes)):
             return None
     return language
+
+
+def _live(machine: Machine, lattice: Lattice, accepted: tuple[Reserves, ...]) -> Reserves | None:
+    """Reserves of all states, as far as characters can tell; None if the start has none."""
+    live = live_reserves(machine, lattice, np.maximum.reduce(accepted))
+    is_alive = is_within(lattice, live, machine.start, [0] * len(machine.axes))
+    return live if is_alive else None
 
 
 def _machine(expression: Expression) -> Machine:
@@ -121,7 +133,12 @@ def _without_stops(expression: Expression) -> Expression:
 
 
 def _is_empty(expression: Expression, vocabulary: Vocabulary, walk: TokenWalk) -> bool:
+    """Whether nothing satisfies the expression; False where that is out of reach."""
     try:
-        return _language(expression, vocabulary, walk, SPARES) is None
+        machine = _machine(expression)
+        if machine.tokens is not None:
+            return _language(expression, vocabulary, walk, SPARES) is None
+        lattice = Lattice.of(machine, SPARES[0])
+        return _live(machine, lattice, _accepted(machine, lattice)) is None
     except OutOfReach:
         return False

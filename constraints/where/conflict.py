@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 
+from constraints.culprits import culprits
 from constraints.errors import Contradiction, TooComplex
 from constraints.where.normal import disjuncts
 from constraints.where.terms import And, Expression, all_of
 from constraints.where.writing import text
+
+# Of more than these only the first are named in a message.
+_MAX_NAMED = 20
 
 
 def is_plainly_empty(expression: Expression) -> bool:
@@ -17,28 +21,28 @@ def is_plainly_empty(expression: Expression) -> bool:
 
 
 def conflicting(
-    expression: Expression, is_empty: Callable[[Expression], bool]
+    expression: Expression, is_empty: Callable[[Expression], bool | None]
 ) -> tuple[Expression, ...]:
     """Parts that nothing satisfies together, none of which can be left out.
 
-    expression: one that `is_empty` says nothing satisfies
-    is_empty:   asked once for each part of the conjunction at the top; where it raises TooComplex,
-                the part stays
+    expression: one that nothing satisfies
+    is_empty:   asked of some parts of the conjunction at the top; where it raises TooComplex, they
+                are taken for satisfiable, where it answers None, no more is asked
     """
-    kept = list(top_parts(expression))
-    # Backwards, so that of equal conflicts the one is told that was written first.
-    for index in range(len(kept) - 1, -1, -1):
-        fewer = kept[:index] + kept[index + 1 :]
-        if fewer and _is_surely(all_of(fewer), is_empty):
-            kept = fewer
-    return tuple(kept)
+    return culprits(top_parts(expression), lambda parts: _is_surely(all_of(parts), is_empty))
 
 
-def contradiction(expression: Expression, is_empty: Callable[[Expression], bool]) -> Contradiction:
+def contradiction(
+    expression: Expression, is_empty: Callable[[Expression], bool | None]
+) -> Contradiction:
     """The error for an expression that nothing satisfies."""
     parts = tuple(map(text, conflicting(expression, is_empty)))
     if len(parts) == 1:
         return Contradiction(f"nothing satisfies `{parts[0]}`", parts)
+    if len(parts) > _MAX_NAMED:
+        listed = ", ".join(f"`{part}`" for part in parts[:_MAX_NAMED])
+        others = len(parts) - _MAX_NAMED
+        return Contradiction(f"nothing satisfies all of {listed} and {others} others", parts)
     listed = ", ".join(f"`{part}`" for part in parts[:-1])
     return Contradiction(f"nothing satisfies both {listed} and `{parts[-1]}`", parts)
 
@@ -50,7 +54,9 @@ def top_parts(expression: Expression) -> tuple[Expression, ...]:
     return tuple(part for joined in expression.parts for part in top_parts(joined))
 
 
-def _is_surely(expression: Expression, is_empty: Callable[[Expression], bool]) -> bool:
+def _is_surely(
+    expression: Expression, is_empty: Callable[[Expression], bool | None]
+) -> bool | None:
     if is_plainly_empty(expression):
         return True
     try:

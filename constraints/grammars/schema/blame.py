@@ -1,7 +1,7 @@
 """Which part of a schema the engine will not have: its parts are compiled one by one."""
 
 import re
-from time import perf_counter
+from time import thread_time
 
 from llguidance import LLMatcher
 
@@ -14,9 +14,13 @@ from constraints.grammars.schema.reading import Json, at, below
 from constraints.grammars.schema.rewriting import Rewritten
 from constraints.spec import Whitespace
 
-# Compiling is some 100 us for a part; this is for messages, which may take a while.
+# Compiling is some 100 us for a part; this is for messages, which may take a while: to find the
+# place, and then to find what contradicts what there.
 _MAX_TRIES = 300
 _MAX_S = 0.3
+_MAX_CONFLICT_S = 0.5
+# Of more than these only the first are named in a message.
+_MAX_NAMED = 20
 
 # How the engine says where it was when it stopped.
 _IN_DEFINITION = re.compile(r"while processing \S*#/\$defs/(\w+)")
@@ -77,8 +81,12 @@ class Blame:
 
     def _contradiction(self, part: Json, what: str) -> Contradiction:
         pointer = self._pointer(part)
+        self._num_tries, self._spent_s = 0, _MAX_S - _MAX_CONFLICT_S
         parts = conflicting(part, self._raw(pointer), self._origin, pointer, self._is_empty)
-        if len(parts) > 1:
+        if len(parts) > _MAX_NAMED:
+            listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])
+            what = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
+        elif len(parts) > 1:
             listed = ", ".join(f"`{each}`" for each in parts[:-1])
             what = f"nothing satisfies both {listed} and `{parts[-1]}`"
         return Contradiction(f"{pointer or 'the schema'}: {what}", parts)
@@ -102,8 +110,9 @@ class Blame:
     def _origin(self, part: Json) -> str | None:
         return self.rewritten.origins.get(id(part))
 
-    def _is_empty(self, part: Json) -> bool:
-        return self._fails(part, Contradiction, set())
+    def _is_empty(self, part: Json) -> bool | None:
+        """None where it was tried for too long."""
+        return None if self._is_tired() else self._fails(part, Contradiction, set())
 
     def empty_definition(self) -> str | None:
         """The name of a definition that nothing satisfies and that fails the whole schema."""
@@ -133,9 +142,9 @@ class Blame:
             return False
         seen.add(id(part))
         self._num_tries += 1
-        began = perf_counter()
+        began = thread_time()
         message = self.message(part)
-        self._spent_s += perf_counter() - began
+        self._spent_s += thread_time() - began
         return bool(message) and isinstance(explain(message), kind)
 
     def _is_tired(self) -> bool:

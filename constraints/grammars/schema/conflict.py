@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from constraints.grammars.schema.reading import Json, below
+from constraints.culprits import culprits
+from constraints.grammars.schema.reading import Json, keys_below
 
 _MAX_SHOWN = 200
 # Keywords that mean something else without each other, and those that are rewritten as one of them.
@@ -38,21 +39,18 @@ def conflicting(
     raw: Json,
     pointer_of: Callable[[Json], str | None],
     pointer: str,
-    is_empty: Callable[[Json], bool],
+    is_empty: Callable[[Json], bool | None],
 ) -> tuple[str, ...]:
     """What nothing satisfies together, each as it is written, none of which can be left out.
 
     part:       a rewritten schema that nothing satisfies; it came from `raw`, which is at `pointer`
     pointer_of: where a schema inside of it came from
-    is_empty:   asked once for each conjunct
+    is_empty:   asked of some conjuncts together; None: no more is answered
     """
     if not isinstance(part, dict):
         return (_shown(part),)
-    kept = _conjuncts(part, part if raw is None else raw, pointer_of, pointer)
-    for index in range(len(kept) - 1, -1, -1):
-        fewer = [*kept[:index], *kept[index + 1 :]]
-        if fewer and is_empty(_together(fewer)):
-            kept = fewer
+    conjuncts = _conjuncts(part, part if raw is None else raw, pointer_of, pointer)
+    kept = culprits(conjuncts, lambda some: is_empty(_together(some)))
     return tuple(dict.fromkeys(_shown(each.raw) for each in kept))
 
 
@@ -81,14 +79,12 @@ def _inner(place: str | None, pointer: str, raw: Json) -> Json:
         return raw
     if place is None and "$ref" in raw:
         return {"$ref": raw["$ref"]}  # what it leads to became false
-    for keyword, value in raw.items():
-        own = below(pointer, keyword)
-        if keyword == "allOf" and isinstance(value, list):
-            for index, member in enumerate(value):
-                if place == below(own, index):
-                    return member
-        if place is not None and (place == own or place.startswith(f"{own}/")):
-            return {keyword: value}
+    keys = keys_below(pointer, place) if place is not None else ()
+    match keys:
+        case ("allOf", index) if isinstance(raw.get("allOf"), list):
+            return raw["allOf"][int(index)]
+        case (keyword, *_) if keyword in raw:
+            return {keyword: raw[keyword]}
     return raw
 
 

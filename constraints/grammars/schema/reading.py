@@ -32,10 +32,17 @@ def below(pointer: str, key: str | int) -> str:
     return f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
+def keys_below(pointer: str, place: str) -> tuple[str, ...]:
+    """The keys that lead from a JSON Pointer to a place below it; none where it is elsewhere."""
+    if not place.startswith(f"{pointer}/"):
+        return ()
+    escaped = place[len(pointer) + 1 :].split("/")
+    return tuple(key.replace("~1", "/").replace("~0", "~") for key in escaped)
+
+
 def at(value: Json, pointer: str) -> Json:
     """What a JSON Pointer points to. Raises KeyError where there is nothing."""
-    for escaped in pointer.split("/")[1:]:
-        key = escaped.replace("~1", "/").replace("~0", "~")
+    for key in keys_below("", pointer):
         if isinstance(value, dict):
             value = value[key]
         elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):

@@ -189,6 +189,14 @@ def test_a_contradiction_is_told_with_its_place_and_no_part_too_many(
     assert [json.loads(part) for part in contradiction.value.parts] == parts
 
 
+def test_of_a_thousand_parts_the_two_are_told_that_exclude_each_other() -> None:
+    bounds = [{"minimum": number} for number in range(1000)]
+    with pytest.raises(Contradiction) as contradiction:
+        of_schema({"type": "number", "allOf": [*bounds, {"maximum": 17}]})
+    parts = [json.loads(part) for part in contradiction.value.parts]
+    assert parts == [{"type": "number"}, {"minimum": 18}, {"maximum": 17}]
+
+
 def test_a_definition_without_instances_may_be_left_out() -> None:
     empty = {"type": "integer", "minimum": 3, "maximum": 2}
     schema = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": empty}}

@@ -192,6 +192,14 @@ def test_contradictions_are_told_with_their_parts(written: str, parts: tuple[str
     assert set(caught.value.parts) == set(parts)
 
 
+def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
+    free = " and ".join(f'"{number:03}" not in X' for number in range(200))
+    written = f'ends_with(X, "a") and {free} and stops_at(X, "b") and "bb" in X'
+    with pytest.raises(Contradiction) as caught:
+        compiled(written)
+    assert caught.value.parts == ('stops_at(X, "b")', '"bb" in X')
+
+
 def test_dropped_phrases_are_told() -> None:
     language = compiled('stops_before(X, "\\n", "END") and stops_before(X, "a") and len(X) < 9')
     assert language.dropped_phrases == ("\n", "END", "a")
