@@ -17,7 +17,7 @@ import typer
 from launcher.fleet_knobs import FleetConfig
 from router.config import RouterConfig
 from router.front_config import FrontConfig
-from router.knobs import Whole, flag_of, seconds
+from router.knobs import Whole, contrary_of, flag_of, seconds
 
 _SECTION, _DECLARED = "section", "declared"
 _LEAST_S = 0.001
@@ -120,7 +120,9 @@ def takes(
 
 
 def flags_for(child: Told, options: Any, **instead: object) -> tuple[str, ...]:
-    """The flags of one child; None and False are left out.
+    """The flags of one child; None is left out.
+
+    No is told as well: the child has our environment, which may say yes.
 
     `instead` are values that options have for this child alone.
     """
@@ -220,9 +222,11 @@ def _spelt(name: str, declared: _Declared, value: Any) -> tuple[str, ...]:
         value = joined(value)
     if isinstance(value, bool) and _has_value(name, declared):
         value = str(value).lower()
-    if value is None or value is False:
+    if value is None:
         return ()
-    return (flag_of(name),) if value is True else (flag_of(name), str(value))
+    if isinstance(value, bool):
+        return (flag_of(name) if value else contrary_of(name),)
+    return flag_of(name), str(value)
 
 
 def _has_value(name: str, declared: _Declared) -> bool:

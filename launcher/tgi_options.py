@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from launcher.declared import option
+from launcher.declared import Told, option
 from launcher.errors import BadSetting
 
 _SHARDED: Mapping[str, str] = MappingProxyType({"true": "--sharded", "false": "--no-sharded"})
@@ -18,8 +18,8 @@ def _refused(default: Any) -> Any:
     return option(default, "Refused: not served yet.")
 
 
-def _inert(default: Any, why: str) -> Any:
-    return option(default, f"Without effect: {why}.")
+def _inert(default: Any, why: str, told: Told = Told.NOBODY) -> Any:
+    return option(default, f"Without effect: {why}.", told=told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,16 @@ class TgiOptions:
     rope_scaling: str | None = _refused(None)
     rope_factor: float | None = _refused(None)
     lora_adapters: str | None = _refused(None)
-    ngrok: bool = option(False, "Refused: opens no tunnel.")
+    ngrok: bool = option(False, "Refused: opens no tunnel.", told=Told.ROUTER)
     waiting_served_ratio: float = _inert(0.3, "prompt chunks ride in the same steps as decodes")
     max_waiting_tokens: int = _inert(20, "see --waiting-served-ratio")
     max_batch_total_tokens: int | None = _inert(None, "the pool is measured, see --kv-blocks")
     cuda_graphs: str | None = _inert(None, "no step is recorded")
     prometheus_port: int = _inert(9000, "/metrics is on the main port")
     usage_stats: str = _inert("off", "nothing is sent home")
-    enable_prefill_logprobs: bool = _inert(False, "log-probabilities of prompts are always there")
+    enable_prefill_logprobs: bool = _inert(
+        False, "log-probabilities of prompts are always there", Told.ROUTER
+    )
     disable_custom_kernels: bool = option(False, "As --attention cpu.")
 
 

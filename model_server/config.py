@@ -4,6 +4,7 @@ The only file of this tier that touches either. It knows no torch, so that `--he
 and the launcher may import it.
 
     python -m model_server serve MODEL_ID [--uds-path P | --listen HOST:PORT] ...
+    python -m model_server check MODEL_ID ...
     python -m model_server download-weights MODEL_ID ...
 
 Ranks come from the environment, as torchrun and TGI's launcher set them: RANK, WORLD_SIZE,
@@ -91,9 +92,20 @@ class ServeConfig:
         return tuple(f"{name}:{port + rank}" for rank in ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckConfig:
+    """A model that is looked over and not loaded: as it would be served, beside what else is there.
+
+    `memory_to_come`: bytes of the host that others would give back before it is loaded.
+    """
+
+    serve: ServeConfig
+    memory_to_come: int
+
+
 def parse(
     argv: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> ServeConfig | DownloadConfig:
+) -> ServeConfig | CheckConfig | DownloadConfig:
     """Read `argv` (without the program's name). Raises ConfigRefused; --help exits."""
     args = _parser().parse_args(argv)
     if args.command == "download-weights":
@@ -107,7 +119,8 @@ def parse(
         raise ConfigRefused(f"--quantize {args.quantize}: quantization on load is not served yet")
     if args.speculate:
         raise ConfigRefused(f"--speculate {args.speculate}: speculation is not served yet")
-    return _serve_config(args, environ)
+    serve = _serve_config(args, environ)
+    return CheckConfig(serve, args.memory_to_come) if args.command == "check" else serve
 
 
 def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> ServeConfig:
@@ -202,6 +215,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="load a model and serve it to the router over gRPC")
+    _add_serving(serve)
+    check = commands.add_parser(
+        "check", help="say whether a model could be served, without loading it"
+    )
+    _add_serving(check)
+    check.add_argument("--memory-to-come", type=int, default=0, help=argparse.SUPPRESS)
+    download = commands.add_parser("download-weights", help="fetch a checkpoint from the hub")
+    _add_model(download)
+    download.add_argument(
+        "--allow-pickle", action="store_true", help="take .bin weights when there are no others"
+    )
+    quantize = commands.add_parser("quantize", help="not offered; says what to do instead")
+    _add_model(quantize)
+    quantize.add_argument("out")
+    return parser
+
+
+def _add_serving(serve: argparse.ArgumentParser) -> None:
     _add_model(serve)
     serve.add_argument("--sharded", action=argparse.BooleanOptionalAction, default=None)
     serve.add_argument("--dtype", choices=DTYPES, default="auto")
@@ -224,21 +255,17 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--logger-level", default="INFO", type=str.upper, choices=LOG_LEVELS, metavar="LEVEL"
     )
-    serve.add_argument("--json-output", action="store_true", help="log in JSON lines")
+    serve.add_argument(
+        "--json-output",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="log in JSON lines",
+    )
     serve.add_argument(
         "--otlp-endpoint", help="send traces to this collector, http://HOST:PORT (OTLP over gRPC)"
     )
     serve.add_argument("--otlp-service-name", default="text-generation-inference.server")
     serve.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
-    download = commands.add_parser("download-weights", help="fetch a checkpoint from the hub")
-    _add_model(download)
-    download.add_argument(
-        "--allow-pickle", action="store_true", help="take .bin weights when there are no others"
-    )
-    quantize = commands.add_parser("quantize", help="not offered; says what to do instead")
-    _add_model(quantize)
-    quantize.add_argument("out")
-    return parser
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -149,8 +149,8 @@ def knob(
     """A knob, declared as a field of a config's dataclass.
 
     With `env` its variable is the flag's name in capitals. `kind` is "value", "switch", a flag
-    without a value, or "list", a flag that may be repeated. `aliases` are older names. What is
-    `secret` no message shows.
+    without a value and its contrary, or "list", a flag that may be repeated. `aliases` are older
+    names. What is `secret` no message shows.
     """
     knob = {
         "help": help,
@@ -167,6 +167,24 @@ def knob(
 def flag_of(name: str) -> str:
     """The flag of a knob."""
     return "--" + name.replace("_", "-")
+
+
+def contrary_of(name: str) -> str:
+    """The flag that switches a knob off, whatever its variable says."""
+    return flag_of(f"no_{name}")
+
+
+class _Switched(argparse.Action):
+    """Notes which of a switch's two flags was given, as its variable would say it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, str(option_string == self.option_strings[0]).lower())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -193,13 +211,14 @@ def parser_of(
         shown = "" if default in (None, "", False) else f" (default {default})"
         options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
         if meta["kind"] == "switch":
-            options |= {"action": "store_const", "const": "true"}
+            options |= {"action": _Switched, "nargs": 0}
         else:
             options |= {"metavar": "VALUE"}
         if meta["kind"] == "list":
             options |= {"action": "append"}
         section = sections[meta["group"]]
-        section.add_argument(flag_of(each.name), **options)
+        contrary = [contrary_of(each.name)] if meta["kind"] == "switch" else []
+        section.add_argument(flag_of(each.name), *contrary, **options)
         for alias in meta["aliases"]:
             options |= {"dest": alias, "help": f"older name of {flag_of(each.name)}"}
             section.add_argument(flag_of(alias), **options)

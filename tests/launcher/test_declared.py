@@ -77,6 +77,7 @@ def test_each_process_is_told_its_own_flags() -> None:
     of_both = ("--header-limit", "32768", "--body-timeout", "30.0")
     asked = ("--cors-allow-origin", "http://a,http://b", "--protect-metrics")
     assert flags_for(Told.ROUTER, options) == (*of_both, "--max-input-tokens", "7", *asked)
+    assert "--no-protect-metrics" in flags_for(Told.ROUTER, meal())
     assert flags_for(Told.FRONT, options) == (*of_both, *asked, "--hub-models", "false")
     assert flags_for(Told.SHARDS, options) == ("--spoon", "wood")
     assert flags_for(Told.SHARDS, options, spoon="steel") == ("--spoon", "steel")
@@ -101,7 +102,11 @@ def test_every_option_of_serve_that_a_process_is_told_is_a_knob_it_has() -> None
     app.command()(takes(ServeOptions)(lambda context, options: got.append(options)))
     assert CliRunner().invoke(app, ["--api-key", "k"]).exit_code == 0
     for child, config in told.items():
-        flags = {each for each in flags_for(child, got[0]) if each.startswith("--")}
+        flags = {
+            each.replace("--no-", "--")
+            for each in flags_for(child, got[0])
+            if each.startswith("--")
+        }
         assert flags <= {"--" + each.name.replace("_", "-") for each in fields(config)}
 
 
