@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
+from constraints.grammars.schema.drafts import Draft
 from constraints.grammars.schema.keywords import ANNOTATIONS, KNOWN, meant
 from constraints.grammars.schema.reading import Json
 
@@ -27,23 +28,25 @@ class NoNegation(Exception):
     """What the schema refuses cannot be said; the message has the keyword that it is up to."""
 
 
-def negation(schema: Json, resolve: Resolve, depth: int = 0) -> Json:
-    """A schema of exactly what `schema` refuses. Raises NoNegation."""
+def negation(schema: Json, resolve: Resolve, draft: Draft, depth: int = 0) -> Json:
+    """A schema of exactly what `schema` refuses, as its draft reads it. Raises NoNegation."""
     if isinstance(schema, bool):
         return not schema
     if depth > _MAX_REFERENCES:
         raise NoNegation("$ref")
     refusals: list[Json] = []
-    for keyword, value in schema.items():
+    for keyword, value in draft.read(schema).items():
+        if draft.ignores(keyword, value):
+            raise NoNegation(keyword)
         if keyword in ANNOTATIONS or keyword.startswith("x-"):
             continue
         if keyword not in KNOWN and meant(keyword) is None:
             continue  # an annotation of the author's own
-        refusals.append(_of_keyword(keyword, value, resolve, depth + 1))
+        refusals.append(_of_keyword(keyword, value, resolve, draft, depth + 1))
     return _any_of(refusals)
 
 
-def _of_keyword(keyword: str, value: Json, resolve: Resolve, depth: int) -> Json:
+def _of_keyword(keyword: str, value: Json, resolve: Resolve, draft: Draft, depth: int) -> Json:
     match keyword:
         case "type":
             return _not_types(value)
@@ -55,16 +58,16 @@ def _of_keyword(keyword: str, value: Json, resolve: Resolve, depth: int) -> Json
             return _any_of(
                 {"type": "object", "required": [name], "properties": {name: refused}}
                 for name, inner in value.items()
-                if (refused := negation(inner, resolve, depth)) is not False
+                if (refused := negation(inner, resolve, draft, depth)) is not False
             )
         case "anyOf":
-            return _all_of(negation(inner, resolve, depth) for inner in value)
+            return _all_of(negation(inner, resolve, draft, depth) for inner in value)
         case "allOf":
-            return _any_of(negation(inner, resolve, depth) for inner in value)
+            return _any_of(negation(inner, resolve, draft, depth) for inner in value)
         case "not":
             return value
         case "$ref":
-            return negation(resolve(value), resolve, depth)
+            return negation(resolve(value), resolve, draft, depth)
     return _beyond_bound(keyword, value)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from urllib.parse import unquote, urldefrag, urljoin
 
 from constraints.errors import NotEnforced
+from constraints.grammars.schema.drafts import Draft, draft_of
 from constraints.grammars.schema.reading import Json, at, below
 
 # Keywords whose values are schemas, lists of them, or maps of them.
@@ -24,8 +25,11 @@ class References:
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[str, str] = {}
         self._bases: dict[str, str] = {}
+        # By pointer, the draft of a schema that names one; as validators have it, that holds for
+        # what is inside of it, and for the root itself.
+        self._drafts: dict[str, Draft] = {"": draft_of(document)}
         if isinstance(document, dict):
-            self._index(document, "", "")
+            self._index(document, "", "", self._drafts[""])
 
     def resolve(self, reference: str, pointer: str) -> str:
         """The pointer of what `reference`, which stands at `pointer`, leads to."""
@@ -50,6 +54,14 @@ class References:
             )
         return target
 
+    def draft(self, pointer: str) -> Draft:
+        """The draft that the schema at a pointer is read by."""
+        while len(self._drafts) > 1 and pointer:
+            pointer = pointer.rpartition("/")[0]
+            if pointer in self._drafts:
+                return self._drafts[pointer]
+        return self._drafts[""]
+
     def _is_schema(self, pointer: str) -> bool:
         try:
             return isinstance(at(self._document, pointer), dict | bool)
@@ -63,24 +75,25 @@ class References:
             pointer = pointer.rpartition("/")[0]
         return self._bases[pointer]
 
-    def _index(self, schema: dict[str, Json], pointer: str, base: str) -> None:
-        for key in ("$id", "id"):
-            identity = schema.get(key)
-            # Draft 4 has `id`, and so have properties of that name, which are no strings.
-            if isinstance(identity, str) and "$ref" not in schema:
-                address, fragment = urldefrag(urljoin(base, identity))
-                if fragment:
-                    self._anchors[f"{address}#{fragment}"] = pointer
-                else:
-                    base = address
-                    self._resources[base] = pointer
+    def _index(self, schema: dict[str, Json], pointer: str, base: str, draft: Draft) -> None:
+        if "$schema" in schema and pointer:
+            draft = self._drafts[pointer] = draft_of(schema, draft)
+        # A property of that name is no string.
+        identity = draft.read(schema).get(draft.address)
+        if isinstance(identity, str):
+            address, fragment = urldefrag(urljoin(base, identity))
+            if fragment:
+                self._anchors[f"{address}#{fragment}"] = pointer
+            else:
+                base = address
+                self._resources[base] = pointer
         self._bases[pointer] = base
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(key), str):
                 self._anchors[f"{base}#{schema[key]}"] = pointer
         for place, inner in subschemas(schema, pointer):
             if isinstance(inner, dict):
-                self._index(inner, place, base)
+                self._index(inner, place, base, draft)
 
 
 def subschemas(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:

@@ -65,6 +65,9 @@ class _Rewriter:
         # While a part is read for its own errors alone.
         self._is_probing = False
         self._unknown: set[str] = set()
+        # Pointers of keywords that say nothing in their draft, and whether there is a `oneOf`.
+        self._ignored: list[str] = []
+        self._has_one_of = False
 
     def rewrite(self) -> Rewritten:
         if not isinstance(self._document, dict | bool):
@@ -74,6 +77,13 @@ class _Rewriter:
         while self._pending:
             pointer = self._pending.pop()
             definitions[self._names[pointer]] = self.schema(at(self._document, pointer), pointer)
+        if self._has_one_of and self._ignored:
+            keyword, draft = self._ignored[0].rpartition("/")[2], self._references.draft("").name
+            self.refuse(
+                self._ignored[0],
+                f"{keyword!r} says nothing in {draft}, which $schema names, so that it cannot tell"
+                " the options of a oneOf apart",
+            )
         return Rewritten(
             self._document,
             root,
@@ -98,6 +108,7 @@ class _Rewriter:
             raise TooComplex(f"the schema has more than {_MAX_SCHEMAS} schemas in it")
         if isinstance(value, bool):
             return value
+        value = self._references.draft(pointer).read(value)
         self._check_keywords(value, pointer)
         out: dict[str, Json] = {}
         also: list[Json] = []
@@ -125,6 +136,8 @@ class _Rewriter:
         also: list[Json],
     ) -> None:
         value, place = schema[keyword], below(pointer, keyword)
+        if self._is_pointless(keyword, value, pointer):
+            return
         if keyword in _HANDLERS:
             _HANDLERS[keyword](Place(self, schema, pointer, out, also), value, place)
         elif keyword in REFUSED:
@@ -137,6 +150,19 @@ class _Rewriter:
             known = meant(keyword)
             if known is not None:
                 self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
+
+    def _is_pointless(self, keyword: str, value: Json, pointer: str) -> bool:
+        """Whether a keyword of a later draft was refused; those that are held are noted."""
+        draft, place = self._references.draft(pointer), below(pointer, keyword)
+        self._has_one_of |= keyword == "oneOf" and not self._is_probing
+        if not draft.ignores(keyword, value):
+            return False
+        if keyword == "prefixItems":
+            self.refuse(place, f"it says nothing in {draft.name}; write a list under items")
+            return True
+        if not self._is_probing:
+            self._ignored.append(place)
+        return False
 
     # -- what handlers ask for
 
@@ -169,7 +195,7 @@ class _Rewriter:
             return self.raw(self.resolve(reference, place))
 
         try:
-            return negation(value, resolve)
+            return negation(value, resolve, self._references.draft(place))
         except NoNegation as reason:
             self.refuse(place, f"the opposite of {str(reason)!r} cannot be enforced")
             return None

@@ -13,6 +13,10 @@ from constraints.spec import Whitespace
 from tests.constraints.grammars.rig import accepts_value, of_schema, walk
 
 KEYS = ["a", "b", "tag"]
+DRAFTS = [
+    *[f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)],
+    "https://json-schema.org/draft/2019-09/schema",
+]
 FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
 PATTERNS = ["^a", "b$", "^[a-c]+$", "x|y", "^(ab)*$", "[^a]", r"\d", "^a|b$", '^[^"]+$', r"^[^\\b]"]
 ATOMS: list[Any] = [
@@ -60,7 +64,14 @@ def schema(draw: random.Random, depth: int) -> Any:
         case 5:
             return {"not": schema(draw, depth - 2)}
         case 6:
-            return {"$ref": "#/$defs/other"}
+            beside: list[Any] = [
+                {},
+                {},
+                {"type": "object"},
+                {"required": ["b"]},
+                {"maxProperties": 1},
+            ]
+            return {"$ref": "#/$defs/other", **draw.choice(beside)}
     condition = {"properties": {"tag": {"const": "x"}}, "required": ["tag"]}
     return {
         "type": "object",
@@ -96,7 +107,7 @@ def value(draw: random.Random, depth: int = 2) -> Any:
     return {name: value(draw, depth - 1) for name in names}
 
 
-def is_valid(validator: jsonschema.Draft202012Validator, instance: Any) -> bool:
+def is_valid(validator: jsonschema.Validator, instance: Any) -> bool:
     try:
         return bool(validator.is_valid(instance))
     except RecursionError:
@@ -106,9 +117,21 @@ def is_valid(validator: jsonschema.Draft202012Validator, instance: Any) -> bool:
 @pytest.mark.parametrize("seed", range(80))
 def test_what_masks_let_through_is_an_instance(seed: int) -> None:
     draw = random.Random(seed)
-    drawn = schema(draw, 3)
-    whole = {**(drawn if isinstance(drawn, dict) else {}), "$defs": {"other": an_object(draw, 1)}}
-    validator = jsonschema.Draft202012Validator(whole, format_checker=FORMATS)
+    judge(seed, draw, {}, schema(draw, 3))
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_what_masks_let_through_is_an_instance_in_the_draft_that_is_named(seed: int) -> None:
+    draw = random.Random(1000 + seed)
+    judge(seed, draw, {"$schema": draw.choice(DRAFTS)}, an_object(draw, 3))
+
+
+def judge(seed: int, draw: random.Random, named: dict[str, str], drawn: Any) -> None:
+    """Texts that masks of a schema let through against the validator of its draft."""
+    rest = drawn if isinstance(drawn, dict) else {}
+    whole = {**named, **rest, "$defs": {"other": an_object(draw, 1)}}
+    kind = jsonschema.validators.validator_for(whole, default=jsonschema.Draft202012Validator)
+    validator = kind(whole, format_checker=FORMATS)
     values = [value(draw) for _ in range(30)]
     try:
         language = of_schema(whole, whitespace=draw.choice(list(Whitespace)))
