@@ -64,6 +64,16 @@ class Context(Protocol):
         """The value that the hole's variable is bound to."""
         ...
 
+    def caught(self) -> None:
+        """A handler has caught something, which is raised again if it ends a closed run."""
+        ...
+
+    def goes_round(self, cleans_up: bool) -> None:
+        """A loop begins once more. Raises CancelledError in a closed run; where it cleans up, only
+        if that has asked for a hole.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderClause:

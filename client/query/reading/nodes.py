@@ -7,9 +7,10 @@ from typing import TypeVar
 from client.query.place import Place
 from client.query.reading.text import Span, Text
 
-# What generated code calls its two helpers; holes cannot be called so.
+# What generated code calls its two helpers; holes cannot be called so. Methods of classes may speak
+# of the context: Python changes names there, but none that ends like this.
 CALLS = "__tandem"
-CONTEXT = "__tandem_context"
+CONTEXT = "__tandem_context__"
 
 NodeT = TypeVar("NodeT", bound=ast.AST)
 
@@ -36,7 +37,7 @@ class Nodes:
                 each.end_lineno, each.end_col_offset = end_line, end_column  # type: ignore[attr-defined]
         return node
 
-    def span(self, node: ast.expr | ast.stmt) -> Span:
+    def span(self, node: ast.expr | ast.stmt | ast.excepthandler) -> Span:
         """Where a node stands."""
         start = self.text.offset_of_bytes(node.lineno, node.col_offset)
         end = self.text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)

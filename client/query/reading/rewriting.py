@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from client.query.reading import names
 from client.query.reading.bodies import Body
+from client.query.reading.closing import can_be_closed
 from client.query.reading.expressions import expression
 from client.query.reading.last_holes import mark_last
 from client.query.reading.layout import Layout, PromptText
@@ -151,6 +152,7 @@ class _Writer:
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
         parameters = _parameters(self._around.parameters, CONTEXT)
         block = [*opening, *body] or [ast.Pass()]
+        can_be_closed(self._nodes, block)
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
 

@@ -6,9 +6,14 @@
 
 Values are made of their texts anew in each run, so that a program which changes one in place does
 not change it for other runs.
+
+A run that is closed while it waits ends by a CancelledError. Programs may catch that and go on, as
+if a hole had failed; so it is raised again where a body catches it, begins a loop once more or asks
+for a hole (see `reading/closing.py`).
 """
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +82,10 @@ class BodyRun:
         self._given: asyncio.Future[Entry] = loop.create_future()
         self._task: asyncio.Task[object] | None = None
         self._raised: tuple[Exception, Program] | None = None
+        # What was wrong while a hole was waited for.
+        self._fault: BadProgram | None = None
+        self._is_closed = False
+        self._asks_closed = False
 
     def begin(self, body: Coroutine[Any, Any, object]) -> None:
         """The body, which calls `next_entry` at each hole."""
@@ -94,7 +103,11 @@ class BodyRun:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._arrived.done():
             return self._arrived.result()
-        self._task.result()
+        try:
+            self._task.result()
+        except asyncio.CancelledError as error:
+            what = RuntimeError("what the program awaits was cancelled")
+            raise what.with_traceback(error.__traceback__) from error
         return None
 
     @property
@@ -114,6 +127,8 @@ class BodyRun:
         ends a hole depends on the clock, so no log could tell it.
         """
         given, loop = self._given, asyncio.get_running_loop()
+        if self._fault is not None:
+            raise self._fault
         if given.cancelled():
             left = self._arrived.result()
             what = f"the program stopped waiting for [{left.hole.name}]; put timeouts around runs"
@@ -124,6 +139,7 @@ class BodyRun:
     async def close(self) -> None:
         """End the body, and wait until it has ended; what it raises meanwhile is nobody's."""
         assert self._task is not None
+        self._is_closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -143,7 +159,9 @@ class BodyRun:
             return entry
         if self._arrived.done():
             what = f"[{hole.name}] is asked for while another hole is; a prompt has one at a time"
-            raise BadProgram(what, hole.place, source)
+            if not self._given.cancelled():
+                self._fault = BadProgram(what, hole.place, source)
+            await self._never()
         self._arrived.set_result(arrival())
         return await self._given
 
@@ -154,7 +172,37 @@ class BodyRun:
 
     async def stuck(self, error: Exception) -> NoReturn:
         """Tell who runs the program that it cannot go on; the program itself does not see it."""
-        self._arrived.set_exception(error)
+        self._leave_if_closed()
+        if not self._arrived.done():
+            self._arrived.set_exception(error)
+        await self._never()
+
+    # The program, once it is closed
+
+    def comes_to_hole(self) -> None:
+        """Raises CancelledError where there is nobody left to fill it."""
+        self._asks_closed = self._is_closed
+        self._leave_if_closed()
+
+    def caught(self) -> None:
+        """In a handler: raises what ends a closed run again."""
+        error = sys.exc_info()[1]
+        if self._is_closed and error is not None and not isinstance(error, Exception):
+            raise error
+
+    def goes_round(self, *, cleans_up: bool) -> None:
+        """Raises CancelledError where a loop would go on in a closed run.
+
+        One that cleans up may, as long as nobody has asked for a hole since.
+        """
+        if self._asks_closed or not cleans_up:
+            self._leave_if_closed()
+
+    def _leave_if_closed(self) -> None:
+        if self._is_closed:
+            raise asyncio.CancelledError("its run was closed")
+
+    async def _never(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody wakes a run that is stuck")
 

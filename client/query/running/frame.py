@@ -56,7 +56,14 @@ class Frame:
             raise BadProgram(what, place, source)
         transcript.turn(name)
 
+    def caught(self) -> None:
+        self._run.caught()
+
+    def goes_round(self, cleans_up: bool) -> None:
+        self._run.goes_round(cleans_up=cleans_up)
+
     async def hole(self, hole: Hole) -> Any:
+        self._run.comes_to_hole()
         if isinstance(hole.kind, Subquery):
             return await self._nested(hole, hole.kind)
         self._run.transcript.answer_now()

@@ -30,6 +30,12 @@ class Recorder:
         self.record.append(f"{{:{name}}}")
         self.places.append(place)
 
+    def caught(self) -> None:
+        """Never closed."""
+
+    def goes_round(self, cleans_up: bool) -> None:
+        """Never closed."""
+
     async def hole(self, hole: Hole) -> Any:
         self.record.append(_shown(hole))
         self.holes.append(hole)

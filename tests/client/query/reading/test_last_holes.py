@@ -20,6 +20,10 @@ class Told:
 
     def role(self, name: str, place: object) -> None: ...
 
+    def caught(self) -> None: ...
+
+    def goes_round(self, cleans_up: bool) -> None: ...
+
     async def hole(self, hole: Hole) -> Any:
         if hole.is_last:
             self.last.append(hole.name)
