@@ -15,6 +15,9 @@ from client.errors import TandemError
 from client.words import Constraint, Prompt, Sampling, Usage
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
+# What servers take, at most: results of a best-first search, and how much a penalty weighs length.
+MAX_RESULTS = 4096
+MAX_PENALTY = 32
 
 
 def score_of(logprob: float, num_tokens: int, length_penalty: float) -> float:
@@ -46,8 +49,8 @@ class BeamState:
     can be read of it.
 
     Of a best-first search also: `ended_by` token or length, where nobody knows yet whether its text
-    is as it must be; `num_known`: it goes on by none of so many next tokens, and a trace that it
-    leads to has `most` as its log-probability at most.
+    is as it must be; `known`: it goes on by none of these next tokens, and a trace that it leads to
+    has `most` as its log-probability at most.
     """
 
     hole: int = 0
@@ -58,7 +61,7 @@ class BeamState:
     text: str = ""
     is_ended: bool = False
     ended_by: str | None = None
-    num_known: int = 0
+    known: tuple[int, ...] = ()
     most: float | None = None
 
 

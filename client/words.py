@@ -18,6 +18,9 @@ class Message:
     content: str
 
 
+# Seeds have 64 bits. Values of one distribution, at most, as servers take them.
+MAX_SEED = 2**64 - 1
+MAX_VALUES = 4096
 # A prompt: text (the server adds what its tokenizer puts in front), token ids as they are, or turns
 # of a chat for the model's own template; a last turn of the assistant is gone on with.
 Prompt: TypeAlias = str | tuple[int, ...] | tuple[Message, ...]

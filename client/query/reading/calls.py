@@ -5,6 +5,7 @@ Places are numbers here: a program's code holds no other objects than Python's o
 
 from collections.abc import Callable, Iterable
 from inspect import iscoroutine
+from itertools import islice
 from types import MappingProxyType
 
 from client.query.conditions import build
@@ -19,6 +20,7 @@ from client.query.program import (
     Program,
     Subquery,
 )
+from client.words import MAX_VALUES
 
 
 class Calls:
@@ -87,7 +89,10 @@ class Calls:
         if isinstance(values, str) or not isinstance(values, Iterable):
             what = f"a distribution over {name} needs a list of strings. Given: {values!r}"
             raise BadProgram(what, self._places[number], self._source)
-        given = list(values)
+        given = list(islice(values, MAX_VALUES + 1))
+        if len(given) > MAX_VALUES:
+            what = f"a distribution over {name} has at most {MAX_VALUES} values. Given: more"
+            raise BadProgram(what, self._places[number], self._source)
         texts = [value for value in given if isinstance(value, str) and value]
         if not given or len(texts) < len(given):
             what = f"a distribution over {name} needs strings that are not empty. Given: {given!r}"

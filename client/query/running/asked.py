@@ -19,7 +19,7 @@ from client.query.running.blaming import locate, shortened
 from client.query.running.body_run import Arrival, Entry
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
 from client.query.running.transcript import prompt_of
-from client.words import GenerateCall, ScoreCall
+from client.words import MAX_SEED, GenerateCall, ScoreCall
 
 
 def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> HolePlan:
@@ -68,7 +68,9 @@ def generate_call(
     seed = options.sampling.seed
     return GenerateCall(
         prompt=prompt_of(arrival.pieces),
-        sampling=replace(options.sampling, seed=None if seed is None else seed + index),
+        sampling=replace(
+            options.sampling, seed=None if seed is None else (seed + index) & MAX_SEED
+        ),
         max_tokens=_budget(arrival, plan, options, log),
         constraint=plan.constraint,
         stop=plan.stop,

@@ -3,12 +3,14 @@
 A clause of a program and the Python functions of the same names end here.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from client.beams import MAX_PENALTY, MAX_RESULTS
 from client.query import hints
 from client.query.conditions.plan import StopMode
 from client.query.errors import BadProgram
@@ -18,7 +20,7 @@ from client.query.running.beams import Beam
 from client.query.running.best_first import BestK
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
-from client.words import Sampling
+from client.words import MAX_SEED, Sampling
 
 
 class OptionIgnored(UserWarning):
@@ -39,7 +41,7 @@ Rule = tuple[str, Callable[[object], bool]]
 
 
 def _number(
-    low: float, high: float = float("inf"), *, above: bool = False
+    low: float, high: float = sys.float_info.max, *, above: bool = False
 ) -> Callable[[object], bool]:
     def keeps(value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -49,29 +51,34 @@ def _number(
     return keeps
 
 
-def _whole(low: int) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= low
+def _whole(low: int, high: int) -> Rule:
+    def keeps(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+    return f"a whole number from {low} to {high}", keeps
 
 
+# More than any model or machine has, and still a number for whoever reads it.
+_MANY = 2**31
+_COUNT = _whole(1, _MANY)
 _SAMPLING: Mapping[str, Rule] = {
     "temperature": ("a number from 0 on", _number(0)),
-    "top_k": ("a whole number from 1 on", _whole(1)),
+    "top_k": _COUNT,
     "top_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
     "min_p": ("a number from 0 to 1", _number(0, 1)),
     "typical_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
     "repetition_penalty": ("a number above 0", _number(0, above=True)),
     "frequency_penalty": ("a number from -2 to 2", _number(-2, 2)),
     "presence_penalty": ("a number from -2 to 2", _number(-2, 2)),
-    "seed": ("a whole number from 0 on", _whole(0)),
+    "seed": _whole(0, MAX_SEED),
 }
 _OPTIONS: Mapping[str, Rule] = {
-    "max_tokens": ("a whole number from 1 on", _whole(1)),
-    "max_len": ("a whole number from 1 on", _whole(1)),
-    "tries": ("a whole number from 1 on", _whole(1)),
+    "max_tokens": _COUNT,
+    "max_len": _COUNT,
+    "tries": _COUNT,
     "stops": ('"cut" or "exact"', lambda value: value in [mode.value for mode in StopMode]),
     "normalised": ("True or False", lambda value: isinstance(value, bool)),
 }
-_COUNT: Rule = ("a whole number from 1 on", _whole(1))
 # What other systems take: it changes no result here, or is not served.
 _NEEDLESS = ("chunksize", "step_budget", "verbose", "openai_nonstop", "chunk_timeout", "cache")
 _UNSERVED = ("no_repeat_ngram_size",)
@@ -81,14 +88,16 @@ _UNSERVED = ("no_repeat_ngram_size",)
 class Kind:
     """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
 
-    `temperature` is what it draws with unless told; None: it does not draw, and is not told.
-    `own` are the options that no other kind has. One that `searches` chooses its tokens among all
-    that masks allow, so that phrases end its holes by masks, too.
+    `most` is how many there are at most. `temperature` is what it draws with unless told; None: it
+    does not draw, and is not told. `own` are the options that no other kind has. One that
+    `searches` chooses its tokens among all that masks allow, so that phrases end its holes by
+    masks, too.
     """
 
     make: Callable[[int, Options, Mapping[str, Any]], Decoder]
     count: str = "n"
     num_traces: int = 1
+    most: int = _MANY
     temperature: float | None = None
     own: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
     searches: bool = False
@@ -114,7 +123,10 @@ KINDS: Mapping[str, Kind] = {
         _beam,
         num_traces=4,
         own={
-            "length_penalty": ("a number", _number(float("-inf"))),
+            "length_penalty": (
+                f"a number from -{MAX_PENALTY} to {MAX_PENALTY}",
+                _number(-MAX_PENALTY, MAX_PENALTY),
+            ),
             "early_stopping": (
                 'True, False or "never"',
                 lambda value: isinstance(value, bool) or value == "never",
@@ -126,9 +138,10 @@ KINDS: Mapping[str, Kind] = {
         _best_k,
         count="k",
         num_traces=4,
+        most=MAX_RESULTS,
         own={
-            "budget": ("a whole number from 1 on", _whole(1)),
-            "width": ("a whole number from 1 on", _whole(1)),
+            "budget": _COUNT,
+            "width": _COUNT,
         },
         searches=True,
     ),
@@ -145,7 +158,7 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
         raise ValueError(f"`{name}` takes one unnamed argument: {kind.count}")
     if arguments:
         named[kind.count] = arguments[0]
-    num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _COUNT)
+    num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _whole(1, kind.most))
     assert isinstance(num_traces, int)
     own = {key: _kept(key, named.pop(key), rule) for key, rule in kind.own.items() if key in named}
     if kind.searches:

@@ -26,7 +26,7 @@ from router.infer import Completion
 from router.request import GenerateRequest
 from router.validation import RawParams
 
-_MAX_VALUES = 4096
+MAX_VALUES = 4096
 # Values that are computed together, and their share of the server's slots: requests of others are
 # to come between, and a server of few slots is to score as many values as any.
 _WAVE, _SLOTS_SHARE = 32, 4
@@ -58,9 +58,9 @@ class Scoring:
         values = body.values
         if not values or not all(values):
             raise InvalidRequest("`scored` must not be empty, nor have empty values", "scored")
-        if len(values) > _MAX_VALUES:
+        if len(values) > MAX_VALUES:
             raise InvalidRequest(
-                f"`scored` must have at most {_MAX_VALUES} values. Given: {len(values)}", "scored"
+                f"`scored` must have at most {MAX_VALUES} values. Given: {len(values)}", "scored"
             )
         # In version 1 an empty prompt is one: what comes first has no probability.
         is_flat = body.is_flat

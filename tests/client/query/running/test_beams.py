@@ -331,9 +331,9 @@ class TestOptions:
             ("beam", {"early_stopping": "soon"}, 'early_stopping must be True, False or "never"'),
             ("beam", {"length_penalty": "1"}, "length_penalty must be a number"),
             ("beam", {"temperature": 0.5}, "does not draw"),
-            ("beam", {"n": 0}, "n must be a whole number from 1 on"),
-            ("best_k", {"k": 0}, "k must be a whole number from 1 on"),
-            ("best_k", {"budget": 0}, "budget must be a whole number from 1 on"),
+            ("beam", {"n": 0}, "n must be a whole number from 1 to"),
+            ("best_k", {"k": 0}, "k must be a whole number from 1 to"),
+            ("best_k", {"budget": 0}, "budget must be a whole number from 1 to"),
             ("best_k", {"length_penalty": 1.0}, "has no option"),
         ],
     )

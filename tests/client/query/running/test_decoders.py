@@ -1,15 +1,25 @@
 """Decoders by name, and what is refused of their options."""
 
-import pytest
+import itertools
 
+import pytest
+from annotated_types import Le
+from pydantic import BaseModel
+
+from client.beams import MAX_PENALTY, MAX_RESULTS
+from client.query.api import run, run_all
 from client.query.decoders import argmax, sample
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import DecoderClause
 from client.query.running.decoders import OptionIgnored, clause_decoding, decoding
 from client.query.running.sampling import SideBySide
-from client.words import Sampling
+from client.words import MAX_VALUES, Sampling
+from router.http.lmtp import scoring
+from router.http.lmtp.beam_schema import BeamsBody
+from router.http.lmtp.best_schema import BestBody
 from tests.client.query.running.programs import HERE
+from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
 def test_argmax_takes_the_most_probable_and_sample_draws() -> None:
@@ -28,12 +38,22 @@ def test_options_reach_the_requests_sampling() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("sample", {"n": 0}, "n must be a whole number from 1 on. Given: 0"),
+        ("sample", {"n": 0}, "n must be a whole number from 1 to 2147483648. Given: 0"),
         ("sample", {"temperature": -1}, "temperature must be a number from 0 on. Given: -1"),
         ("sample", {"top_p": 0}, "top_p must be a number above 0, at most 1. Given: 0"),
-        ("sample", {"seed": True}, "seed must be a whole number from 0 on. Given: True"),
+        (
+            "sample",
+            {"seed": True},
+            "seed must be a whole number from 0 to 18446744073709551615. Given: True",
+        ),
         ("argmax", {"temperature": 0.5}, "`argmax` does not draw"),
-        ("argmax", {"tries": 0}, "tries must be a whole number from 1 on"),
+        ("argmax", {"tries": 0}, "tries must be a whole number from 1 to"),
+        ("argmax", {"max_tokens": 10**30}, "max_tokens must be a whole number from 1 to"),
+        ("sample", {"temperature": float("inf")}, "temperature must be a number from 0 on"),
+        ("sample", {"temperature": float("nan")}, "temperature must be a number from 0 on"),
+        ("sample", {"seed": 2**64}, "seed must be a whole number from 0 to"),
+        ("best_k", {"k": 4097}, "k must be a whole number from 1 to 4096. Given: 4097"),
+        ("beam", {"length_penalty": 33}, "length_penalty must be a number from -32 to 32"),
         ("argmax", {"stops": "both"}, 'stops must be "cut" or "exact". Given: \'both\''),
         ("argmax", {"colour": "red"}, "`argmax` has no option `colour`"),
         ("argmin", {}, "there is no decoder `argmin`"),
@@ -53,7 +73,7 @@ def test_a_clause_that_is_refused_points_into_the_program() -> None:
         clause_decoding(clause, Source("sample(0)", "a.query"))
 
     assert str(caught.value).splitlines() == [
-        "a.query:1:1: n must be a whole number from 1 on. Given: 0",
+        "a.query:1:1: n must be a whole number from 1 to 2147483648. Given: 0",
         "    sample(0)",
         "    ^",
     ]
@@ -66,3 +86,43 @@ def test_what_is_not_served_is_told_and_ignored() -> None:
 
 def test_what_changes_no_result_is_passed_over() -> None:
     assert decoding("argmax", (), {"chunksize": 8}).options == argmax().options
+
+
+async def test_more_results_than_servers_take_are_refused_before_the_program_begins() -> None:
+    text = 'best_k(k=5000)\n  "[X]"'
+
+    with pytest.raises(BadProgram) as caught:
+        await run(text, model=ScriptedModel(in_turn("yes")))
+
+    assert str(caught.value).splitlines() == [
+        "<query>:1:1: k must be a whole number from 1 to 4096. Given: 5000",
+        "    best_k(k=5000)",
+        "    ^^^^^^^^^^^^^^",
+    ]
+
+
+async def test_more_values_than_servers_take_are_refused_where_they_stand() -> None:
+    text = '"[X]" distribution X in map(str, itertools.count())'
+
+    with pytest.raises(BadProgram, match=r"<query>:1:25: .* at most 4096 values"):
+        await run(text, {"itertools": itertools}, model=ScriptedModel(in_turn("yes")))
+
+
+def test_the_bounds_are_those_of_servers() -> None:
+    values = _bound(BestBody, "k"), _bound(BeamsBody, "length_penalty")
+
+    assert values == (MAX_RESULTS, MAX_PENALTY)
+    assert scoring.MAX_VALUES == MAX_VALUES
+
+
+def _bound(body: type[BaseModel], field: str) -> object:
+    """The most that a field takes."""
+    return next(each.le for each in body.model_fields[field].metadata if isinstance(each, Le))
+
+
+async def test_seeds_go_round() -> None:
+    model = ScriptedModel(lambda prompt: ["yes"])
+
+    await run_all('"[X]"', model=model, decoder=sample(2, seed=2**64 - 1))
+
+    assert [call.sampling.seed for call in model.generate_calls] == [2**64 - 1, 0]
