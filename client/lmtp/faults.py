@@ -13,7 +13,8 @@ from client.errors import (
     Unauthorized,
 )
 
-# The server's words for what it did not begin, and for requests that were wrong.
+# The server's words for what it did not begin, and for requests that were wrong. A model that could
+# not be loaded may load when it is tried again; until somebody has seen to it that is unlikely.
 _BUSY = frozenset({"overloaded", "unhealthy", "draining", "too_many_streams", "model_loading"})
 _REFUSALS: Mapping[str, type[InvalidRequest | ConstraintRefused | ModelNotFound | Unauthorized]] = {
     "constraint_error": ConstraintRefused,
@@ -34,15 +35,15 @@ def read_fault(fields: Mapping[str, object]) -> TandemError:
     if error_type in _BUSY:
         after_s = float(retry_after_s) if isinstance(retry_after_s, int | float) else None
         return Overloaded(message, error_type, after_s)
-    if is_retryable or error_type in _FAILURES or not error_type:
+    kind = _REFUSALS.get(error_type)
+    if kind is None and (is_retryable or error_type in _FAILURES or not error_type):
         return ServerFailed(message, error_type or "unknown", is_retryable=is_retryable)
     details = fields.get("details")
     field = fields.get("field")
-    kind = _REFUSALS.get(error_type, InvalidRequest)
     if isinstance(details, dict) and "reason" in details:
         # A malformed constraint is a field that breaks its rule, in the server's words.
         kind = ConstraintRefused
-    return kind(
+    return (kind or InvalidRequest)(
         message,
         error_type,
         None if field is None else str(field),

@@ -19,7 +19,7 @@ import orjson
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
-from fleet.errors import FleetError, LoadFailed, NotNow, ServerGone
+from fleet.errors import FleetError, NotNow, ServerGone
 from fleet.http.errors import http_error
 from fleet.http.stream_book import StreamBook
 from fleet.keeper import Keeper, Lease
@@ -322,8 +322,6 @@ def fields_of(error: FleetError | HttpError | RouterError) -> dict[str, object]:
     fields = error_fields(http_error(error))
     if isinstance(error, NotNow):
         fields["retry_after_s"] = error.retry_after_s
-        # What did not load just now will hardly load at once.
-        fields["retryable"] = not isinstance(error, LoadFailed)
     return fields
 
 

@@ -286,9 +286,7 @@ async def test_sockets_are_told_of_the_drain(house: House) -> None:
         assert client.connection.close_code == 1001
 
 
-async def test_a_failed_load_is_told_with_its_reason_and_is_not_to_be_tried_at_once(
-    house: House,
-) -> None:
+async def test_a_failed_load_is_told_with_its_reason_and_when_to_try_again(house: House) -> None:
     house.servers.refusals["b"] = "has no weights"
     async with socket(house) as client:
         await client.greet()
@@ -296,5 +294,5 @@ async def test_a_failed_load_is_told_with_its_reason_and_is_not_to_be_tried_at_o
         _, told = await client.until("TOKEN")
     assert (told["stream_id"], told["error_type"]) == (2, "model_load_failed")
     assert "has no weights" in told["error"]
-    assert told["retryable"] is False
+    assert told["retryable"] is True
     assert 0 < told["retry_after_s"] <= 30

@@ -287,6 +287,20 @@ async def test_an_overloaded_server_is_not_waited_for_beyond_the_bound() -> None
     assert caught.value.retry_after_s == 600
 
 
+async def test_a_model_that_could_not_be_loaded_is_not_waited_for() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        body = await peer.expect("GENERATE")
+        more = {"retry_after_s": 20, "retryable": True}
+        await peer.fail(body["stream_id"], "model_load_failed", **more)
+        await peer.until_closed()
+
+    async with performing(script) as scene, LmtpModel(scene.url) as model:
+        with pytest.raises(ModelNotFound) as caught:
+            await model.generate(GenerateCall(prompt="Once"))
+    assert caught.value.error_type == "model_load_failed"
+
+
 async def test_notices_are_handed_on() -> None:
     notices: list[ServerNotice] = []
 
