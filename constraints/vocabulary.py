@@ -4,9 +4,10 @@ The one file that reads tokenizer.json; it asks llguidance, whose masks must agr
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLTokenizer
 
@@ -24,6 +25,7 @@ class Vocabulary:
     fingerprint: of all this, for caches
     backend:     llguidance's view of the same
     speller:     what tells a text in the tokens that the model knows, where that is another
+    kept:        what was made of it once (see `kept.py`); belongs to who made it
     """
 
     tokens: tuple[bytes, ...]
@@ -31,6 +33,7 @@ class Vocabulary:
     fingerprint: str
     backend: LLTokenizer = field(repr=False)
     speller: LLTokenizer | None = field(default=None, repr=False)
+    kept: dict[object, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def load(

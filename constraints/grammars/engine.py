@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import numpy as np
 from llguidance import LLMatcher
@@ -26,6 +25,7 @@ from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import shortest_completion
 from constraints.guiding.witness import completes, spelled, text_of
+from constraints.kept import kept_with_vocabulary
 from constraints.vocabulary import Vocabulary
 
 # Every grammar text begins with this line; the positions in the engine's messages count it.
@@ -300,7 +300,7 @@ class GrammarMatcher:
             raise EngineFailed(f"the matcher broke: {_first_line(self._inner.get_error())}")
 
 
-@lru_cache(maxsize=8)
+@kept_with_vocabulary(1)
 def _textless_ids(vocabulary: Vocabulary) -> frozenset[int]:
     return frozenset(index for index, token in enumerate(vocabulary.tokens) if not token)
 

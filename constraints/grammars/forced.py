@@ -3,14 +3,13 @@
 The engine knows them faster, but collects them to their end, which they may not have.
 """
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
 from constraints.bitmask import Bitmask
 from constraints.guiding.alphabet import alphabet_of
+from constraints.kept import kept_with_vocabulary
 from constraints.vocabulary import Vocabulary
 
 # More than the tokens that are taken at once tend to need; a search goes on from there.
@@ -46,7 +45,7 @@ def _only_first_byte(row: Bitmask, vocabulary: Vocabulary) -> int | None:
     return None if (row & ~_beginning_with(vocabulary, first[0])).any() else first[0]
 
 
-@lru_cache(maxsize=1024)
+@kept_with_vocabulary(256)
 def _beginning_with(vocabulary: Vocabulary, byte: int) -> npt.NDArray[np.int32]:
     """The tokens that begin with a byte, as a mask."""
     bits = np.zeros(32 * vocabulary.num_words, dtype=np.uint8)

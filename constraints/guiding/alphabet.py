@@ -1,12 +1,12 @@
 """The tokens that a search makes its steps of, sorted by how often they lead to an end."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from constraints.bitmask import Bitmask
+from constraints.kept import kept_with_vocabulary
 from constraints.vocabulary import Vocabulary
 
 # Edges that are a matter of their own each, whatever their kind.
@@ -49,7 +49,7 @@ class Alphabet:
         return self.ids[order], len(order) if len(order) <= MAX_FEW else int(is_first.sum())
 
 
-@lru_cache(maxsize=16)
+@kept_with_vocabulary(1)
 def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
     """The alphabet of a vocabulary: single bytes, and short tokens for bytes that have none."""
     shortest: dict[int, list[int]] = {}

@@ -5,7 +5,6 @@ for nearly every byte. Here masks over the model's own tokens are asked, and eac
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from string import ascii_lowercase
 from time import thread_time
 
@@ -16,6 +15,7 @@ from constraints.bitmask import allowed_ids
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.witness import Witness
+from constraints.kept import kept_with_vocabulary
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
@@ -74,7 +74,7 @@ def _next(
     return longest
 
 
-@lru_cache(maxsize=16)
+@kept_with_vocabulary(1)
 def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
     """Bytes of each token, [num_tokens]."""
     return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)

@@ -8,11 +8,11 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from constraints.kept import kept_with_vocabulary
 from constraints.token_walk import walk_of
 from constraints.vocabulary import Vocabulary
 
@@ -133,7 +133,7 @@ class StopTable:
         return StopView(clear, ends.token_ids[is_ending], returns.tobytes())
 
 
-@lru_cache(maxsize=32)
+@kept_with_vocabulary(32)
 def table_of(vocabulary: Vocabulary, strings: tuple[str, ...]) -> StopTable:
     """The table of these stop strings."""
     return StopTable(vocabulary, strings)
