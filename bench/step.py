@@ -20,8 +20,9 @@ import torch
 import transformers
 
 from model_server.distributed import World
+from model_server.examination import ModelSettings
 from model_server.malloc import keep_freed_memory
-from model_server.model import ModelSettings, PagedModel
+from model_server.model import PagedModel
 from model_server.request import NewSequence, SamplingParams, StepOutput, StopParams
 from model_server.runner import Runner
 from model_server.sampling.sampler import Sampler

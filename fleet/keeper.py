@@ -1,7 +1,7 @@
 """The owner of loaded models: lends them to requests, loads and unloads as the roster decides.
 
-    lend --> roster: open? ------------------------------> Lease
-                `-> wait; roster.next_step: Load, Unload --> servers --> grant those who wait
+    lend --> roster: open? -------------------------------------> Lease
+                `-> wait; roster.next_step: Check, Unload, Load --> servers --> grant who waits
 
 Everything runs in one event loop; the roster is changed here alone.
 """
@@ -10,16 +10,17 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from fleet.errors import LoadFailed, NoRoom, NotNow, ShuttingDown, StillLoading
 from fleet.metrics import FleetMetrics
 from fleet.names import Model
-from fleet.roster import Load, Roster, State
+from fleet.roster import Check, Load, Roster, State
 from fleet.servers import DidNotStart, Server, Servers
 from launcher.readiness import socket_listens
 
@@ -27,6 +28,9 @@ _logger = logging.getLogger("fleet")
 
 _RETRY_AFTER_S = 5.0
 _NEXT_SERVER_S = 1.0
+_DOING: Mapping[State, str] = MappingProxyType(
+    {State.LOADING: "loaded", State.CHECKING: "fetched or checked"}
+)
 
 
 class Lease:
@@ -87,7 +91,8 @@ class Keeper:
         self._models: dict[str, Model] = {}
         self._waiting: dict[str, deque[_Waiting]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loads: dict[str, asyncio.Task[None]] = {}
+        # Checks and loads, of which a model has one at a time.
+        self._coming: dict[str, asyncio.Task[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._is_closing = False
 
@@ -115,8 +120,8 @@ class Keeper:
 
     def waits_for(self, name: str) -> str:
         """What those who wait for a model wait for: "loading", or "queued" for room."""
-        is_loading = self._roster.berth(name).state is State.LOADING
-        return "loading" if is_loading else "queued"
+        is_coming = self._roster.berth(name).state in (State.LOADING, State.CHECKING)
+        return "loading" if is_coming else "queued"
 
     def last_used(self) -> Model | None:
         """The ready model that was used last."""
@@ -159,8 +164,8 @@ class Keeper:
     async def drain(self) -> None:
         """Lends nothing more, and ends every server when what runs there has ended."""
         self._is_closing = True
-        for load in self._loads.values():
-            load.cancel()
+        for coming in self._coming.values():
+            coming.cancel()
         for name in list(self._waiting):
             self._refuse(name, ShuttingDown("the server is shutting down", _NEXT_SERVER_S))
         if self._alarm is not None:
@@ -213,11 +218,11 @@ class Keeper:
     def _too_late(self, model: Model) -> NotNow:
         state = self._roster.berth(model.name).state
         told = f"within {self._load_timeout_s:g} s (--model-load-timeout)"
-        if state is State.LOADING:
+        if state in (State.LOADING, State.CHECKING):
             so_far = f"{self.waited_s(model.name):.0f} s so far"
             return StillLoading(
-                f"the model {model.name!r} is still being loaded, {so_far}; it was not ready "
-                f"{told}",
+                f"the model {model.name!r} is still being {_DOING[state]}, {so_far}; it was not "
+                f"ready {told}",
                 _RETRY_AFTER_S,
             )
         return NoRoom(
@@ -232,8 +237,9 @@ class Keeper:
         self._grant()
         while (step := self._roster.next_step(self._clock())) is not None:
             if isinstance(step, Load):
-                load = self._spawn(self._load(self._models[step.name], step.num_others))
-                self._loads[step.name] = load
+                self._coming[step.name] = self._spawn(self._load(step))
+            elif isinstance(step, Check):
+                self._coming[step.name] = self._spawn(self._check(self._models[step.name]))
             else:
                 has_demand = self._roster.num_waiting > 0
                 self._spawn(self._unload(step.name, "room" if has_demand else "idle"))
@@ -283,24 +289,27 @@ class Keeper:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _load(self, model: Model, num_others: int) -> None:
-        name, started_s = model.name, self._clock()
+    async def _check(self, model: Model) -> None:
+        name = model.name
+        _logger.info("checking %s", name)
+        try:
+            async with self._in_words(name):
+                await self._sources.check(model)
+        except DidNotStart as error:
+            self._not_loaded(name, str(error), "refused")
+            return
+        self._roster.passed(name, self._clock())
+        self._advance()
+
+    async def _load(self, load: Load) -> None:
+        name, started_s = load.name, self._clock()
         _logger.info("loading %s", name)
         try:
-            server = await self._sources.start(model, num_others)
+            async with self._in_words(name):
+                server = await self._sources.start(self._models[name], load.num_others)
         except DidNotStart as error:
-            self._not_loaded(name, str(error))
+            self._not_loaded(name, str(error), "failed", load.instead_of)
             return
-        except asyncio.CancelledError:
-            self._not_loaded(name, "the server is shutting down")
-            return
-        except Exception:
-            # Else the model would be loading for ever.
-            _logger.exception("loading %s failed by a bug", name)
-            self._not_loaded(name, "a bug; the server's log has more")
-            return
-        finally:
-            del self._loads[name]
         duration_s = self._clock() - started_s
         self._metrics.loads.inc("loaded")
         self._metrics.load_duration.observe(duration_s)
@@ -314,16 +323,37 @@ class Keeper:
         self._spawn(self._watch(name, server))
         self._advance()
 
-    def _not_loaded(self, name: str, reason: str) -> None:
+    @asynccontextmanager
+    async def _in_words(self, name: str) -> AsyncIterator[None]:
+        """Whatever goes wrong within is a DidNotStart: else the model would be coming for ever."""
+        try:
+            yield
+        except DidNotStart:
+            raise
+        except asyncio.CancelledError as error:
+            raise DidNotStart("the server is shutting down") from error
+        except Exception as error:
+            _logger.exception("loading %s failed by a bug", name)
+            raise DidNotStart("a bug; the server's log has more") from error
+        finally:
+            del self._coming[name]
+
+    def _not_loaded(
+        self, name: str, reason: str, outcome: str, instead_of: Sequence[str] = ()
+    ) -> None:
         _logger.error("%s could not be loaded: %s", name, reason)
-        self._metrics.loads.inc("failed")
+        self._metrics.loads.inc(outcome)
         self._roster.failed(name, reason, self._clock())
-        error = LoadFailed(f"the model {name!r} could not be loaded: {reason}", 1.0)
+        retry_after_s = 1.0
         try:
             self._roster.check(name, self._clock())
         except LoadFailed as told:
-            error = told
-        self._refuse(name, error)
+            retry_after_s = told.retry_after_s
+        left = ""
+        if others := ", ".join(repr(each) for each in instead_of if each != name):
+            left = f" ({others} left the memory for it, and will be loaded when asked for again)"
+        message = f"the model {name!r} could not be loaded: {reason}{left}"
+        self._refuse(name, LoadFailed(message, retry_after_s))
         self._advance()
 
     async def _watch(self, name: str, server: Server) -> None:

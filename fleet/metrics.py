@@ -11,7 +11,7 @@ from router.metrics import CUTS
 
 # From a tiny model on a warm disk to a large one from the hub.
 _LOAD_BUCKETS = tuple(0.5 * 2**k for k in range(13))
-_OUTCOMES = ("loaded", "failed")
+_OUTCOMES = ("loaded", "failed", "refused")
 _CAUSES = ("room", "idle", "died", "stop")
 REFUSALS = (
     "model_not_found",

@@ -8,6 +8,7 @@ one thing and notes it; whoever asked carries it out and tells `loaded`, `failed
 * A model without users leaves for one that waits, the least recently used first. One with users
   stays; but once it had its turn of `turn_s` while another waited, it takes no further users, and
   leaves behind the last of those it has. So a busy model delays another one, and never starves it.
+* Before a model leaves for another one, that one is checked as far as can be without loading it.
 * A model that could not be loaded is not tried again before `retry_after_s`.
 """
 
@@ -23,6 +24,7 @@ class State(StrEnum):
     """Of a model."""
 
     ABSENT = "absent"
+    CHECKING = "checking"
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -32,6 +34,8 @@ class State(StrEnum):
 class Move(StrEnum):
     """What changes a state."""
 
+    CHECK = "check"
+    PASSED = "passed"
     LOAD = "load"
     LOADED = "loaded"
     REFUSED = "refused"
@@ -41,6 +45,10 @@ class Move(StrEnum):
 
 TRANSITIONS: Mapping[tuple[State, Move], State] = MappingProxyType(
     {
+        (State.ABSENT, Move.CHECK): State.CHECKING,
+        (State.FAILED, Move.CHECK): State.CHECKING,
+        (State.CHECKING, Move.PASSED): State.ABSENT,
+        (State.CHECKING, Move.REFUSED): State.FAILED,
         (State.ABSENT, Move.LOAD): State.LOADING,
         (State.FAILED, Move.LOAD): State.LOADING,
         (State.LOADING, Move.LOADED): State.READY,
@@ -49,6 +57,8 @@ TRANSITIONS: Mapping[tuple[State, Move], State] = MappingProxyType(
         (State.DRAINING, Move.GONE): State.ABSENT,
     }
 )
+# So that one that is being fetched does not keep others waiting which pass at once.
+_MAX_CHECKS = 4
 _IN_MEMORY = frozenset({State.LOADING, State.READY, State.DRAINING})
 
 
@@ -63,11 +73,19 @@ class RosterRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Find out what may be wrong with this model, without its memory."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """Load this model. `num_others`: so many are in memory."""
+    """Load this model. `num_others`: so many are in memory. `instead_of`: these left for it."""
 
     name: str
     num_others: int
+    instead_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +100,7 @@ class Berth:
     """One model's place in the books. Written by the roster alone.
 
     `generation` counts its servers; `since_s` is when its state began. `is_closing`: ready, but no
-    further user comes in.
+    further user comes in. `is_sound`: it was checked, and others may leave for it.
     """
 
     name: str
@@ -94,6 +112,7 @@ class Berth:
     num_waiting: int = 0
     waiting_since_s: float = 0.0
     is_closing: bool = False
+    is_sound: bool = False
     failure: str = ""
 
     @property
@@ -109,6 +128,8 @@ class Roster:
         self._rules = rules
         self._berths: dict[str, Berth] = {}
         self._num_generations = 0
+        # Models that left for others, for none that was loaded since.
+        self._left: list[str] = []
 
     def berth(self, name: str) -> Berth:
         """The books of one model, for reading."""
@@ -170,22 +191,40 @@ class Roster:
         assert berth.num_waiting >= count, f"nobody waits for {name}"
         berth.num_waiting -= count
 
-    def next_step(self, now_s: float) -> Load | Unload | None:
+    def next_step(self, now_s: float) -> Check | Load | Unload | None:
         """What is to be done now, noted as begun. To be asked again until it is None."""
         missing = self._missing()
         self._forget(now_s)
+        if not missing:
+            self._left.clear()
         num_free = self._rules.max_loaded - self.num_loaded
         loadable = [berth for berth in missing if berth.state is not State.DRAINING]
         if loadable and num_free > 0 and not self._count(State.LOADING):
-            num_others = self.num_loaded
-            self._move(loadable[0], Move.LOAD, now_s)
-            return Load(loadable[0].name, num_others)
-        num_leaving = self._count(State.DRAINING)
+            return self._load(loadable[0], now_s)
+        num_coming = num_free + self._count(State.DRAINING)
+        unproven = [berth for berth in loadable if not berth.is_sound]
+        if len(missing) > num_coming and unproven and self._count(State.CHECKING) < _MAX_CHECKS:
+            self._move(unproven[0], Move.CHECK, now_s)
+            return Check(unproven[0].name)
+        return self._make_room(num_coming, now_s)
+
+    def _load(self, berth: Berth, now_s: float) -> Load:
+        load = Load(berth.name, self.num_loaded, tuple(self._left))
+        self._left.clear()
+        # What was found may be so no more when it is to be loaded again.
+        berth.is_sound = False
+        self._move(berth, Move.LOAD, now_s)
+        return load
+
+    def _make_room(self, num_coming: int, now_s: float) -> Unload | None:
+        demand = self._demand()
         victim = None
-        if len(missing) > num_free + num_leaving:
+        if len(demand) > num_coming:
             victim = self._idle_victim()
             if victim is None:
-                self._close(missing, now_s)
+                self._close(demand, now_s)
+            else:
+                self._left.append(victim.name)
         else:
             self._reopen()
         victim = victim or self._overdue(now_s)
@@ -201,9 +240,15 @@ class Roster:
         if self._rules.idle_timeout_s is not None:
             idle = (berth for berth in ready if not berth.num_users and not berth.num_waiting)
             times += [berth.used_s + self._rules.idle_timeout_s for berth in idle]
-        if pair := self._next_to_close(self._missing()):
+        if pair := self._next_to_close(self._demand()):
             times.append(self._turn_end(*pair))
         return min(times, default=None)
+
+    def passed(self, name: str, now_s: float) -> None:
+        """The check found nothing against the model."""
+        berth = self._berths[name]
+        self._move(berth, Move.PASSED, now_s)
+        berth.is_sound = True
 
     def loaded(self, name: str, now_s: float) -> None:
         """The load went well: the model is ready."""
@@ -214,7 +259,7 @@ class Roster:
         berth.used_s = now_s
 
     def failed(self, name: str, reason: str, now_s: float) -> None:
-        """The load went wrong."""
+        """The check, or the load, went wrong."""
         berth = self._berths[name]
         self._move(berth, Move.REFUSED, now_s)
         berth.failure = reason
@@ -242,6 +287,10 @@ class Roster:
         absent = (State.ABSENT, State.FAILED, State.DRAINING)
         missing = [b for b in self._berths.values() if b.num_waiting and b.state in absent]
         return sorted(missing, key=lambda b: b.waiting_since_s)
+
+    def _demand(self) -> list[Berth]:
+        """Those of them that others may have to leave for."""
+        return [b for b in self._missing() if b.is_sound or b.state is State.DRAINING]
 
     def _idle_victim(self) -> Berth | None:
         idle = [

@@ -16,6 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
+from fleet.memory import anonymous_bytes
 from fleet.names import Model
 from launcher.child import Child
 from launcher.console import Console
@@ -26,6 +27,7 @@ _POLL_S = 0.05
 _STOP_SLACK_S = 30.0
 _FAILED_STOP_S = 5.0
 _MAX_REASON_LEN = 500
+_MAX_REMEMBERED = 1000
 # In front of the lines of others that an error quotes.
 _INDENT = "    "
 _SPEAKER = re.compile(r"\S+( \d+)? \| ")
@@ -74,6 +76,11 @@ class Server(Protocol):
 class Servers(Protocol):
     """Where servers come from."""
 
+    async def check(self, model: Model) -> None:
+        """Finds out what may be wrong with a model, without its memory. Raises DidNotStart. May be
+        cancelled."""
+        ...
+
     async def start(self, model: Model, num_others: int) -> Server:
         """A server that is ready, beside so many others. Raises DidNotStart. May be cancelled."""
         ...
@@ -94,11 +101,19 @@ class ServerRules:
 
     def argv(self, model: Model, socket: Path, num_others: int) -> list[str]:
         """The command of one child."""
-        argv = [sys.executable, "-m", "launcher", "serve", model.source]
-        argv += ["--http-uds", str(socket), "--parent-pid", str(os.getpid())]
-        argv += ["--served-model-name", model.name]
         # A share is counted with what others hold already.
         share = self.memory_fraction * (num_others + 1) / self.max_loaded
+        return [*self._serve(model, share), "--http-uds", str(socket)]
+
+    def check_argv(self, model: Model, memory_to_come: int) -> list[str]:
+        """The command that looks a model over, for which so many bytes of the host may be freed."""
+        # What others hold of it they may give back.
+        argv = self._serve(model, self.memory_fraction)
+        return [*argv, "--dry-run", "--memory-to-come", str(memory_to_come)]
+
+    def _serve(self, model: Model, share: float) -> list[str]:
+        argv = [sys.executable, "-m", "launcher", "serve", model.source]
+        argv += ["--parent-pid", str(os.getpid()), "--served-model-name", model.name]
         return [*argv, *self.flags, "--cuda-memory-fraction", f"{share:.4f}"]
 
 
@@ -131,25 +146,45 @@ class LaunchedServer:
 
 
 class LaunchedServers:
-    """Starts children, each with a number of its own."""
+    """Starts children, each with a number of its own.
+
+    A model is not looked over again while its files are as they were when it was found in order.
+    """
 
     def __init__(self, rules: ServerRules, environ: Mapping[str, str], console: Console) -> None:
         self._rules = rules
         self._environ = {name: text for name, text in environ.items() if name not in _FRONTS_OWN}
         self._console = console
         self._num_started = 0
+        self._children: set[Child] = set()
+        self._sound: dict[str, object] = {}
+        # Each takes a core for seconds, beside who computes.
+        self._checking = asyncio.Semaphore(1)
+
+    async def check(self, model: Model) -> None:
+        """Looks a model over in a child of its own; fetches it if need be."""
+        files = await asyncio.to_thread(_files_of, model)
+        if self._is_sound(model, files):
+            return
+        async with self._checking:
+            if self._is_sound(model, files):
+                return
+            to_come = sum(anonymous_bytes(child.pid) for child in self._running())
+            child = await self._child(model.name, self._rules.check_argv(model, to_come))
+            try:
+                code = await child.wait()
+            finally:
+                await child.stop(_FAILED_STOP_S)
+        if code:
+            raise DidNotStart(reason_of(child))
+        self._remember(model, files)
 
     async def start(self, model: Model, num_others: int) -> LaunchedServer:
         """A child that answers GET /health/ready."""
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
-        argv = self._rules.argv(model, socket, num_others)
-        try:
-            child = await Child.start(
-                model.name, argv, self._environ, self._console, own_session=True
-            )
-        except OSError as error:
-            raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
+        files = await asyncio.to_thread(_files_of, model)
+        child = await self._child(model.name, self._rules.argv(model, socket, num_others))
         try:
             while not await answers_health("", 0, uds=socket):
                 if child.returncode is not None:
@@ -159,8 +194,38 @@ class LaunchedServers:
         except BaseException:
             await child.stop(_FAILED_STOP_S)
             raise
+        self._remember(model, files)
+        self._children.add(child)
         stop_timeout_s = self._rules.graceful_timeout_s + _STOP_SLACK_S
         return LaunchedServer(child, socket, stop_timeout_s)
+
+    async def _child(self, name: str, argv: Sequence[str]) -> Child:
+        try:
+            return await Child.start(name, argv, self._environ, self._console, own_session=True)
+        except OSError as error:
+            raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
+
+    def _running(self) -> set[Child]:
+        self._children = {child for child in self._children if child.returncode is None}
+        return self._children
+
+    def _is_sound(self, model: Model, files: object) -> bool:
+        return model.source in self._sound and self._sound[model.source] == files
+
+    def _remember(self, model: Model, files: object) -> None:
+        if len(self._sound) >= _MAX_REMEMBERED:
+            self._sound.clear()
+        self._sound[model.source] = files
+
+
+def _files_of(model: Model) -> tuple[tuple[str, int, int], ...] | None:
+    """A folder's files, by which it is known again; None for a model of the hub."""
+    folder = Path(model.source)
+    try:
+        found = [(path, path.stat()) for path in sorted(folder.iterdir())]
+    except OSError:
+        return None
+    return tuple((path.name, told.st_size, told.st_mtime_ns) for path, told in found)
 
 
 def reason_of(child: Child) -> str:

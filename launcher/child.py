@@ -67,6 +67,11 @@ class Child:
         return cls(name, process, console, quiet=quiet)
 
     @property
+    def pid(self) -> int:
+        """Its number, and that of its group; of its session, if it has one of its own."""
+        return self._process.pid
+
+    @property
     def returncode(self) -> int | None:
         """None while it runs; negative: the signal that ended it."""
         return self._process.returncode

@@ -22,6 +22,7 @@ from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constrain
 from launcher.console import Console
 from launcher.constraint_options import CONSTRAINT_KINDS, CheckOptions
 from launcher.declared import Told, flags_for, not_for_servers, takes
+from launcher.dry_run import DryRun
 from launcher.environment import describe
 from launcher.errors import LauncherError
 from launcher.from_options import hub_cache, model_ids, settings_of
@@ -52,7 +53,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     models = model_ids(options.model, os.environ)
     if options.logs.env:
         typer.echo(describe(), err=True)
-    if options.place.http_uds is None:
+    if options.place.http_uds is None and not options.logs.dry_run:
         require_free_port(options.place.hostname, options.place.port)
     with tempfile.TemporaryDirectory(prefix="tandem-") as private_folder:
         settings = settings_of(options, models, private_folder, os.environ)
@@ -60,7 +61,10 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
         check_router(settings, environ)
         if not is_fleet(models):
             console = Console(options.logs.json_output)
-            raise typer.Exit(asyncio.run(Supervisor(settings, environ, console).run()))
+            work = Supervisor(settings, environ, console).run
+            if options.logs.dry_run:
+                work = DryRun(settings, environ, console, options.fleet.memory_to_come).run
+            raise typer.Exit(asyncio.run(work()))
     check_models(
         models,
         trusts_code=options.model.trust_remote_code,

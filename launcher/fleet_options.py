@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.declared import Told, knob_of
+from launcher.declared import Told, knob_of, option
 from launcher.fleet_knobs import FleetConfig
 from router.front_config import FrontConfig
 
@@ -19,5 +19,13 @@ class FleetOptions:
     model_idle_timeout: float | None = knob_of(FleetConfig)
     model_turn: float = knob_of(FleetConfig)
     model_retry_after: float = knob_of(FleetConfig)
-    # The front's own servers are started with it.
+    # The front's own children are started with these.
     parent_pid: int | None = knob_of(FrontConfig, told=Told.FRONT, for_servers=False, hidden=True)
+    memory_to_come: int = option(
+        0,
+        "Bytes that others give back before the model is loaded.",
+        envvar=None,
+        for_servers=False,
+        hidden=True,
+        min=0,
+    )

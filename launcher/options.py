@@ -160,6 +160,13 @@ class LogOptions:
         told=Told.ROUTER | Told.SHARDS,
         help="The router's name in traces; the shards' ends in .server instead of .router.",
     )
+    dry_run: bool = option(
+        False,
+        "Say whether the model could be served, without loading it.",
+        "--dry-run",
+        envvar=None,
+        for_servers=False,
+    )
     env: bool = option(
         False, "Print the environment first.", "--env", "-e", envvar=None, for_servers=False
     )

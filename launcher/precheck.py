@@ -5,16 +5,30 @@ from pathlib import Path
 
 from launcher.errors import BadSetting
 from launcher.settings import ServeSettings
-from router.config import read_config
+from router.config import RouterConfig, read_config
 from router.errors import StartupFailed
 from router.knobs import BadConfig
+from router.text.tokenizer import Tokenizer
 from router.tls import server_tls
 
 
 def check_router(settings: ServeSettings, environ: Mapping[str, str]) -> None:
     """Reads the router's flags and its TLS files as it will. Raises BadSetting."""
-    _, _, _, *flags = settings.router_argv(Path("tokenizer"))
     try:
-        server_tls(read_config(flags, settings.router_environ(environ)))
+        server_tls(_config(settings, environ, Path("tokenizer")))
     except (BadConfig, StartupFailed) as error:
         raise BadSetting(str(error)) from error
+
+
+def check_tokenizer(settings: ServeSettings, environ: Mapping[str, str], folder: Path) -> None:
+    """Reads the tokenizer of a model's folder as the router will. Raises BadSetting."""
+    config = _config(settings, environ, folder)
+    try:
+        Tokenizer.load(folder, config.tokenizer_config_path).close()
+    except StartupFailed as error:
+        raise BadSetting(str(error)) from error
+
+
+def _config(settings: ServeSettings, environ: Mapping[str, str], folder: Path) -> RouterConfig:
+    _, _, _, *flags = settings.router_argv(folder)
+    return read_config(flags, settings.router_environ(environ))

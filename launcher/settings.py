@@ -48,6 +48,12 @@ class ServeSettings:
         argv += ["--uds-path", self.uds_path, "--parent-pid", str(os.getpid())]
         return argv + _revision(self.revision) + list(self.shard_flags)
 
+    def check_argv(self, memory_to_come: int) -> list[str]:
+        """The command that looks the model over; `memory_to_come` bytes would be given back."""
+        argv = [sys.executable, "-m", "model_server", "check", self.model_id]
+        argv += ["--memory-to-come", str(memory_to_come)]
+        return argv + _revision(self.revision) + list(self.shard_flags)
+
     def shard_environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
         """The environment of one rank: who it is, where the ranks meet, its share of cores."""
         num_cores = len(os.sched_getaffinity(0))

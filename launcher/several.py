@@ -19,6 +19,7 @@ _OF_ONE = {
     "tokenizer_config_path": "it belongs to one model; with several, put it into the folder",
     "shard_uds_path": "each of several models has sockets of its own",
     "master_port": "each of several models takes a free port of its own",
+    "dry_run": "it is about one model; of several, ask for each alone",
 }
 
 
@@ -44,8 +45,10 @@ def check_models(models: Sequence[str], *, trusts_code: bool, takes_hub_models: 
 def refuse_of_one(context: typer.Context) -> None:
     """Raises BadSetting for the first option that only one model can have."""
     for name, reason in _OF_ONE.items():
-        if context.params.get(name) is not None:
-            raise BadSetting(f"--{name.replace('_', '-')} {context.params[name]}: {reason}")
+        value = context.params.get(name)
+        if value is not None and value is not False:
+            shown = "" if value is True else f" {value}"
+            raise BadSetting(f"--{name.replace('_', '-')}{shown}: {reason}")
 
 
 def passed_on(context: typer.Context, fronts_own: frozenset[str]) -> tuple[str, ...]:

@@ -8,11 +8,10 @@ or SIGINT drains, the second stops at once. Whatever happens, no child and no so
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.child import Child
@@ -20,18 +19,14 @@ from launcher.console import Console, write
 from launcher.errors import ChildFailed
 from launcher.readiness import address, answers_health, socket_listens
 from launcher.settings import ServeSettings
+from launcher.stop_request import Stopped, StopRequest
 
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
-_PARENT_POLL_S = 0.5
 _SHARD_STOP_S = 5.0
 # The router ends by itself when its drain is over, after the last step, the last bytes and the last
 # traces; asked once more before that, it would stop at once.
 ROUTER_SLACK_S = 15.0
-
-
-class Stopped(Exception):
-    """SIGTERM or SIGINT came."""
 
 
 class Supervisor:
@@ -45,16 +40,12 @@ class Supervisor:
         self._console = console
         self._shards: list[Child] = []
         self._router: Child | None = None
-        self._stop_asked = asyncio.Event()
-        self._num_signals = 0
+        self._stop = StopRequest(self._on_signal)
 
     async def run(self) -> int:
         """Serve until a signal or a death. Answers the exit code."""
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._on_signal, signum)
+        self._stop.listen(self._settings.parent_pid)
         started_s = time.monotonic()
-        watching = asyncio.create_task(self._watch_parent())
         try:
             folder = await self._download()
             await self._start_shards()
@@ -69,25 +60,13 @@ class Supervisor:
             self._console.say(f"error: {error}", "ERROR")
             return 1
         finally:
-            watching.cancel()
+            self._stop.close()
             await self._stop_everything()
         return 0
 
-    async def _watch_parent(self) -> None:
-        parent_pid = self._settings.parent_pid
-        if parent_pid is None:
-            return
-        while os.getppid() == parent_pid:  # noqa: ASYNC110 (nothing tells of a parent's end)
-            await asyncio.sleep(_PARENT_POLL_S)
-        self._on_signal(signal.SIGTERM)
-
-    def _on_signal(self, signum: signal.Signals) -> None:
-        self._num_signals += 1
-        self._stop_asked.set()
-        if self._num_signals == 1:
-            self._console.say(
-                f"{signal.Signals(signum).name}: draining; a second signal stops at once"
-            )
+    def _on_signal(self, signum: signal.Signals, num_signals: int) -> None:
+        if num_signals == 1:
+            self._console.say(f"{signum.name}: draining; a second signal stops at once")
             return
         for child in self._children():
             child.kill_group()
@@ -109,7 +88,7 @@ class Supervisor:
         # Its progress bars go straight to our stderr; the folder comes on stdout.
         output = asyncio.ensure_future(process.communicate())
         try:
-            await self._or_stop(output)
+            await self._stop.or_stop(output)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -131,7 +110,7 @@ class Supervisor:
                 )
             )
         sockets = [Path(f"{settings.uds_path}-{rank}") for rank in range(settings.num_shard)]
-        await self._or_stop(self._until_ready(self._shards, sockets))
+        await self._stop.or_stop(self._until_ready(self._shards, sockets))
 
     async def _until_ready(self, shards: list[Child], sockets: list[Path]) -> None:
         started_s = reported_s = time.monotonic()
@@ -158,7 +137,7 @@ class Supervisor:
             self._settings.router_environ(self._environ),
             self._console,
         )
-        await self._or_stop(self._until_answering(self._router))
+        await self._stop.or_stop(self._until_answering(self._router))
 
     async def _until_answering(self, router: Child) -> None:
         settings = self._settings
@@ -172,23 +151,12 @@ class Supervisor:
         ends = [asyncio.ensure_future(child.wait()) for child in self._children()]
         either = asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         try:
-            await self._or_stop(either)
+            await self._stop.or_stop(either)
         finally:
             for end in ends:
                 end.cancel()
         # The router falls after a shard, so a shard's end is the cause and is told first.
         self._raise_if_dead([*self._shards, *self._children()])
-
-    async def _or_stop(self, work: Awaitable[object]) -> None:
-        """Await `work`, or raise Stopped as soon as a signal has come."""
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._stop_asked.wait())
-        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if not task.done():
-            task.cancel()
-            raise Stopped
-        task.result()
 
     def _raise_if_dead(self, children: list[Child]) -> None:
         for child in children:

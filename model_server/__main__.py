@@ -1,9 +1,11 @@
 """Wires one shard by hand: configuration, ranks, model, sampler, runner, gRPC server.
 
     python -m model_server serve MODEL_ID
+    python -m model_server check MODEL_ID
     python -m model_server download-weights MODEL_ID
 
-Exit codes: 0 stopped when asked; 1 refused to start or became unfit, with one line on stderr.
+Exit codes: 0 stopped when asked, or found in order; 1 refused to start or became unfit, with one
+line on stderr.
 """
 
 import asyncio
@@ -23,12 +25,14 @@ from model_server import config
 from model_server.cores import bound, own_cores
 from model_server.distributed import World
 from model_server.errors import ConfigRefused, ShardError
+from model_server.examination import ModelSettings, examine
 from model_server.hub import find_checkpoint
 from model_server.logs import start_logging
 from model_server.malloc import keep_freed_memory
 from model_server.masking.guides import Guides
 from model_server.masking.languages import Languages
-from model_server.model import ModelSettings, PagedModel
+from model_server.memory import require_weights_fit
+from model_server.model import PagedModel
 from model_server.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.server import listening
@@ -40,6 +44,7 @@ from model_server.wire import ModelInfo
 _log = logging.getLogger("model_server")
 
 _PARENT_POLL_S = 0.5
+_CHECK_NICENESS = 10
 # Masks are made while the forward runs; on a CPU both share the cores.
 _MAX_MASK_THREADS = 8
 
@@ -58,12 +63,35 @@ def main(argv: list[str]) -> int:
             )
             sys.stdout.write(f"{folder}\n")
             return 0
+        if isinstance(settings, config.CheckConfig):
+            start_logging(settings.serve.logger_level, json_output=settings.serve.json_output)
+            sys.stdout.write(f"{_check(settings)}\n")
+            return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         return asyncio.run(_serve(settings))
     except ShardError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+
+
+def _check(settings: config.CheckConfig) -> Path:
+    """The model's folder, if nothing that can be known beforehand speaks against it."""
+    # Others compute meanwhile, and somebody waits for them.
+    os.nice(_CHECK_NICENESS)
+    torch.set_num_threads(1)
+    serve = settings.serve
+    device = _device(serve.device, serve.world_size - 1)
+    folder = find_checkpoint(serve.model_id, serve.revision)
+    examined = examine(_model_settings(serve, folder, device), serve.world_size)
+    require_weights_fit(
+        device,
+        examined.bytes_of_rank(serve.world_size),
+        num_ranks=serve.world_size,
+        memory_fraction=serve.cuda_memory_fraction,
+        to_come=settings.memory_to_come,
+    )
+    return folder
 
 
 async def _serve(settings: config.ServeConfig) -> int:

@@ -78,6 +78,31 @@ def require_room(device: torch.device, needed_bytes: int) -> None:
         )
 
 
+def require_weights_fit(
+    device: torch.device, rank_bytes: int, *, num_ranks: int, memory_fraction: float, to_come: int
+) -> None:
+    """Raise OutOfMemory when weights of `rank_bytes` on each rank cannot fit, whatever leaves.
+
+    CUDA: into `memory_fraction` of a whole device. Host: into what is available and the bytes
+    `to_come` that others give back, all ranks together.
+    """
+    if device.type == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        needed, limit = rank_bytes, int(total_bytes * memory_fraction)
+        where = f"that the model may fill of {device} (--cuda-memory-fraction)"
+    else:
+        available = host_available_bytes()
+        if available is None:
+            return
+        needed, limit = rank_bytes * num_ranks, available + to_come
+        where = f"that {device} could have available"
+    if needed > limit:
+        raise OutOfMemory(
+            f"weights of {needed / 2**30:.2f} GiB do not fit into the {limit / 2**30:.2f} GiB"
+            f" {where}"
+        )
+
+
 def host_available_bytes() -> int | None:
     """Memory that a process on this host could still take; None where the host does not tell.
 
@@ -91,5 +116,17 @@ def host_available_bytes() -> int | None:
         if limit_path.is_file() and used_path.is_file():
             limit = limit_path.read_text().strip()
             if limit.isdecimal():
-                available.append(int(limit) - int(used_path.read_text()))
+                used = int(used_path.read_text()) - _file_bytes(used_path.with_name("memory.stat"))
+                available.append(int(limit) - used)
     return max(0, min(available)) if available else None
+
+
+def _file_bytes(stat: Path) -> int:
+    """What a control group counts as used that holds pages of files, and is given back for more.
+
+    A checkpoint that was read, say.
+    """
+    if not stat.is_file():
+        return 0
+    told = dict(line.split(maxsplit=1) for line in stat.read_text().splitlines())
+    return sum(int(told.get(name, 0)) for name in ("active_file", "inactive_file"))

@@ -1,6 +1,6 @@
 """A model that computes steps: a transformers class, paged attention and this rank's weights.
 
-    load:    check files -> gate (class, small model) -> weights -> probe -> attention backend
+    load:    examination (files, gate) -> weights -> probe -> attention backend
     allocate: the KV pool, once its size is known
     forward: StepInputs -> logits
 
@@ -11,46 +11,22 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from model_server import checkpoint, gate, patches, zoo
+from model_server import gate, patches, zoo
 from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
 from model_server.distributed import World
-from model_server.errors import ArchitectureUnfit, ModelRefused, OutOfMemory
+from model_server.errors import OutOfMemory
+from model_server.examination import ModelSettings, examine
 from model_server.kv_cache import KVCache, LayerCache, bytes_per_block
 from model_server.step import StepInputs
 
 _log = logging.getLogger(__name__)
-
-_DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """Which checkpoint to serve, and how.
-
-    `dtype` "auto": bfloat16 where the processor computes in it, else float32; a float16 checkpoint
-    stays float16 on CUDA. `attention` names a backend, or "auto".
-    """
-
-    model_id: str
-    folder: Path
-    device: torch.device
-    dtype: str = "auto"
-    attention: str = "auto"
-    revision: str | None = None
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,18 +74,16 @@ class PagedModel:
         Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused, each
         with the reason, and OutOfMemory when the weights do not fit.
         """
-        checkpoint.check(settings.folder, allow_pickle=settings.allow_pickle)
-        config = zoo.read_config(settings.folder, trust_remote_code=settings.trust_remote_code)
-        is_sharded = _pass_gate(config, settings, world)
-        dtype = _resolve_dtype(settings.dtype, config, settings.device)
+        examined = examine(settings, world.world_size)
+        dtype = examined.dtype
         model = zoo.load(
             settings.folder,
-            config,
+            examined.config,
             dtype=dtype,
             device=settings.device,
             trust_remote_code=settings.trust_remote_code,
             allow_pickle=settings.allow_pickle,
-            is_sharded=is_sharded,
+            is_sharded=examined.is_sharded,
             world=world,
         )
         expected = gate.expected_logits(model, settings.device)
@@ -212,39 +186,3 @@ def _tell(patched: patches.Patched) -> None:
             patched.num_unsteady,
             patched.num_unsteady + patched.num_steady,
         )
-
-
-def _pass_gate(config: Any, settings: ModelSettings, world: World) -> bool:
-    """What can be known before the weights are read; answers whether the ranks divide them."""
-    trust = settings.trust_remote_code
-    empty = zoo.build_empty(config, trust_remote_code=trust)
-    gate.check_class(empty.facts)
-    is_sharded = zoo.can_shard(empty, world)
-    reason = gate.self_test(config, partial(zoo.build_small, trust_remote_code=trust))
-    if reason is None:
-        return is_sharded
-    facts = empty.facts
-    if facts.config_window_len is not None or facts.chunk_len is not None:
-        raise ArchitectureUnfit(
-            f"{facts.class_name} cannot be served: its attention is bounded, and no small model of"
-            f" it could be made to verify that ({reason})"
-        )
-    _log.warning(
-        "%s: no small model could be tried (%s); the loaded one is probed alone",
-        facts.class_name,
-        reason,
-    )
-    return is_sharded
-
-
-def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    if name in _DTYPES:
-        return _DTYPES[name]
-    if name != "auto":
-        raise ModelRefused(f"dtype {name!r}: must be auto or one of {', '.join(_DTYPES)}")
-    if device.type == "cuda":
-        is_half = getattr(config.get_text_config(), "dtype", None) == torch.float16
-        return torch.float16 if is_half else torch.bfloat16
-    # Elsewhere bfloat16 is emulated, at several times the cost of float32.
-    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if has_bfloat16 else torch.float32

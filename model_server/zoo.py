@@ -130,6 +130,10 @@ class ZooModel:
         rows = torch.arange(token_ids.shape[0], device=token_ids.device)
         return self._logits(token_ids, rows, rows)
 
+    def num_parameters(self) -> int:
+        """Numbers that it has learnt; what layers share is counted once."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
     def eos_token_ids(self, folder: Path) -> tuple[int, ...]:
         """The tokens that end an answer, as generate() would have them for this checkpoint."""
         eos = None
@@ -144,7 +148,12 @@ class ZooModel:
             eos = getattr(self.module.config.get_text_config(), "eos_token_id", None)
         if eos is None:
             return ()
-        return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+        token_ids = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+        if not all(isinstance(each, int) for each in token_ids):
+            raise CheckpointBroken(
+                f"{folder}: eos_token_id {eos!r}: must be the id of a token, or a list of them"
+            )
+        return token_ids
 
     def _use(self, implementation: str) -> None:
         if self.module.config._attn_implementation != implementation:
@@ -249,19 +258,19 @@ def load(
     return ZooModel(module.eval())
 
 
-def can_shard(model: ZooModel, world: World) -> bool:
-    """Whether the ranks divide the model among them; False: each of them computes all of it.
+def can_shard(model: ZooModel, world_size: int) -> bool:
+    """Whether so many ranks divide the model among them; False: each of them computes all of it.
 
     Raises ModelRefused when its heads cannot be divided by the number of ranks.
     """
-    if world.world_size == 1:
+    if world_size == 1:
         return False
     plan: Mapping[str, str] = model.module.tp_plan or {}
     if not plan:
         _log.warning(
             "%s has no plan for tensor parallelism: each of %d ranks holds and computes all of it",
             model.facts.class_name,
-            world.world_size,
+            world_size,
         )
         return False
     attention = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value")
@@ -272,7 +281,7 @@ def can_shard(model: ZooModel, world: World) -> bool:
     config = model.module.config.get_text_config()
     is_mixed = getattr(config, "is_heterogeneous", False)
     for layer in config.per_layer_config if is_mixed else (config,):
-        _require_divisible(model.facts.class_name, layer, world.world_size)
+        _require_divisible(model.facts.class_name, layer, world_size)
     return True
 
 

@@ -47,14 +47,25 @@ class FakeServer:
 
 @dataclass
 class FakeServers:
-    """Starts servers when told to; `sockets` says where those of a model answer."""
+    """Starts servers when told to; `sockets` says where those of a model answer.
+
+    `faults` are found by a check, `refusals` by a load alone.
+    """
 
     sockets: dict[str, Path] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     others: list[int] = field(default_factory=list)
     by_name: dict[str, FakeServer] = field(default_factory=dict)
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def check(self, model: Model) -> None:
+        self.checked.append(model.name)
+        await asyncio.sleep(0)
+        if model.name in self.faults:
+            raise DidNotStart(self.faults[model.name])
 
     async def start(self, model: Model, num_others: int) -> FakeServer:
         self.started.append(model.name)

@@ -205,3 +205,46 @@ async def test_a_load_that_fails_by_a_bug_is_a_failed_load() -> None:
     with pytest.raises(LoadFailed, match="a bug"):
         await keeper.lend(model("a"))
     assert keeper.states() == {"a": State.FAILED}
+
+
+async def test_a_model_that_a_check_finds_broken_takes_nobodys_place() -> None:
+    servers = FakeServers(faults={"b": "no weights"})
+    servers.may_start.set()
+    keeper = keeper_over(servers)
+    (await keeper.lend(model("a"))).release()
+    with pytest.raises(
+        LoadFailed, match=r"^the model 'b' could not be loaded: no weights$"
+    ) as told:
+        await keeper.lend(model("b"))
+    assert 29 < told.value.retry_after_s <= 30
+    assert (servers.checked, servers.started) == (["b"], ["a"])
+    assert keeper.states() == {"a": State.READY, "b": State.FAILED}
+    assert not servers.by_name["a"].is_stopped
+
+
+async def test_who_is_not_loaded_after_all_says_who_left_and_that_one_comes_back() -> None:
+    servers = FakeServers(refusals={"b": "out of luck"})
+    servers.may_start.set()
+    keeper = keeper_over(servers)
+    (await keeper.lend(model("a"))).release()
+    with pytest.raises(LoadFailed, match=r"out of luck \('a' left the memory for it, and will be"):
+        await keeper.lend(model("b"))
+    assert keeper.failure("b") == "out of luck"
+    (await keeper.lend(model("a"))).release()
+    assert servers.started == ["a", "b", "a"]
+
+
+async def test_who_waits_for_a_check_that_takes_too_long_is_told_so() -> None:
+    class Slow(FakeServers):
+        async def check(self, model: Model) -> None:
+            await asyncio.sleep(60)
+
+    servers = Slow()
+    servers.may_start.set()
+    keeper = keeper_over(servers, load_timeout_s=0.05)
+    (await keeper.lend(model("a"))).release()
+    with pytest.raises(StillLoading, match="'b' is still being fetched or checked"):
+        await keeper.lend(model("b"))
+    (await keeper.lend(model("a"))).release()
+    await keeper.drain()
+    assert keeper.failure("b") == "the server is shutting down"

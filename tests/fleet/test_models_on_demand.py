@@ -106,6 +106,24 @@ def test_a_name_that_cannot_be_loaded_says_why(
     assert single.said.count("loading broken") <= 1
 
 
+def test_a_model_stays_where_one_that_is_broken_was_asked_for(
+    single: RunningServer, folder: Path
+) -> None:
+    cut = folder / "cut"
+    if not cut.exists():
+        shutil.copytree(BUNDLED_MODEL, cut)
+        (cut / "model.safetensors").write_bytes(b"cut")
+    assert generate(single, model="one").status_code == 200
+    answer = generate(single, model="cut")
+    assert answer.status_code == 503
+    assert "is no whole safetensors file" in answer.json()["error"]
+    assert "left the memory" not in answer.json()["error"]
+    told = states(single)
+    assert (told["one"], told["cut"]) == ("ready", "failed")
+    assert "unloading one" not in single.said.partition("checking cut")[2]
+    shutil.rmtree(cut)
+
+
 def test_one_lmtp_socket_outlives_the_models_that_it_uses(single: RunningServer) -> None:
     async def ask() -> list[tuple[str, list[str]]]:
         url = single.url.replace("http", "ws") + "/lmtp"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fleet.errors import LoadFailed
-from fleet.roster import TRANSITIONS, Load, Move, Roster, RosterRules, State, Unload
+from fleet.roster import TRANSITIONS, Check, Load, Move, Roster, RosterRules, State, Unload
 
 RULES = RosterRules(max_loaded=1, turn_s=10.0, retry_after_s=30.0)
 
@@ -18,6 +18,12 @@ def serve(roster: Roster, name: str, now_s: float) -> int:
     roster.loaded(name, now_s)
     roster.unwait(name)
     return roster.enter(name, now_s)
+
+
+def prove(roster: Roster, name: str, now_s: float) -> None:
+    """Nothing speaks against `name`, for which there is no room."""
+    assert roster.next_step(now_s) == Check(name)
+    roster.passed(name, now_s)
 
 
 def test_a_model_is_loaded_when_somebody_waits_for_it() -> None:
@@ -34,10 +40,61 @@ def test_an_idle_model_leaves_for_one_that_waits() -> None:
     generation = serve(roster, "a", 0)
     roster.leave("a", generation, 1)
     roster.wait("b", 2)
+    prove(roster, "b", 2)
     assert roster.next_step(2) == Unload("a")
     assert roster.next_step(2) is None
     roster.gone("a", 3)
-    assert roster.next_step(3) == Load("b", 0)
+    assert roster.next_step(3) == Load("b", 0, instead_of=("a",))
+
+
+def test_no_model_leaves_for_one_that_is_not_checked_or_not_sound() -> None:
+    roster = Roster(RULES)
+    roster.leave("a", serve(roster, "a", 0), 1)
+    roster.wait("b", 2)
+    assert roster.next_step(2) == Check("b")
+    assert roster.next_step(2) is None
+    assert roster.berth("b").state is State.CHECKING
+    roster.unwait("b")
+    roster.failed("b", "no weights", 3)
+    assert roster.next_step(3) is None
+    assert roster.berth("a").is_open
+    with pytest.raises(LoadFailed, match="no weights"):
+        roster.check("b", 4)
+
+
+def test_where_there_is_room_nothing_is_checked() -> None:
+    roster = Roster(RosterRules(max_loaded=2))
+    roster.leave("a", serve(roster, "a", 0), 1)
+    roster.wait("b", 2)
+    assert roster.next_step(2) == Load("b", 1)
+
+
+def test_a_model_that_left_the_memory_is_checked_before_another_leaves_for_it() -> None:
+    roster = Roster(RULES)
+    for name, now_s in (("a", 0.0), ("b", 10.0)):
+        roster.wait(name, now_s)
+        if now_s:
+            prove(roster, name, now_s)
+            assert roster.next_step(now_s) == Unload("a")
+            roster.gone("a", now_s)
+        roster.next_step(now_s)
+        roster.loaded(name, now_s)
+        roster.unwait(name)
+    roster.wait("a", 20)
+    assert roster.next_step(20) == Check("a")
+
+
+def test_what_left_for_a_model_that_nobody_waits_for_any_more_left_for_no_other() -> None:
+    roster = Roster(RULES)
+    roster.leave("a", serve(roster, "a", 0), 1)
+    roster.wait("b", 2)
+    prove(roster, "b", 2)
+    assert roster.next_step(2) == Unload("a")
+    roster.unwait("b")
+    assert roster.next_step(2) is None
+    roster.gone("a", 3)
+    roster.wait("c", 4)
+    assert roster.next_step(4) == Load("c", 0)
 
 
 def test_the_least_recently_used_leaves_first() -> None:
@@ -46,6 +103,7 @@ def test_the_least_recently_used_leaves_first() -> None:
         roster.leave(name, serve(roster, name, now_s), now_s)
     roster.leave("a", roster.enter("a", 5), 6)
     roster.wait("c", 7)
+    prove(roster, "c", 7)
     assert roster.next_step(7) == Unload("b")
 
 
@@ -53,6 +111,7 @@ def test_a_busy_model_stays_and_closes_after_its_turn() -> None:
     roster = Roster(RULES)
     generation = serve(roster, "a", 0)
     roster.wait("b", 5)
+    prove(roster, "b", 5)
     assert roster.next_step(14.9) is None
     assert roster.berth("a").is_open
     assert roster.next_alarm_s(14.9) == 15.0
@@ -67,6 +126,7 @@ def test_a_model_opens_again_when_nobody_waits_for_its_room() -> None:
     roster = Roster(RULES)
     serve(roster, "a", 0)
     roster.wait("b", 0)
+    prove(roster, "b", 0)
     roster.next_step(10)
     assert not roster.berth("a").is_open
     roster.unwait("b")
@@ -82,10 +142,12 @@ def test_a_turn_begins_with_the_model_and_not_with_the_wait() -> None:
     roster.leave("a", first, 50)
     # Those who wait for an open model are let in by whoever keeps these books; nobody did.
     roster.unwait("a")
+    prove(roster, "b", 50)
     assert roster.next_step(50) == Unload("a")
     roster.gone("a", 51)
     roster.wait("a", 51)
-    assert roster.next_step(51) == Load("b", 0)
+    assert roster.next_step(51) == Load("b", 0, instead_of=("a",))
+    prove(roster, "a", 51)
     roster.loaded("b", 90)
     roster.unwait("b")
     roster.enter("b", 90)
@@ -151,7 +213,8 @@ NAMES = st.sampled_from("abcd")
 
 
 class World(RuleBasedStateMachine):
-    """Requests come, wait, run and leave; loads succeed and fail; servers die; time passes."""
+    """Requests come, wait, run and leave; checks and loads succeed and fail; servers die; time
+    passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,6 +222,7 @@ class World(RuleBasedStateMachine):
         self.roster = Roster(RosterRules(self.max_loaded, 5.0, 8.0, 20.0))
         self.now_s = 0.0
         self.users: list[tuple[str, int]] = []
+        self.to_check: set[str] = set()
         self.to_load: set[str] = set()
         self.to_unload: set[str] = set()
         self.alarm_s: float | None = None
@@ -176,7 +240,10 @@ class World(RuleBasedStateMachine):
             if isinstance(step, Load):
                 assert len(self.to_load) == 0
                 self.to_load.add(step.name)
+            elif isinstance(step, Check):
+                self.to_check.add(step.name)
             else:
+                assert self.takers() or self.is_overdue(step.name)
                 assert all(name != step.name for name, _ in self.live_users())
                 self.to_unload.add(step.name)
         else:
@@ -191,6 +258,16 @@ class World(RuleBasedStateMachine):
             if self.roster.berth(name).generation == generation
             and self.roster.berth(name).state is State.READY
         ]
+
+    def takers(self) -> list[str]:
+        """Models that may be loaded in place of another one: checked, or known from before."""
+        berths = self.roster.berths()
+        return [
+            b.name for b in berths if b.num_waiting and (b.is_sound or b.name in self.to_unload)
+        ]
+
+    def is_overdue(self, name: str) -> bool:
+        return self.now_s - self.roster.berth(name).used_s >= 20.0
 
     @rule(name=NAMES)
     def request_comes(self, name: str) -> None:
@@ -224,6 +301,17 @@ class World(RuleBasedStateMachine):
         name = self.to_load.pop()
         if goes_well:
             self.roster.loaded(name, self.now_s)
+        else:
+            self.roster.unwait(name, self.roster.berth(name).num_waiting)
+            self.roster.failed(name, "bad luck", self.now_s)
+        self.settle()
+
+    @precondition(lambda self: self.to_check)
+    @rule(goes_well=st.booleans())
+    def check_ends(self, goes_well: bool) -> None:
+        name = self.to_check.pop()
+        if goes_well:
+            self.roster.passed(name, self.now_s)
         else:
             self.roster.unwait(name, self.roster.berth(name).num_waiting)
             self.roster.failed(name, "bad luck", self.now_s)
@@ -263,7 +351,7 @@ class World(RuleBasedStateMachine):
         """With all users gone and all work done, whoever waits is being helped."""
         waiting = any(berth.num_waiting for berth in self.roster.berths())
         if waiting and not self.live_users():
-            assert self.to_load or self.to_unload
+            assert self.to_load or self.to_unload or self.to_check
 
     def teardown(self) -> None:
         """Whoever waits is served in the end, if everybody else leaves."""
@@ -273,6 +361,8 @@ class World(RuleBasedStateMachine):
                 self.roster.leave(*self.users.pop(), self.now_s)
             while self.to_unload:
                 self.roster.gone(self.to_unload.pop(), self.now_s)
+            while self.to_check:
+                self.roster.passed(self.to_check.pop(), self.now_s)
             while self.to_load:
                 self.roster.loaded(self.to_load.pop(), self.now_s)
             self.settle()

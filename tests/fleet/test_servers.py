@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.names import Model
 from fleet.servers import DidNotStart, LaunchedServers, ServerRules, reason_of
 from launcher.child import Child
 from launcher.console import Console
@@ -136,4 +137,46 @@ async def test_a_place_where_no_process_starts_is_told(tmp_path: Path) -> None:
 
 def test_rules_of_one_place_give_it_all_the_memory() -> None:
     argv = replace(RULES, max_loaded=1).argv(model("a"), Path("s"), 0)
-    assert argv[-1] == "0.8000"
+    assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
+
+
+def test_a_check_is_a_dry_run_with_the_servers_flags() -> None:
+    argv = RULES.check_argv(model("a"), 1 << 30)
+    assert argv[1:5] == ["-m", "launcher", "serve", "/models/a"]
+    assert argv[argv.index("--dtype") + 1] == "float32"
+    # What others fill of a GPU they may give back.
+    assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
+    assert argv[-3:] == ["--dry-run", "--memory-to-come", "1073741824"]
+
+
+def counting(tmp_path: Path, *, is_sound: bool) -> LaunchedServers:
+    """Servers whose check writes a line of a file."""
+    end = "" if is_sound else "print('error: no weights'); raise SystemExit(1)"
+    script = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); {end}"
+
+    class Counted(ServerRules):
+        def check_argv(self, model: object, memory_to_come: int) -> list[str]:
+            return [sys.executable, "-c", script]
+
+    return LaunchedServers(Counted((), tmp_path, 1, 0.9, 1.0), os.environ, Console())
+
+
+async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    servers, sound = counting(tmp_path, is_sound=True), Model("m", str(folder))
+    await asyncio.gather(servers.check(sound), servers.check(sound))
+    assert (tmp_path / "runs").read_text() == "x"
+    (folder / "config.json").write_text("{}")
+    await servers.check(sound)
+    assert (tmp_path / "runs").read_text() == "xx"
+
+
+async def test_a_model_that_is_not_in_order_is_looked_over_each_time(tmp_path: Path) -> None:
+    servers = counting(tmp_path, is_sound=False)
+    for _ in range(2):
+        with pytest.raises(DidNotStart, match=r"^no weights$"):
+            await servers.check(Model("m", str(tmp_path / "none")))
+    assert (tmp_path / "runs").read_text() == "xx"

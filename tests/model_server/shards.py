@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from model_server.distributed import World
-from model_server.model import ModelSettings, PagedModel
+from model_server.examination import ModelSettings
+from model_server.model import PagedModel
 from model_server.runner import Runner
 from model_server.sampling.sampler import Sampler
 from tests.model_server.driver import Driver

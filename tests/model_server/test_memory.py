@@ -42,6 +42,12 @@ def test_a_control_group_without_a_limit_does_not_count(host: Path) -> None:
     assert memory.host_available_bytes() == 6 * GIB
 
 
+def test_pages_of_files_that_a_control_group_counts_can_be_had(host: Path) -> None:
+    (host / "current").write_text(str(9 * GIB))
+    (host / "memory.stat").write_text(f"anon 5\nactive_file {GIB}\ninactive_file {2 * GIB}\n")
+    assert memory.host_available_bytes() == 4 * GIB
+
+
 def test_a_group_above_its_limit_has_nothing(host: Path) -> None:
     (host / "current").write_text(str(11 * GIB))
     assert memory.host_available_bytes() == 0
@@ -81,3 +87,25 @@ def test_a_step_on_the_host_has_no_peak_to_tell() -> None:
     ran = []
     assert memory.peak_of(CPU, lambda: ran.append(1)) == 0
     assert ran == [1]
+
+
+def fit(rank_gib: int, **words: int) -> None:
+    options = {"num_ranks": 1, "to_come": 0, **words}
+    memory.require_weights_fit(CPU, rank_gib * GIB, memory_fraction=0.9, **options)
+
+
+def test_weights_may_take_what_is_there_and_what_others_give_back(host: Path) -> None:
+    fit(6)
+    fit(9, to_come=3 * GIB)
+    fit(3, num_ranks=2)
+    for words in ({}, {"to_come": GIB // 2}):
+        with pytest.raises(OutOfMemory, match=r"weights of 7\.00 GiB do not fit into the 6\.[05]0"):
+            fit(7, **words)
+    with pytest.raises(OutOfMemory, match=r"weights of 8\.00 GiB"):
+        fit(4, num_ranks=2)
+
+
+def test_where_a_host_does_not_tell_all_weights_may_be_tried(host: Path) -> None:
+    (host / "meminfo").unlink()
+    (host / "max").unlink()
+    fit(1 << 20)

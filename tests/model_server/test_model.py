@@ -18,7 +18,8 @@ from model_server.errors import (
     ModelRefused,
     OutOfMemory,
 )
-from model_server.model import ModelSettings, PagedModel
+from model_server.examination import ModelSettings
+from model_server.model import PagedModel
 from model_server.step import SequenceStep, StepInputs
 from tests.model_server import tiny_models
 

@@ -1,0 +1,71 @@
+"""`launcher serve --dry-run`: what can be known of a model before it is loaded.
+
+    checkpoint, fetched if need be -> the shard's examination of it -> tokenizer
+
+No weight is read and nothing listens, so another server may go on beside it.
+"""
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.child import Child
+from launcher.console import Console
+from launcher.errors import BadSetting, ChildFailed
+from launcher.precheck import check_tokenizer
+from launcher.settings import ServeSettings
+from launcher.stop_request import Stopped, StopRequest
+
+_STOP_S = 2.0
+
+
+class DryRun:
+    """Owner of the process that looks the model over."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        environ: Mapping[str, str],
+        console: Console,
+        memory_to_come: int = 0,
+    ) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._console = console
+        self._memory_to_come = memory_to_come
+        self._child: Child | None = None
+        self._stop = StopRequest(self._on_signal)
+
+    async def run(self) -> int:
+        """Answers the exit code: 0 where the model may be loaded, else 1 with the reason told."""
+        self._stop.listen(self._settings.parent_pid)
+        try:
+            folder = await self._look_over()
+            check_tokenizer(self._settings, self._environ, folder)
+        except (BadSetting, ChildFailed) as error:
+            self._console.say(f"error: {error}", "ERROR")
+            return 1
+        except Stopped:
+            return 1
+        finally:
+            self._stop.close()
+            if self._child is not None:
+                await self._child.stop(_STOP_S)
+        self._console.say(f"{self._settings.model_id} may be loaded")
+        return 0
+
+    async def _look_over(self) -> Path:
+        settings = self._settings
+        self._child = child = await Child.start(
+            "check",
+            settings.check_argv(self._memory_to_come),
+            settings.shard_environ(0, self._environ),
+            self._console,
+        )
+        await self._stop.or_stop(child.wait())
+        if child.returncode != 0:
+            raise ChildFailed(child.death_notice())
+        return Path(child.last_lines[-1])
+
+    def _on_signal(self, signum: signal.Signals, num_signals: int) -> None:
+        self._console.say(f"{signum.name}: stopping")

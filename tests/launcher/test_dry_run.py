@@ -1,0 +1,50 @@
+"""`launcher serve --dry-run`: a model and its settings looked over without being loaded."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.settings import BUNDLED_MODEL
+
+pytestmark = pytest.mark.slow
+
+
+def dry_run(*args: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "launcher", "serve", *args, "--dry-run"]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_model_in_order_may_be_loaded() -> None:
+    said = dry_run()
+    assert (said.returncode, said.stdout) == (0, "")
+    assert "may be loaded" in said.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(BUNDLED_MODEL, tmp_path / "model"))
+
+
+def test_weights_that_were_cut_off_are_told(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    said = dry_run(str(folder))
+    assert said.returncode == 1
+    assert f"error: {weights}: is truncated" in said.stderr
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": 5}')
+    said = dry_run(str(folder))
+    assert said.returncode == 1
+    assert "error: " in said.stderr
+    assert "tokenizer.json is not a tokenizer" in said.stderr
+
+
+def test_of_several_models_each_is_asked_for_alone() -> None:
+    said = dry_run("a", "b")
+    assert said.returncode == 1
+    assert "--dry-run: it is about one model" in said.stderr
