@@ -9,10 +9,10 @@ from model_server.attention.base import AttentionBackend
 from model_server.attention.cpu import CpuAttention
 from model_server.attention.cpu_op import CpuOp, CpuOpAttention
 from model_server.attention.cuda import CudaAttention
-from model_server.attention.native_library import NativeUnavailable
 from model_server.attention.reference import ReferenceAttention
 from model_server.errors import ConfigRefused
 from model_server.kv_cache import LayerGeometry
+from model_server.native_library import NativeUnavailable
 
 _log = logging.getLogger(__name__)
 
