@@ -1,4 +1,5 @@
-"""The one task that steps: schedule, compute, apply, tell; and the only caller of the scheduler.
+"""The one task that steps: schedule, compute, apply, tell; the scheduler has no other callers than
+it and its recovery.
 
     submit -> scheduler -> Batch -> shards -> StepResult -> scheduler -> Stream -> reader
                   ^                                             |
@@ -16,7 +17,6 @@ their writing is done while the shards compute.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from time import monotonic
 
 from router.admission import Admission
@@ -28,19 +28,19 @@ from router.errors import (
     Cancelled,
     ConstraintRefused,
     Displaced,
-    GenerationFailed,
     InvalidRequest,
     RouterError,
     ServerStopped,
     ShardFailed,
 )
 from router.events import Finished, FinishReason
-from router.mishaps import failed_by_bug, failed_row, internal
+from router.mishaps import failed_by_bug, failed_row
 from router.open_streams import OpenStreams
 from router.output_text import OutputText
 from router.pacing import Pacing
 from router.preparing import Preparing
 from router.progress import Progress, Wait
+from router.recovery import Recovery
 from router.request import GenerateRequest
 from router.shards import Shards
 from router.slots import Slots
@@ -91,6 +91,13 @@ class Batcher:
         self._num_checked = 0
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._recovery = Recovery(
+            *(shards, scheduler, self._streams, self._groups, self._admission, self._progress),
+            self._begun_anew,
+            stopping=self._stopping,
+            retry_s=limits.retry_s,
+            clock=clock,
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -221,7 +228,7 @@ class Batcher:
             self._expire(begun_s)
             self._groups.advance()
             if self._progress.is_broken:
-                await self._recover()
+                await self._recovery.attempt()
                 return
             self._pacing.resume()
             batch = self._scheduler.schedule(begun_s)
@@ -234,10 +241,15 @@ class Batcher:
         except Displaced:
             raise
         except ShardFailed as error:
-            self._lose_shards(error)
+            self._recovery.lose_shards(error)
         except Exception as error:
             _logger.exception("a step failed by a bug; every request is ended")
-            self._start_over(error)
+            self._recovery.start_over(error)
+
+    def _begun_anew(self) -> None:
+        """The shards may be others; what left the old ones has left."""
+        self._preparing.forget()
+        self._departures.look(self._clock())
 
     async def _step(self, batch: Batch) -> None:
         self._observer.began(batch)
@@ -348,53 +360,3 @@ class Batcher:
         if self._num_checked < self._num_submitted:
             self._num_checked = self._num_submitted
             self._scheduler.check_invariants()
-
-    def _lose_shards(self, error: ShardFailed) -> None:
-        """The shards' state is unknown: what ran in them has failed, what waits stays."""
-        _logger.error("%s", error)
-        self._progress.breaks(self._clock())
-        self._streams.fail_some(self._scheduler.fail(), error)
-        self._streams.tell()
-
-    async def _recover(self) -> None:
-        """Begins anew with the shards; if they do not answer, nobody waits for them.
-
-        Raises Displaced.
-        """
-        try:
-            await self._shards.reset()
-        except Displaced as error:
-            self._streams.fail_all(error)
-            raise
-        except ShardFailed as error:
-            if self._streams:
-                _logger.error("%s", error)
-            await self._retry_later(error)
-        except Exception as error:
-            _logger.exception("the shards could not be asked to begin anew, by a bug")
-            await self._retry_later(internal(error))
-        else:
-            self._progress.mends()
-            self._preparing.forget()
-            self._departures.look(self._clock())
-            _logger.warning("the shards answer again")
-
-    async def _retry_later(self, error: GenerationFailed) -> None:
-        # What ran has failed before; these wait.
-        self._end_all(self._admission.unhealthy(f"the shards do not answer: {error}"))
-        self._wake.clear()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), self._limits.retry_s)
-
-    def _start_over(self, error: Exception) -> None:
-        """After a bug: ends everything, and goes on if the books are sound when empty."""
-        self._progress.breaks(self._clock())
-        self._scheduler.fail()
-        self._end_all(internal(error))
-        self._scheduler.check_invariants()
-
-    def _end_all(self, error: RouterError) -> None:
-        """All streams fail, and whoever submits them one after the other hears of it at once."""
-        self._streams.fail_all(error)
-        self._groups.advance()
-        self._streams.tell()
