@@ -81,7 +81,7 @@ def _beam_fields(beam: BeamState) -> dict[str, object]:
 
 
 def _node_fields(beam: BeamState) -> dict[str, object]:
-    own = {"ended_by": beam.ended_by, "num_known": beam.num_known or None, "most": beam.most}
+    own = {"ended_by": beam.ended_by, "known": list(beam.known) or None, "most": beam.most}
     return given({**_beam_fields(beam), **own})
 
 
@@ -118,7 +118,7 @@ def _beam(fields: Mapping[str, Any]) -> BeamState:
         text=fields.get("text") or "",
         is_ended=bool(fields.get("is_ended")),
         ended_by=fields.get("ended_by"),
-        num_known=fields.get("num_known") or 0,
+        known=tuple(fields.get("known") or ()),
         most=fields.get("most"),
     )
 

@@ -179,13 +179,13 @@ class BestFirstSearch:
 
     def _wants_more(self, window: _Window) -> bool:
         """Whether what is behind the window may be among the results, as far as one can see."""
-        num_passed = sum(not (isinstance(each, Open) and each.num_known) for each in window.passed)
+        num_passed = sum(not (isinstance(each, Open) and each.known) for each in window.passed)
         return self._num_found + num_passed + 1 < self._group.k
 
     def _node(self, each: Node | Alternative) -> Node:
         node = _made(each)
         assert not isinstance(node, Place), "a place is no node that is to be asked"
-        if isinstance(node, Open) and not node.num_known and self._is_ended(node.beam):
+        if isinstance(node, Open) and not node.known and self._is_ended(node.beam):
             return Ending(node.beam)
         return node
 
@@ -208,18 +208,24 @@ class BestFirstSearch:
                     self._push(each)
 
     def _num_tops(self, node: Open) -> int:
-        return min(4 * node.num_known or self._group.num_tops, _MAX_TOPS)
+        return min(4 * len(node.known) or self._group.num_tops, _MAX_TOPS)
 
     def _behind(self, node: Open, told: Probed, num_tops: int) -> Iterator[_Queued]:
-        """The tokens beyond those that are known, and the rest of them if there is one."""
-        beam = node.beam
-        yield from list(alternatives(beam, self._hole(beam), told))[node.num_known :]
+        """The tokens beyond those that are known, and the rest of them if there is one.
+
+        Known by their ids: equally probable ones may come in another order when they are asked
+        for again, of another shard even with other log-probabilities.
+        """
+        beam, known = node.beam, frozenset(node.known)
+        every = alternatives(beam, self._hole(beam), told)
+        new = [each for each in every if each.token_id not in known]
+        yield from new
         if len(told.tokens) < num_tops or num_tops >= _MAX_TOPS:
             return
         left = 1.0 - sum(math.exp(logprob) for _, logprob in told.tokens)
         # Each other one is at most as probable as the last one told, and as all of them together.
         most = min(told.tokens[-1][1], math.log(max(left, 1e-6)))
-        yield Open(beam, len(told.tokens), beam.logprob + most)
+        yield Open(beam, (*node.known, *(each.token_id for each in new)), beam.logprob + most)
 
     def _land(self, endings: Sequence[Ending]) -> Asking[None]:
         """Whether the texts are as they must be: then they are places, else dropped."""

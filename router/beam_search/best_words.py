@@ -17,12 +17,12 @@ from router.errors import RouterError
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A beam that may go on. `num_known`: but by none of so many tokens, the most probable ones;
-    then each trace that it leads to has `most` as its log-probability at most.
+    """A beam that may go on. `known`: but by none of these tokens, the most probable ones; then
+    each trace that it leads to has `most` as its log-probability at most.
     """
 
     beam: Beam
-    num_known: int = 0
+    known: tuple[int, ...] = ()
     most: float = math.inf
 
     @property

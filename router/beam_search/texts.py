@@ -12,20 +12,21 @@ from router.output_text import OutputText
 from router.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
 
-# Those of a step, those of the step before it, and those that end in it.
 _KEPT_PER_BEAM = 4
+# What a search of many long outputs may take of memory: some kilobytes each. Beyond it the oldest
+# ones are read anew, which takes a step's least part.
+_MOST_KEPT = 2048
 
 
 class OutputTexts:
-    """Reads outputs of a group's holes. Owner of what was read of the latest.
+    """Reads outputs of a group's holes. Owner of what was read of the last `num_kept`.
 
-    `width`: so many outputs grow side by side. What is remembered no more is read from its first
-    token.
+    What is remembered no more is read from its first token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, width: int = 1) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_kept: int) -> None:
         self._tokenizer = tokenizer
-        self._most = _KEPT_PER_BEAM * width
+        self._most = num_kept
         # By hole and output; least recently used first. Nobody outside grows one of these.
         self._read: OrderedDict[tuple[Hole, tuple[int, ...]], OutputText] = OrderedDict()
 
@@ -62,6 +63,16 @@ class OutputTexts:
         if len(self._read) > self._most:
             self._read.popitem(last=False)
         return text
+
+
+def num_kept_of_beams(width: int) -> int:
+    """Those of a step, those of the step before it, and those that end in it."""
+    return _KEPT_PER_BEAM * width
+
+
+def num_kept_best_first(width: int, budget: int) -> int:
+    """A best-first search may go on from any output that it has asked about, however old."""
+    return min(budget, _MOST_KEPT) + num_kept_of_beams(width)
 
 
 def _has_stops(request: GenerateRequest) -> bool:

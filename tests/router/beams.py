@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from router.beam_search.run import BeamRun
-from router.beam_search.texts import OutputTexts
+from router.beam_search.texts import OutputTexts, num_kept_of_beams
 from router.beam_search.words import Beam, Group, Hole, Outcome
 from router.request import GenerateRequest, LogprobParams
 from tests.byte_tokenizer import EOS_ID
@@ -30,4 +30,6 @@ def searching(
         beams=(Beam(hole=0),),
         end_token_ids=frozenset({EOS_ID}),
     )
-    return rig.infer.search_beams(group, OutputTexts(byte_tokenizer(), width), report_s)
+    return rig.infer.search_beams(
+        group, OutputTexts(byte_tokenizer(), num_kept_of_beams(width)), report_s
+    )

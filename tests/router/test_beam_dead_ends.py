@@ -51,7 +51,7 @@ def searched(
         end_token_ids=frozenset({EOS_ID}),
         num_candidates=num_candidates,
     )
-    running = BeamSearch(group, OutputTexts(byte_tokenizer(), width)).run()
+    running = BeamSearch(group, OutputTexts(byte_tokenizer(), 4 * width)).run()
     asked: list[Ask] = []
     told: Sequence[Told] | None = None
     try:

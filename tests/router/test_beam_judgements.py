@@ -17,7 +17,7 @@ def test_a_text_that_an_end_token_ended_is_judged_before_it_is_kept() -> None:
     hole = Hole(replace(asking(max_new_tokens=9), constraint=_LENIENT), is_last=True)
     end_token_ids = frozenset({EOS_ID})
     group = Group(width=1, holes=(hole,), beams=(Beam(hole=0),), end_token_ids=end_token_ids)
-    search = BeamSearch(group, OutputTexts(byte_tokenizer()))
+    search = BeamSearch(group, OutputTexts(byte_tokenizer(), 4))
     running = search.run()
     next(running)
 

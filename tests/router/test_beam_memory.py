@@ -18,7 +18,7 @@ def test_a_step_copies_the_outputs_of_those_beams_alone_that_go_on() -> None:
         for index in range(_WIDTH)
     )
     group = Group(width=_WIDTH, holes=(hole,), beams=beams, end_token_ids=frozenset({EOS_ID}))
-    search = BeamSearch(group, OutputTexts(byte_tokenizer()))
+    search = BeamSearch(group, OutputTexts(byte_tokenizer(), 4))
     tops = tuple((token_id, -0.1 * token_id) for token_id in range(EOS_ID + 1, _NUM_TOPS))
     running = search.run()
     asks = next(running)

@@ -1,7 +1,7 @@
 """The best-first search by itself: against all traces of a small tree, cut and gone on with."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from zlib import crc32
@@ -53,7 +53,31 @@ def told(seed: int, ask: Ask) -> Probed:
     return Probed(next_tokens(seed, ask.beam.output_ids)[: ask.num_tops], frozenset({EOS_ID}))
 
 
-def carried_out(search: BestFirstSearch, seed: int) -> tuple[BestOutcome, int]:
+def told_in_any_order(seed: int, ask: Ask) -> Probed:
+    """Few log-probabilities, each of several tokens, whose order depends on how many are asked."""
+    assert isinstance(ask, Probe)
+    shares = rounded_tokens(seed, ask.beam.output_ids)
+
+    def order(token: tuple[int, float]) -> tuple[float, int]:
+        return -token[1], crc32(f"{ask.num_tops}|{seed}|{token[0]}".encode())
+
+    return Probed(tuple(sorted(shares, key=order)[: ask.num_tops]), frozenset({EOS_ID}))
+
+
+def rounded_tokens(seed: int, output_ids: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+    """As `next_tokens`, of two log-probabilities alone."""
+    ids = (*LETTERS, EOS_ID)
+    likely = [crc32(f"{seed}|{output_ids}|{each}".encode()) % 3 == 0 for each in ids]
+    weights = [2.0 if each else 1.0 for each in likely]
+    return tuple(
+        (token_id, math.log(weight / sum(weights)))
+        for token_id, weight in zip(ids, weights, strict=True)
+    )
+
+
+def carried_out(
+    search: BestFirstSearch, seed: int, told: Callable[[int, Ask], Probed] = told
+) -> tuple[BestOutcome, int]:
     """What comes of it, and how many next tokens were asked for."""
     asking, num_asked = search.run(), 0
     try:
@@ -106,6 +130,18 @@ def test_the_best_are_found_however_many_are_asked_at_once(
     outcome, _ = carried_out(BestFirstSearch(asked, Texts(stops=stops)), seed)
     assert outcome.reason is Reason.COMPLETE
     assert same(spelled(outcome.ended), every_trace(seed, stops=stops)[:k])
+
+
+@given(seed=seeds, width=few, num_tops=few)
+def test_equally_probable_tokens_are_looked_at_once_in_whichever_order_they_come(
+    seed: int, width: int, num_tops: int
+) -> None:
+    asked = group(k=200, width=width, num_tops=num_tops)
+    outcome, _ = carried_out(BestFirstSearch(asked, Texts()), seed, told_in_any_order)
+    letters = ["".join(each) for size in range(MAX_LEN + 1) for each in product("abc", repeat=size)]
+    assert sorted(Texts().text(HOLE, place.beam.output_ids) for place in outcome.ended) == sorted(
+        letters
+    )
 
 
 @given(seed=seeds, k=few, max_open=st.integers(10, 14), num_told=few)

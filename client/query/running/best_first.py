@@ -54,7 +54,7 @@ class _Open:
 
     branch: Branch
     ended_by: str | None = None
-    num_known: int = 0
+    known: tuple[int, ...] = ()
     most: float | None = None
 
     @property
@@ -65,7 +65,7 @@ class _Open:
     def state(self, hole: int) -> BeamState:
         """As the server told of it."""
         state = self.branch.state(hole)
-        return replace(state, ended_by=self.ended_by, num_known=self.num_known, most=self.most)
+        return replace(state, ended_by=self.ended_by, known=self.known, most=self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class _Search:
         for node in rest:
             if len(late) == self._num_missing:
                 break
-            if not isinstance(node, Finished) and not (isinstance(node, _Open) and node.num_known):
+            if not isinstance(node, Finished) and not (isinstance(node, _Open) and node.known):
                 late += await self._completed(node)
         self._found += sorted(late, key=lambda found: -found.logprob)
 
@@ -337,4 +337,4 @@ def _node(state: BeamState, ats: Sequence[AtHole]) -> _Open | _Filled:
     branch = branch_of(state, ats)
     if state.is_ended:
         return _Filled(branch, state.text)
-    return _Open(branch, state.ended_by, state.num_known, state.most)
+    return _Open(branch, state.ended_by, state.known, state.most)

@@ -69,8 +69,8 @@ def _left(each: Node | Place) -> dict[str, object]:
     told = _beam(each.beam)
     if isinstance(each, Ending):
         told["ended_by"] = "token" if each.by_token else "length"
-    elif each.num_known:
-        told |= {"num_known": each.num_known, "most": each.most}
+    elif each.known:
+        told |= {"known": each.known, "most": each.most}
     return told
 
 

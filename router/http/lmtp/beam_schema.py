@@ -15,8 +15,8 @@ _Logprob = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
 _Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
-    """A search sends many of them: no work per token but this."""
+def token_ids(value: Any) -> tuple[int, ...]:
+    """A list of them. A search sends many: no work per token but this."""
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise WrongPart("must be a list of token ids", value)
     return tuple(value)
@@ -44,7 +44,7 @@ class BeamBody(Schema):
     """A beam at the hole of this number, and what it has of it."""
 
     hole: _Count = 0
-    output: Annotated[tuple[int, ...], PlainValidator(_token_ids)] = ()
+    output: Annotated[tuple[int, ...], PlainValidator(token_ids)] = ()
     logprob: _Logprob = 0.0
     num_tokens: _Count = 0
     output_logprob: _Logprob = 0.0

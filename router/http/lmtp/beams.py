@@ -6,7 +6,7 @@ holes -> GenerateRequests, checked once -> BeamRun -> BEAMS* DONE
 from dataclasses import replace
 
 from router.beam_search.run import BeamRun, BeamUsage
-from router.beam_search.texts import OutputTexts
+from router.beam_search.texts import OutputTexts, num_kept_of_beams
 from router.beam_search.words import Beam, Dead, Group, Hole, Outcome, Place, Reason, Scoring
 from router.errors import InvalidRequest
 from router.http.body import parse_part
@@ -35,7 +35,7 @@ class Beaming(Searching[Group, Outcome]):
         self._num_considered = group.num_considered
         if not group.beams:
             return Outcome(reason=Reason.COMPLETE)
-        texts = OutputTexts(self._services.prompts.tokenizer, group.width)
+        texts = OutputTexts(self._services.prompts.tokenizer, num_kept_of_beams(group.width))
         return self._services.infer.search_beams(group, texts, body.report_s), texts
 
     def _report(self, run: BeamRun[Group, Outcome], texts: OutputTexts) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from router.beam_search.best_words import BestGroup, BestOutcome, Ending, Node, Open
 from router.beam_search.run import BeamRun, BeamUsage
-from router.beam_search.texts import OutputTexts
+from router.beam_search.texts import OutputTexts, num_kept_best_first
 from router.beam_search.words import Beam, Dead, Hole, Place, Reason
 from router.errors import InvalidRequest
 from router.http.body import parse_part
@@ -21,9 +21,6 @@ from router.http.model_name import served_name
 
 # Nodes that are asked at once: more are asked in vain more often, fewer leave a step half empty.
 _WIDTH = 8
-# Outputs of which the search remembers how they read, for each that is asked at once: it comes
-# back to them later.
-_TEXTS_PER_BEAM = 16
 
 
 class BestFirst(Searching[BestGroup, BestOutcome]):
@@ -37,7 +34,8 @@ class BestFirst(Searching[BestGroup, BestOutcome]):
         group = await self._group(body)
         if not group.nodes:
             return BestOutcome(reason=Reason.COMPLETE)
-        texts = OutputTexts(self._services.prompts.tokenizer, _TEXTS_PER_BEAM * group.width)
+        num_kept = num_kept_best_first(group.width, group.budget)
+        texts = OutputTexts(self._services.prompts.tokenizer, num_kept)
         return self._services.infer.search_best(group, texts, body.report_s), texts
 
     def _report(self, run: BeamRun[BestGroup, BestOutcome], texts: OutputTexts) -> str:
@@ -105,7 +103,7 @@ class BestFirst(Searching[BestGroup, BestOutcome]):
         )
         if given.ended_by is not None:
             return Ending(beam, by_token=given.ended_by == "token")
-        return Open(beam, given.num_known, math.inf if given.most is None else given.most)
+        return Open(beam, given.known, math.inf if given.most is None else given.most)
 
     def _check_output(self, given: NodeBody, hole: Hole, field: str) -> None:
         ends_by_length = given.ended_by == "length"

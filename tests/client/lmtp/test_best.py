@@ -16,7 +16,7 @@ CALL = BestCall(
     beams=(
         BeamState(),
         BeamState(output=(1, 2), logprob=-2.5, num_tokens=3, ended_by="token"),
-        BeamState(output=(7,), logprob=-1.0, num_tokens=1, num_known=16, most=-6.5),
+        BeamState(output=(7,), logprob=-1.0, num_tokens=1, known=(5, 6), most=-6.5),
     ),
     sampling=Sampling(temperature=0.7, repetition_penalty=1.1),
     ended=(-9.0,),
@@ -33,7 +33,7 @@ async def test_all_that_is_known_of_beams_is_sent_and_read_again() -> None:
     left = [
         beam(4, 5, text="de", is_ended=True),
         beam(1, 2, ended_by="length"),
-        beam(7, num_known=64, most=-8.25),
+        beam(7, known=[9, 8], most=-8.25),
     ]
 
     async def answers(peer: Peer) -> None:
@@ -59,12 +59,12 @@ async def test_all_that_is_known_of_beams_is_sent_and_read_again() -> None:
     assert body["repetition_penalty"] == 1.1
     assert first == beam(logprob=0.0)
     assert (second["ended_by"], second["output"]) == ("token", [1, 2])
-    assert (third["num_known"], third["most"]) == (16, -6.5)
+    assert (third["known"], third["most"]) == ([5, 6], -6.5)
     assert isinstance(answer, BeamsAnswer)
-    assert [(state.is_ended, state.ended_by, state.num_known) for state in answer.beams] == [
-        (True, None, 0),
-        (False, "length", 0),
-        (False, None, 64),
+    assert [(state.is_ended, state.ended_by, state.known) for state in answer.beams] == [
+        (True, None, ()),
+        (False, "length", ()),
+        (False, None, (9, 8)),
     ]
     assert answer.beams[2].most == -8.25
     assert [state.text for state in answer.ended] == ["b"]

@@ -123,7 +123,7 @@ def _left(each: Node | Place) -> BeamState:
     state = _state(Place(each.beam))
     if isinstance(each, Ending):
         return replace(state, ended_by="token" if each.by_token else "length")
-    return replace(state, num_known=each.num_known, most=each.most) if each.num_known else state
+    return replace(state, known=each.known, most=each.most) if each.known else state
 
 
 def _dropped(outcome: Outcome | BestOutcome) -> tuple[BeamDropped, ...]:
@@ -185,7 +185,7 @@ def _best_group(call: BestCall, end_token_ids: frozenset[int]) -> BestGroup:
 def _node(state: BeamState) -> Node:
     if state.ended_by is not None:
         return Ending(_beam(state), by_token=state.ended_by == "token")
-    return Open(_beam(state), state.num_known, math.inf if state.most is None else state.most)
+    return Open(_beam(state), state.known, math.inf if state.most is None else state.most)
 
 
 async def _told(model: Generates, ask: Ask, hole: BeamHole, call: SearchCall) -> Told:
