@@ -89,7 +89,7 @@ class BodyRun:
 
     def begin(self, body: Coroutine[Any, Any, object]) -> None:
         """The body, which calls `next_entry` at each hole."""
-        self._task = asyncio.create_task(body)
+        self._task = asyncio.create_task(_without_exits(body))
 
     # Who runs the program
 
@@ -205,6 +205,15 @@ class BodyRun:
     async def _never(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody wakes a run that is stuck")
+
+
+async def _without_exits(body: Coroutine[Any, Any, object]) -> object:
+    """A task that ends by SystemExit takes the event loop along, and all that runs beside it."""
+    try:
+        return await body
+    except SystemExit as error:
+        what = RuntimeError(f"the program asks for an exit: {error!r}")
+        raise what.with_traceback(error.__traceback__) from error
 
 
 def other_prompt(hole: Hole, source: Source) -> BadProgram:

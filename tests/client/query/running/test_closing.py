@@ -396,3 +396,16 @@ async def test_a_program_whose_own_task_is_cancelled_has_failed() -> None:
 
     with pytest.raises(ProgramFailed, match=r"<query>:4:1: .* was cancelled"):
         await run(text, model=ScriptedModel(in_turn("yes")))
+
+
+async def test_a_program_that_exits_fails_alone() -> None:
+    model = ScriptedModel(lambda prompt: ["yes"])
+    texts = ['"[X]"', '"[X]"\nraise SystemExit(3)', '"[X]"']
+
+    results = await asyncio.gather(
+        *(run(text, model=model) for text in texts), return_exceptions=True
+    )
+
+    assert [isinstance(each, BaseException) for each in results] == [False, True, False]
+    assert isinstance(results[1], ProgramFailed)
+    assert str(results[1]).startswith("<query>:2:1: RuntimeError: the program asks for an exit")
