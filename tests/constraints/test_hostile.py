@@ -7,8 +7,9 @@ promise; what each is refused for is not looked at, only that there is an answer
 import asyncio
 import resource
 import time
-from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import models.demo
 from constraints.errors import ConstraintError
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.verdict import Judged, Passed
-from constraints.worker.jobs import Check, Judge
+from constraints.worker.jobs import Check, Judge, frame, job_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
 from tests.constraints.hostile import BLOWS_UP_LATER, BLOWS_UP_ON, NUM_HOSTILE, Hostile, hostile
 
@@ -77,21 +78,66 @@ def test_each_is_answered_in_time_when_they_come_one_after_the_other() -> None:
         assert alone.submit(largest_child_kib).result() < 1_200_000
 
 
-@pytest.mark.alone
-@pytest.mark.slow
-async def test_each_is_answered_in_time_when_they_come_together() -> None:
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What came of many at once.
+
+    num_answered:   those that were passed or refused, and not told to come again
+    kept_waiting_s: how long the machine left the one thread that answers without a core
+    made_ready_s:   what making all their texts ready to be sent took of it
+    """
+
+    num_answered: int
+    slowest_s: float
+    kept_waiting_s: float
+    made_ready_s: float
+
+
+def without_core_s() -> float:
+    """Seconds that this thread was ready to run and was not let; 0 where nobody counts them."""
+    path = Path("/proc/thread-self/schedstat")
+    return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0
+
+
+async def ask_together(asked: Sequence[Hostile]) -> Together:
+    begun_s = time.thread_time()
+    for each in asked:
+        frame(job_to_json(Check(each.spec, StopRule(), MAX_LEN)))
+    made_ready_s = time.thread_time() - begun_s
     workers = pool()
     try:
         await workers.wait_ready()
-        jobs = [answer(workers, each) for each in hostile() if len(each.spec.text) < 2_000_000]
-        answers = await asyncio.gather(*jobs)
-        # A second more: all texts are made ready to be sent before the first one is.
-        assert max(took_s for _, took_s in answers) < MAX_S + 1.0
-        came = Counter(word for word, _ in answers)
-        assert came["passed"] + came["TooComplex"] + came["Malformed"] > 20, came
-        assert isinstance(await workers.do(_HARMLESS), Passed)
+        begun_s = without_core_s()
+        answers = await asyncio.gather(*(answer(workers, each) for each in asked))
+        kept_waiting_s = without_core_s() - begun_s
+        # The workers are there after it, however little time the machine has for them.
+        assert isinstance(await workers.do(_HARMLESS, 60.0), Passed)
     finally:
         await workers.close()
+    return Together(
+        sum(came != PoolBusy.__name__ for came, _ in answers),
+        max(took_s for _, took_s in answers),
+        kept_waiting_s,
+        made_ready_s,
+    )
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_each_is_answered_in_time_when_they_come_together() -> None:
+    asked = [each for each in hostile() if len(each.spec.text) < 2_000_000]
+    harmless = [
+        Hostile(f"up to {most}", ConstraintSpec(Kind.REGEX, f"[a-z]{{3,{most}}}x"))
+        for most in range(4, 4 + len(asked))
+    ]
+    calm = await ask_together(harmless)
+    found = await ask_together(asked)
+    # All texts are made ready before the first one is sent.
+    bound_s = MAX_S + 2 * found.made_ready_s + found.kept_waiting_s
+    assert found.slowest_s < bound_s, found
+    # A busy machine leaves little time for compiling, to harmless ones as well. Those of the
+    # hostile that are quick have theirs beside the slow: a fifth of them on an idle machine.
+    assert 10 * found.num_answered > calm.num_answered, (found, calm)
 
 
 async def test_what_blows_up_while_it_is_followed_passes_the_check_and_fails_one_text() -> None:
