@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from model_server.native_library import NativeUnavailable, load_native
+from native.library import NativeUnavailable, load_native
 
 # Of larger teams OpenMP ends threads and starts others, which begin on the one core of the first.
 _NUM_THREADS = 2

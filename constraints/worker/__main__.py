@@ -18,6 +18,7 @@ from constraints.vocabulary import Vocabulary
 from constraints.worker.jobs import Bug, Check
 from constraints.worker.work import Work
 from constraints.worker.zygote import Zygote
+from native.breath import Breath
 
 # A worker serves few texts twice: what was found of them is remembered by its owner.
 _MAX_CACHED = 8
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             control.sendall(_failed(str(error)))
             return 1
         compiler = Compiler(vocabulary, max_cached=_MAX_CACHED)
-        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes)
+        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes, Breath.load())
         for spec in _FIRST:
             answer = work.answer(Check(spec, StopRule(), told.max_len))
             if isinstance(answer, Bug):

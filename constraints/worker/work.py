@@ -26,6 +26,7 @@ from constraints.worker.jobs import (
     frame,
     job_from_json,
 )
+from native.breath import Breath
 
 # What memory a worker keeps of past jobs takes from the next one's, so it leaves in time.
 _OLD_PART = 4
@@ -43,15 +44,22 @@ class Work:
 
     cpu_s:        seconds of computing that a job may take
     memory_bytes: what the process may grow by; the kernel holds it to that, see `limits`
+    breath:       how a worker keeps from holding up others by what it does when nobody else runs
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, compiler: Compiles, cpu_s: float, memory_bytes: int
+        self,
+        vocabulary: Vocabulary,
+        compiler: Compiles,
+        cpu_s: float,
+        memory_bytes: int,
+        breath: Breath,
     ) -> None:
         self._vocabulary = vocabulary
         self._compiler = compiler
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
+        self._breath = breath
 
     def serve(self, channel: socket.socket) -> None:
         """Answers what comes until the channel closes, or until this process has grown old.
@@ -62,7 +70,8 @@ class Work:
         is_old = False
         while not is_old and (job := _receive(channel)) is not None:
             limits.arm(self._cpu_s)
-            answer = self.answer(job)
+            with self._breath.breathing():
+                answer = self.answer(job)
             limits.arm(0.0)
             grown_bytes = (limits.address_space_bytes() or 0) - start_bytes
             is_old = _OLD_PART * grown_bytes > self._memory_bytes

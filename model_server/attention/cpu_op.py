@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model_server.attention.base import LayerOptions
 from model_server.kv_cache import LayerCache, LayerGeometry
-from model_server.native_library import NativeUnavailable, load_native
 from model_server.step import StepInputs
+from native.library import NativeUnavailable, load_native
 
 _SOURCE = Path(__file__).parent / "native" / "cpu_op.cpp"
 _BLOCK_SIZE = 16  # kBlock of the C++

@@ -12,7 +12,7 @@ from model_server.attention.cuda import CudaAttention
 from model_server.attention.reference import ReferenceAttention
 from model_server.errors import ConfigRefused
 from model_server.kv_cache import LayerGeometry
-from model_server.native_library import NativeUnavailable
+from native.library import NativeUnavailable
 
 _log = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from constraints.spec import ConstraintSpec
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
 from model_server.errors import ConstraintRefused
+from native.breath import Breath
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Languages:
         end_ids:    tokens that end a sequence of this model
         """
         self._loading: Future[Compiler] = Future()
+        self._breath = Breath()  # until what it needs is compiled, too
         self._preparing = ThreadPoolExecutor(_NUM_COMPILING, "compile", initializer=_give_way)
         load = threading.Thread(
             target=self._load, args=(folder, vocab_size, tuple(end_ids)), daemon=True
@@ -69,7 +71,11 @@ class Languages:
 
     def prepare(self, spec: ConstraintSpec) -> "Future[Prepared]":
         """Have a constraint compiled ahead of its request. In vain: ends with ConstraintRefused."""
-        return self._preparing.submit(self._prepare, spec)
+        return self._preparing.submit(self._prepare_breathing, spec)
+
+    def _prepare_breathing(self, spec: ConstraintSpec) -> Prepared:
+        with self._breath.breathing():
+            return self._prepare(spec)
 
     def _prepare(self, spec: ConstraintSpec) -> Prepared:
         try:
@@ -90,6 +96,7 @@ class Languages:
 
     def _load(self, folder: Path, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         try:
+            self._breath = Breath.load()
             began_s = time.monotonic()
             vocabulary = Vocabulary.load(folder / "tokenizer.json", vocab_size, end_ids)
             _log.info(

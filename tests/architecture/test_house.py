@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("launcher", "router", "model_server", "client", "fleet")
+PACKAGES = ("launcher", "router", "model_server", "client", "fleet", "native")
 MAX_LINES = 400
 
 

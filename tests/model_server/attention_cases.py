@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.kv_cache import KVCache, LayerGeometry
-from model_server.native_library import COMPILERS
+from native.library import COMPILERS
 from model_server.step import SequenceStep, StepInputs
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from model_server.attention.cpu_op import CpuOp
 from model_server.attention.select import select_backend
 from model_server.errors import ConfigRefused
 from model_server.kv_cache import LayerGeometry
-from model_server.native_library import NativeUnavailable
+from native.library import NativeUnavailable
 from tests.model_server.attention_cases import CPU, needs_compiler
 
 FIT = [LayerGeometry(2, 64, 64)]

@@ -20,8 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from model_server.errors import ShardError
-
 _log = logging.getLogger(__name__)
 
 COMPILERS = ("g++", "c++")
@@ -31,7 +29,7 @@ _TIMEOUT_S = 180.0
 _LOCK_POLL_S = 0.05
 
 
-class NativeUnavailable(ShardError):
+class NativeUnavailable(Exception):
     """The library cannot be had here: no compiler, or it fails. The text is the reason."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_server.native_library import NativeUnavailable, load_native
+from native.library import NativeUnavailable, load_native
 from tests.model_server.attention_cases import needs_compiler
 
 

@@ -1,0 +1,93 @@
+// Lets a thread that computes leave its core for a moment, again and again.
+
+#include <cerrno>
+#include <csignal>
+#include <ctime>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+
+namespace {
+
+constexpr long long kSecond = 1000000000LL;
+// A pause that takes so much longer than it was to take: somebody else wanted the core.
+constexpr long long kWaited = 500000LL;
+// The kernel may let a sleeper sleep for so much longer.
+constexpr unsigned long kSlack = 1000UL;
+
+struct Breath {
+    timer_t timer;
+    bool has_timer = false;
+    long long every_ns = 0, pause_ns = 0, contended_every_ns = 0;
+    long long due_ns = 0;  // of computing
+
+    ~Breath() {
+        if (has_timer) timer_delete(timer);
+    }
+};
+
+thread_local Breath breath;
+
+long long now_ns(clockid_t clock) {
+    timespec now;
+    clock_gettime(clock, &now);
+    return now.tv_sec * kSecond + now.tv_nsec;
+}
+
+timespec as_timespec(long long ns) {
+    return {static_cast<time_t>(ns / kSecond), static_cast<long>(ns % kSecond)};
+}
+
+// The timer rings by the wall's clock, also while the thread waits for a core; what counts is what
+// it has computed.
+void rest(int) {
+    if (now_ns(CLOCK_THREAD_CPUTIME_ID) < breath.due_ns) return;
+    const int kept = errno;
+    const long long begun_ns = now_ns(CLOCK_MONOTONIC);
+    const timespec pause = as_timespec(breath.pause_ns);
+    nanosleep(&pause, nullptr);
+    const bool waited = now_ns(CLOCK_MONOTONIC) - begun_ns > breath.pause_ns + kWaited;
+    breath.due_ns = now_ns(CLOCK_THREAD_CPUTIME_ID) +
+                    (waited ? breath.contended_every_ns : breath.every_ns);
+    errno = kept;
+}
+
+int begin() {
+    const int number = SIGRTMIN + 8;
+    struct sigaction action = {};
+    action.sa_handler = rest;
+    action.sa_flags = SA_RESTART;
+    if (sigaction(number, &action, nullptr) != 0) return errno;
+    sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = number;
+    event.sigev_notify_thread_id = static_cast<pid_t>(syscall(SYS_gettid));
+    if (timer_create(CLOCK_MONOTONIC, &event, &breath.timer) != 0) return errno;
+    breath.has_timer = true;
+    prctl(PR_SET_TIMERSLACK, kSlack);
+    return 0;
+}
+
+}  // namespace
+
+// From now on the calling thread sleeps for `pause_ns` each time that it has computed for
+// `every_ns`; for `contended_every_ns`, where others took its core meanwhile. `every_ns` 0: it does
+// so no longer. Answers 0 or an errno.
+extern "C" int tandem_breathe(long long every_ns, long long pause_ns,
+                              long long contended_every_ns) {
+    if (!breath.has_timer) {
+        if (every_ns == 0) return 0;
+        if (const int error = begin()) return error;
+    }
+    breath.every_ns = every_ns;
+    breath.pause_ns = pause_ns;
+    breath.contended_every_ns = contended_every_ns;
+    breath.due_ns = now_ns(CLOCK_THREAD_CPUTIME_ID) + every_ns;
+    const timespec ring = as_timespec(every_ns / 2);
+    const itimerspec rings = {ring, ring};
+    return timer_settime(breath.timer, 0, &rings, nullptr) == 0 ? 0 : errno;
+}

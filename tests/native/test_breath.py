@@ -1,0 +1,90 @@
+"""A thread that breathes leaves its core while it computes, and only then."""
+
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from native.breath import Breath
+from tests.model_server.attention_cases import needs_compiler
+
+pytestmark = [
+    needs_compiler,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="its timers are Linux's"),
+]
+
+COMPUTING_S = 0.1
+
+
+@pytest.fixture(scope="module")
+def breath() -> Breath:
+    return Breath.load()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+def compute() -> float:
+    """The seconds of computing that it took."""
+    begun_s = time.thread_time()
+    while time.thread_time() - begun_s < COMPUTING_S:
+        pass
+    return time.thread_time() - begun_s
+
+
+def num_pauses(work: Callable[[], object]) -> int:
+    """How often the calling thread gave its core up by itself."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    work()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+
+
+def breathing(breath: Breath) -> int:
+    with breath.breathing():
+        return num_pauses(compute)
+
+
+def test_it_leaves_its_core_again_and_again(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
+    # Where others want the core it is once in 10 ms.
+    assert elsewhere.submit(breathing, breath).result() >= COMPUTING_S / 0.01 / 2
+
+
+def test_it_stops_when_it_is_over(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
+    elsewhere.submit(breathing, breath).result()
+    pauses = elsewhere.submit(num_pauses, compute).result()
+    assert pauses < COMPUTING_S / 0.01 / 2
+
+
+def test_a_sleep_is_not_cut_short(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
+    def sleep() -> float:
+        with breath.breathing():
+            begun_s = time.monotonic()
+            time.sleep(0.05)
+            return time.monotonic() - begun_s
+
+    assert elsewhere.submit(sleep).result() >= 0.05
+
+
+def _in_a_fork(breath: Breath, answer: "multiprocessing.Queue[int]") -> None:
+    answer.put(breathing(breath))
+
+
+def test_a_fork_breathes_by_itself(breath: Breath) -> None:
+    context = multiprocessing.get_context("fork")
+    answer: multiprocessing.Queue[int] = context.Queue()
+    process = context.Process(target=_in_a_fork, args=(breath, answer))
+    process.start()
+    assert answer.get(timeout=30) >= COMPUTING_S / 0.01 / 2
+    process.join()
+
+
+def test_without_a_library_nothing_happens() -> None:
+    with Breath().breathing():
+        assert compute() >= COMPUTING_S
