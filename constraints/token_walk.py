@@ -10,12 +10,12 @@ A state is a place in the automaton's table and counts gathered on the way, pack
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from constraints.kept import kept_with_vocabulary
 from constraints.vocabulary import Vocabulary
 
 Packed = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ _SPARSE_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Level:
+class Level:
     """Nodes of equal depth, in lexicographic order.
 
     parents:      [num_nodes] in the level above
@@ -79,29 +79,37 @@ class TokenWalk:
         tokens = [token for token, _ in spelled]
         ids = np.array([token_id for _, token_id in spelled], dtype=np.int64)
         self.max_token_len = max(map(len, tokens), default=0)
-        self._levels = _levels_of(tokens, ids)
+        self.levels = _levels_of(tokens, ids)
         # All tokens in the order of the levels.
         self._token_ids = np.concatenate(
-            [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self._levels)]
+            [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self.levels)]
         )
         # All tokens, those first that people would write, and each token's place among them.
         plain_first = sorted(range(self.vocab_size), key=lambda i: _oddity(vocabulary.tokens[i]))
         self.plain_first = np.array(plain_first, dtype=np.int64)
         self.plainness = np.empty(self.vocab_size, dtype=np.int64)
         self.plainness[self.plain_first] = np.arange(self.vocab_size)
-        self._num_nodes = sum(len(level.parents) for level in self._levels)
+        self._num_nodes = sum(len(level.parents) for level in self.levels)
         self._under = self._nodes_under_bytes()
 
     def num_nodes_after(self, first: int, last: int) -> int:
         """Nodes of the trie below first bytes from `first` to `last`."""
-        if not self._levels:
+        if not self.levels:
             return 0
-        letters = self._levels[0].bytes
+        letters = self.levels[0].bytes
         return int(self._under[(letters >= first) & (letters <= last)].sum())
+
+    def num_nodes_from(
+        self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int
+    ) -> int:
+        """Nodes of the trie below first bytes that can be read at a place."""
+        if not self.levels:
+            return 0
+        return int(self._under[(table[start + columns[0]] & PLACE_MASK) != 0].sum())
 
     def bytes_of_levels(self, classes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
         """The class of each node's byte, level by level: `columns` of the other methods."""
-        return [classes[level.bytes].astype(np.int64) for level in self._levels]
+        return [classes[level.bytes].astype(np.int64) for level in self.levels]
 
     def walk(self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int) -> Ends:
         """Every token from one place.
@@ -111,7 +119,7 @@ class TokenWalk:
         columns: of `bytes_of_levels`
         start:   the packed place
         """
-        if not self._levels:
+        if not self.levels:
             return self.walk_several(table, columns, np.array([start]))
         first = table[start + columns[0]]
         alive = (first & PLACE_MASK) != 0
@@ -119,7 +127,7 @@ class TokenWalk:
             return self.walk_several(table, columns, np.array([start]))
         found = []
         states = first
-        for depth, level in enumerate(self._levels):
+        for depth, level in enumerate(self.levels):
             if depth:
                 above = states[level.parents]
                 place = above & PLACE_MASK
@@ -139,7 +147,7 @@ class TokenWalk:
         nodes = np.tile(np.arange(num_roots), len(starts))
         origins = np.repeat(np.arange(len(starts)), num_roots)
         above = starts[origins]
-        for depth, level in enumerate(self._levels):
+        for depth, level in enumerate(self.levels):
             place = above & PLACE_MASK
             states = table[place + columns[depth][nodes]]
             live = np.flatnonzero((states & PLACE_MASK) != 0)
@@ -163,7 +171,7 @@ class TokenWalk:
     def _nodes_under_bytes(self) -> npt.NDArray[np.int64]:
         """How many nodes each first byte's subtree has, [nodes of the first level]."""
         under = np.zeros(0, dtype=np.int64)
-        for level in reversed(self._levels):
+        for level in reversed(self.levels):
             sums = np.concatenate([[0], np.cumsum(under)])
             under = 1 + sums[level.first_child[1:]] - sums[level.first_child[:-1]]
         return under
@@ -187,7 +195,7 @@ def _spread(
     return whose, np.arange(len(whose)) + (begins - before)[whose]
 
 
-def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[_Level]:
+def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
     """The levels of the trie of sorted tokens."""
     lengths = np.array([len(token) for token in tokens], dtype=np.int64)
     flat = np.frombuffer(b"".join(tokens), dtype=np.uint8)
@@ -215,7 +223,7 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[_Level]:
         depth += 1
     parents_below = [draft[0] for draft in drafts[1:]] + [np.zeros(0, dtype=np.int64)]
     return [
-        _Level(
+        Level(
             parents,
             letters,
             np.searchsorted(below, np.arange(len(parents) + 1)),
@@ -229,7 +237,7 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[_Level]:
     ]
 
 
-@lru_cache(maxsize=4)
+@kept_with_vocabulary(1)
 def walk_of(vocabulary: Vocabulary) -> TokenWalk:
     """The vocabulary's walk: half a second of work the first time."""
     return TokenWalk(vocabulary)

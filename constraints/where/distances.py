@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from constraints.errors import TooComplex
 from constraints.where.lattice import NEVER, Lattice, Reserves
@@ -41,12 +42,14 @@ class Distances:
         tokens: Axis | None,
         outlooks: Callable[[Sequence[int]], list[Outlook]],
         start: int,
-        nodes_inside: int,
+        is_alive: npt.NDArray[np.bool_],
+        num_followed: int,
     ) -> None:
         """Looks out of every place that tokens reach from the start.
 
         accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens
-        nodes_inside: how many nodes of the tokens' trie go on inside a character
+        is_alive: [num_places] whether a text can be completed from there at all
+        num_followed: nodes of the tokens' trie that go on inside a character, for all such places
         Raises TooComplex where there are too many ways to look at.
         """
         self._lattice = lattice
@@ -59,11 +62,9 @@ class Distances:
         self._cap = tokens.cap if tokens else 0
         self._segments = tokens.segments().tolist() if tokens else [0]
         counts_tokens = self._limit is not None or self._cap > 0
-        if not counts_tokens and (
-            len(accepted[0]) > _MAX_PLACES or len(accepted[0]) * nodes_inside > _MAX_FOLLOWED
-        ):
+        if not counts_tokens and (is_alive.sum() > _MAX_PLACES or num_followed > _MAX_FOLLOWED):
             raise TooComplex("too many places to follow tokens from")
-        self._ways = _ways(lattice, outlooks, start, accepted[0].shape)
+        self._ways = _ways(lattice, outlooks, start, is_alive, accepted[0].shape[1])
         self._check_work()
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, int], tuple[Reserves, int]] = OrderedDict()
@@ -160,11 +161,11 @@ def _ways(
     lattice: Lattice,
     outlooks: Callable[[Sequence[int]], list[Outlook]],
     start: int,
-    shape: tuple[int, ...],
+    is_alive: npt.NDArray[np.bool_],
+    num_cells: int,
 ) -> Ways:
-    """The ways of tokens between all places that tokens reach from the start."""
-    num_places, num_cells = shape
-    seen = np.zeros(num_places, dtype=np.bool_)
+    """The ways of tokens between all places alive that tokens reach from the start."""
+    seen = ~is_alive
     seen[start] = True
     wave = [start]
     sources, targets, gains = [], [], []
@@ -172,11 +173,12 @@ def _ways(
     while wave:
         views = outlooks(wave)
         for place, view in zip(wave, views, strict=True):
-            sources.append(np.full(view.num_kinds, place, dtype=np.int64))
-            targets.append(view.targets)
-            gains.append(view.gains)
-            num_ways += view.num_kinds
-        fresh = np.unique(np.concatenate([view.targets for view in views]))
+            kept = is_alive[view.targets]
+            targets.append(view.targets[kept])
+            gains.append(view.gains[kept])
+            sources.append(np.full(len(targets[-1]), place, dtype=np.int64))
+            num_ways += len(targets[-1])
+        fresh = np.unique(np.concatenate(targets[-len(views) :]))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
         if num_ways > MAX_TOKEN_STEPS // 8:

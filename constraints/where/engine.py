@@ -20,7 +20,7 @@ from constraints.token_walk import PLACE_MASK, TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
 from constraints.where.distances import Distances, is_within
-from constraints.where.lattice import Lattice, Reserves
+from constraints.where.lattice import NEVER, Lattice, Reserves
 from constraints.where.machine import Machine
 from constraints.where.views import Views
 
@@ -55,6 +55,8 @@ class WhereLanguage:
         self.classes = self.table.utf8.classes.tolist()
         self.tokens = self.machine.tokens
         self.distances: Distances | None = None
+        is_alive = np.any(self.live > NEVER, axis=1)
+        is_inside = np.arange(len(is_alive)) % self.table.utf8.num_places > 0
         try:
             self.distances = Distances(
                 self.lattice,
@@ -62,7 +64,8 @@ class WhereLanguage:
                 self.tokens,
                 self.views.outlooks,
                 self.table.start // self.table.width,
-                self.walk.num_nodes_after(0x80, 0xBF),
+                is_alive,
+                int((is_alive & is_inside).sum()) * self.walk.num_nodes_after(0x80, 0xBF),
             )
         except TooComplex:
             if self.tokens is not None:

@@ -3,10 +3,13 @@
 token -> kind -> (place, what each count gains)      a kind is legal or not as a whole
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from constraints.token_walk import PLACE_BITS, PLACE_MASK, Ends, TokenWalk
+from constraints.token_actions import Actions
+from constraints.token_walk import PLACE_BITS, PLACE_MASK, Ends, Packed, TokenWalk
 from constraints.where.byte_table import GAIN_BITS, ByteTable
 from constraints.where.lattice import Lattice, Reserves
 from constraints.where.machine import Counts
@@ -20,27 +23,15 @@ _MAX_SMALL = (1 << 16) - 1
 class Outlook:
     """Immutable; shared by threads."""
 
-    def __init__(self, ends: Ends, table: ByteTable, lattice: Lattice, walk: TokenWalk) -> None:
-        vocab_size = walk.vocab_size
-        kinds, packed = _kinds(ends, table)
+    def __init__(
+        self, packed: Packed, tokens: "_Listed | _Grouped", table: ByteTable, lattice: Lattice
+    ) -> None:
+        """packed: the state of each kind; tokens: which are of which kind."""
         self.targets = table.targets(packed)
         self.gains: Counts = table.gains(packed)
         self.num_kinds = len(packed)
         self._lattice = lattice
-        self._num_bits = -(-vocab_size // 32) * 32
-        # The plainest token of each kind, as its place among all.
-        self._examples = np.full(self.num_kinds, vocab_size, dtype=np.int64)
-        np.minimum.at(self._examples, kinds, walk.plainness[ends.token_ids])
-        self._plain_first = walk.plain_first
-        # Few tokens are listed; of many, the kind of each is told, and one more kind, which is
-        # never legal, for all others.
-        self._listed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
-        self._dense: npt.NDArray[np.uint16] | None = None
-        if len(kinds) * 8 < vocab_size or self.num_kinds > _MAX_SMALL:
-            self._listed = ends.token_ids, kinds
-        else:
-            self._dense = np.full(self._num_bits, self.num_kinds, dtype=np.uint16)
-            self._dense[ends.token_ids] = kinds
+        self._tokens = tokens
         self._cells = self.targets * lattice.num_cells
         # Each axis on the lattice: its place, base, cells and stride.
         self._layout = tuple(
@@ -49,9 +40,38 @@ class Outlook:
             )
         )
         # What it weighs in memory.
-        self.num_bytes = (
-            self._dense.nbytes if self._dense is not None else 16 * len(kinds)
-        ) + 8 * self.num_kinds * (3 + len(lattice.axes))
+        self.num_bytes = tokens.num_bytes + 8 * self.num_kinds * (3 + len(lattice.axes))
+
+    @classmethod
+    def of_ends(cls, ends: Ends, table: ByteTable, lattice: Lattice, walk: TokenWalk) -> "Outlook":
+        """From where each token leads."""
+        kinds, packed = _kinds(ends, table)
+        examples = np.full(len(packed), walk.vocab_size, dtype=np.int64)
+        np.minimum.at(examples, kinds, walk.plainness[ends.token_ids])
+        num_bits = -(-walk.vocab_size // 32) * 32
+        # Few tokens are listed; of many, the kind of each is told, and one more kind, which is
+        # never legal, for all others.
+        if len(kinds) * 8 < walk.vocab_size or len(packed) > _MAX_SMALL:
+            listed = _Listed(walk, examples, num_bits, ends.token_ids, kinds)
+            return cls(packed, listed, table, lattice)
+        dense = np.full(num_bits, len(packed), dtype=np.uint16)
+        dense[ends.token_ids] = kinds
+        return cls(packed, _Grouped(walk, examples, dense, None), table, lattice)
+
+    @classmethod
+    def of_actions(
+        cls, actions: Actions, index: int, table: ByteTable, lattice: Lattice, walk: TokenWalk
+    ) -> "Outlook":
+        """From what tokens do in one of several places."""
+        packed, kinds = np.unique(actions.ends[:, index], return_inverse=True)
+        num_dead = int(packed[0] == 0)  # the last action is dead everywhere, and others may be here
+        packed = packed[num_dead:]
+        kinds = np.where(kinds.reshape(-1) < num_dead, len(packed), kinds.reshape(-1) - num_dead)
+        examples = np.full(len(packed) + 1, walk.vocab_size, dtype=np.int64)
+        np.minimum.at(examples, kinds, actions.plainest)
+        of_actions, num_places = kinds.astype(np.uint16), actions.ends.shape[1]
+        tokens = _Grouped(walk, examples[:-1], actions.of_tokens, of_actions, num_places)
+        return cls(packed, tokens, table, lattice)
 
     def legal(self, reserves: Reserves, counts: list[int]) -> npt.NDArray[np.bool_]:
         """Whether each kind leads to a place that is alive in `reserves`."""
@@ -70,27 +90,75 @@ class Outlook:
 
     def mask(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
         """The bitmask of the legal kinds, little-endian, in whole words."""
-        if self._dense is not None:
-            bits = np.append(legal, False).take(self._dense)
-        else:
-            assert self._listed is not None
-            token_ids, kinds = self._listed
-            bits = np.zeros(self._num_bits, dtype=np.bool_)
-            bits[token_ids[legal[kinds]]] = True
-        return np.packbits(bits, bitorder="little")
+        return np.packbits(self._tokens.bits(legal), bitorder="little")
 
     def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
         """The plainest token of a legal kind."""
-        return int(self._plain_first[self._examples[legal].min()]) if legal.any() else None
+        return self._tokens.plainest(legal) if legal.any() else None
 
     def farthest_token(self, legal: npt.NDArray[np.bool_], counts: list[int]) -> int | None:
         """The token of a legal kind that brings counts nearest to their caps; None: none does."""
         caps = np.array([axis.cap for axis in self._lattice.axes])
         gained = np.minimum(self.gains, caps - counts)
         progress = np.where(legal, (gained / caps).sum(axis=1), 0.0)
-        if not progress.any():
-            return None
-        return int(self._plain_first[self._examples[progress == progress.max()].min()])
+        return self._tokens.plainest(progress == progress.max()) if progress.any() else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Listed:
+    """Tokens one by one, with the kind of each.
+
+    examples: the plainest token of each kind, as its place among all
+    """
+
+    walk: TokenWalk
+    examples: npt.NDArray[np.int64]
+    num_bits: int
+    token_ids: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.int64]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.token_ids.nbytes + self.kinds.nbytes
+
+    def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Of every token whether its kind is chosen."""
+        bits = np.zeros(self.num_bits, dtype=np.bool_)
+        bits[self.token_ids[chosen[self.kinds]]] = True
+        return bits
+
+    def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
+        """The plainest token of the kinds that are chosen."""
+        return int(self.walk.plain_first[self.examples[chosen].min()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grouped:
+    """All tokens in groups: the kind of each token, or its action and the kind of that.
+
+    groups: [num_bits]; kinds: [num_actions], None where groups are kinds. Beyond the last kind is
+    one of tokens that cannot follow. Groups are shared by `num_sharing` outlooks.
+    """
+
+    walk: TokenWalk
+    examples: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.uint16]
+    kinds: npt.NDArray[np.uint16] | None
+    num_sharing: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        own = 0 if self.kinds is None else self.kinds.nbytes
+        return own + self.groups.nbytes // self.num_sharing
+
+    def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Of every token whether its kind is chosen."""
+        chosen = np.append(chosen, False)
+        return (chosen if self.kinds is None else chosen[self.kinds]).take(self.groups)
+
+    def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
+        """The plainest token of the kinds that are chosen."""
+        return int(self.walk.plain_first[self.examples[chosen].min()])
 
 
 def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -54,8 +54,9 @@ def utf8_of(partition: Partition) -> Utf8:
         places[0, lead] = build.place(row, completes=False)
     for lead in range(0xF0, 0xF5):
         places[0, lead] = build.first(lead & 0x07)
-    labels = np.vstack([labels, *build.labels])
-    places = np.vstack([places, *build.places])
+    labels, places = _reached(
+        np.vstack([labels, *build.labels]), np.vstack([places, *build.places])
+    )
     both, classes = np.unique(np.vstack([labels, places]), axis=1, return_inverse=True)
     labels, places = both[: len(labels)], both[len(labels) :]
     return Utf8(
@@ -64,6 +65,18 @@ def utf8_of(partition: Partition) -> Utf8:
         classes.reshape(-1).astype(np.uint8),
         _completed(labels, places, partition.num_labels),
     )
+
+
+def _reached(labels: Row, places: Row) -> tuple[Row, Row]:
+    """Without places that nothing leads to, such as those of ASCII in two bytes."""
+    reached = np.zeros(len(labels), dtype=np.bool_)
+    wave = np.array([0])
+    while len(wave):
+        reached[wave] = True
+        inner = np.unique(places[wave])
+        wave = inner[(inner != _NOTHING) & ~reached[inner]]
+    numbers = np.append(np.cumsum(reached) - 1, _NOTHING)
+    return labels[reached], numbers[places[reached]]
 
 
 def _completed(labels: Row, places: Row, num_labels: int) -> npt.NDArray[np.bool_]:

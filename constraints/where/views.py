@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from constraints.token_walk import Ends, TokenWalk
+from constraints.errors import TooComplex
+from constraints.token_actions import actions_of
+from constraints.token_walk import TokenWalk
 from constraints.where.byte_table import ByteTable
 from constraints.where.lattice import Lattice
 from constraints.where.outlook import Outlook
@@ -16,6 +18,11 @@ _MAX_OUTLOOK_BYTES = 64_000_000
 _MAX_MASKS = 512
 # Places that are walked from at once.
 _MAX_WALKED = 128
+# Places from which it is found out at once what tokens do; fewer are walked from one by one.
+_MIN_ACTED = 4
+_MAX_ACTED = 256
+# Nodes of the tokens' trie that may be gone through one by one, for all places.
+_MAX_NODES = 100_000_000
 
 
 class Views:
@@ -29,6 +36,8 @@ class Views:
         self._lock = threading.RLock()
         self._outlooks: OrderedDict[int, Outlook] = OrderedDict()
         self._num_bytes = 0
+        self._num_acted = _MAX_ACTED
+        self._num_nodes = 0
         self._masks: OrderedDict[tuple[int, bytes], npt.NDArray[np.uint8]] = OrderedDict()
 
     def mask(
@@ -57,26 +66,59 @@ class Views:
                 return found
             start = place * self._table.width
             ends = self._walk.walk(self._table.entries, self._columns, start)
-            return self._kept(place, ends)
+            outlook = Outlook.of_ends(ends, self._table, self._lattice, self._walk)
+            return self._kept(place, outlook)
 
     def outlooks(self, places: Sequence[int]) -> list[Outlook]:
-        """Those of several places. Few tokens go on inside a character: these are done at once."""
+        """Those of several places, many at once where that is less work.
+
+        Raises TooComplex where it was too much in all.
+        """
+        # Few tokens go on inside a character: these are followed by themselves.
         inside = [place for place in places if place % self._table.utf8.num_places]
         found: dict[int, Outlook] = {}
         for begin in range(0, len(inside), _MAX_WALKED):
-            batch = inside[begin : begin + _MAX_WALKED]
-            starts = np.array(batch, dtype=np.int64) * self._table.width
-            ends = self._walk.walk_several(self._table.entries, self._columns, starts)
-            with self._lock:
-                for place, part in zip(batch, ends.split(len(batch)), strict=True):
-                    found[place] = self._kept(place, part)
-        return [found.get(place) or self.outlook(place) for place in places]
+            self._walk_from(inside[begin : begin + _MAX_WALKED], found)
+        between = [place for place in places if not place % self._table.utf8.num_places]
+        while between and len(between) >= _MIN_ACTED <= self._num_acted:
+            batch, rest = between[: self._num_acted], between[self._num_acted :]
+            if self._act_from(batch, found):
+                between = rest
+            else:
+                self._num_acted //= 4  # from fewer places more tokens do the same
+        for place in between:
+            self._num_nodes += self._walk.num_nodes_from(
+                self._table.entries, self._columns, place * self._table.width
+            )
+            if self._num_nodes > _MAX_NODES:
+                raise TooComplex("tokens do too many different things from too many places")
+            found[place] = self.outlook(place)
+        return [found[place] for place in places]
 
-    def _kept(self, place: int, ends: Ends) -> Outlook:
+    def _walk_from(self, places: list[int], found: dict[int, Outlook]) -> None:
+        starts = np.array(places, dtype=np.int64) * self._table.width
+        ends = self._walk.walk_several(self._table.entries, self._columns, starts)
+        with self._lock:
+            for place, part in zip(places, ends.split(len(places)), strict=True):
+                outlook = Outlook.of_ends(part, self._table, self._lattice, self._walk)
+                found[place] = self._kept(place, outlook)
+
+    def _act_from(self, places: list[int], found: dict[int, Outlook]) -> bool:
+        """Whether tokens do few enough things there to be told apart by them."""
+        starts = np.array(places, dtype=np.int64) * self._table.width
+        actions = actions_of(self._walk, self._table.entries, self._columns, starts)
+        if actions is None:
+            return False
+        with self._lock:
+            for index, place in enumerate(places):
+                outlook = Outlook.of_actions(actions, index, self._table, self._lattice, self._walk)
+                found[place] = self._kept(place, outlook)
+        return True
+
+    def _kept(self, place: int, outlook: Outlook) -> Outlook:
         known = self._outlooks.get(place)
         if known is not None:
             return known
-        outlook = Outlook(ends, self._table, self._lattice, self._walk)
         self._outlooks[place] = outlook
         self._num_bytes += outlook.num_bytes
         while self._num_bytes > _MAX_OUTLOOK_BYTES and len(self._outlooks) > 1:

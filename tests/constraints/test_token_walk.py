@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
+from constraints.token_actions import actions_of
 from constraints.token_walk import PLACE_BITS, PLACE_MASK, Ends, TokenWalk
 from constraints.vocabulary import Vocabulary
 
@@ -70,3 +71,21 @@ def test_a_walk_ends_where_each_token_by_itself_does(
         assert told(walk.walk(table, columns, start)) == mine
     split = walk.walk_several(table, columns, np.array(starts)).split(len(starts))
     assert set().union(*map(told, split)) == wanted
+
+
+@given(tokens, entries)
+def test_actions_lead_where_each_token_by_itself_does(
+    spelled: list[bytes], drawn: list[tuple[int, int]]
+) -> None:
+    walk = TokenWalk(Vocabulary(tuple(spelled), (), "of a test", LLTokenizer("byte")))
+    table = packed(drawn)
+    starts = np.arange(1, NUM_PLACES) * WIDTH
+    actions = actions_of(walk, table, walk.bytes_of_levels(CLASSES), starts)
+    assert actions is not None
+    for token_id, token in enumerate(spelled):
+        ends = [stepped(table, int(start), token) if token else 0 for start in starts]
+        assert actions.ends[actions.of_tokens[token_id]].tolist() == ends
+    for action, plainest in enumerate(actions.plainest.tolist()):
+        members = np.flatnonzero(actions.of_tokens[: len(spelled)] == action)
+        places = [int(walk.plainness[token_id]) for token_id in members]
+        assert plainest == min(places, default=len(spelled))

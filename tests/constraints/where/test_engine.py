@@ -20,6 +20,7 @@ from constraints.where.evaluate import holds
 from constraints.where.limits import OutOfReach
 from constraints.where.parser import parse
 from constraints.where.terms import Expression
+from constraints.where.views import Views
 from tests.constraints.where.expressions import END_ID, TOKENS
 from tests.constraints.where.oracle import Oracle
 from tests.constraints.where.strategies import expressions
@@ -198,6 +199,38 @@ def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
     with pytest.raises(Contradiction) as caught:
         compiled(written)
     assert caught.value.parts == ('stops_at(X, "b")', '"bb" in X')
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        'len(words(X)) < 9 and "fox" in X and stops_at(X, ".")',
+        r'regex(X, r"(?!.*\b(?:fox|dog)\b)[a-zä ]{5,40}")',
+        "len(X) < 30 and len(sentences(X)) > 2",
+    ],
+)
+def test_many_places_look_out_as_each_does_by_itself(written: str) -> None:
+    language = compiled(written)
+    places = range(1, min(language.table.num_places, 200))
+    alone = Views(LARGE_WALK, language.table, language.lattice)
+    together = Views(LARGE_WALK, language.table, language.lattice).outlooks(places)
+    for place, outlook in zip(places, together, strict=True):
+        wanted = alone.outlook(place)
+        for target in np.unique(wanted.targets):
+            mine, its = outlook.targets == target, wanted.targets == target
+            assert (outlook.mask(mine) == wanted.mask(its)).all()
+            assert outlook.first_token(mine) == wanted.first_token(its)
+            gained = sorted(map(tuple, outlook.gains[mine].tolist()))
+            assert gained == sorted(map(tuple, wanted.gains[its].tolist()))
+        assert outlook.num_kinds == wanted.num_kinds
+
+
+def test_a_pattern_of_a_thousand_states_knows_distances() -> None:
+    matcher = compiled(r'regex(X, r"(?!.*\b(?:fox|dog)\b)[a-z ]{150,200}")').matcher()
+    shortest = matcher.shortest(200)
+    assert shortest is not None
+    assert len(shortest) == 38  # of " the", the longest token that is legal
+    assert legal(matcher, LARGE, 37) == set()
 
 
 def test_dropped_phrases_are_told() -> None:
