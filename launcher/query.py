@@ -32,6 +32,7 @@ from client.query import (
     Result,
     Server,
     plain,
+    read_file,
     watch,
 )
 from client.query.execution import RunOptions
@@ -158,11 +159,7 @@ async def _run(settings: QuerySettings, screen: Screen) -> None:
 def _program(settings: QuerySettings) -> Program:
     if settings.file == "-":
         return read(sys.stdin.read(), name="<stdin>", namespace=settings.variables)
-    try:
-        text = Path(settings.file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BadProgram(f"{settings.file} is no UTF-8: {error}") from None
-    return read(text, name=settings.file, namespace=settings.variables)
+    return read_file(settings.file, settings.variables)
 
 
 async def _results(

@@ -149,8 +149,18 @@ def _frame(kind: str, fields: Mapping[str, object]) -> str:
     try:
         body = json.dumps(given(fields), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"a request must be JSON. {error}", "validation") from None
+        field = next((name for name, value in fields.items() if not _is_json(value)), None)
+        what = "a request" if field is None else f"`{field}`"
+        raise InvalidRequest(f"{what} must be JSON. {error}", "validation", field) from None
     return f"{kind} {body}"
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, object]:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Unpack
 
+from client.query.errors import BadProgram
 from client.query.execution import Choices, RunOptions, execute
 from client.query.program import Program
 from client.query.reading.reader import read
@@ -78,7 +79,10 @@ async def watch(
 
 def read_file(path: str | Path, variables: Variables | None = None) -> Program:
     """The program in a file. Raises BadProgram, OSError."""
-    text = Path(path).read_text(encoding="utf-8")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadProgram(f"{path} is no UTF-8: {error}") from None
     return read(text, name=str(path), namespace=variables)
 
 

@@ -4,8 +4,9 @@ import ast
 import builtins
 import linecache
 import types
+import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
     values = [scope.values.get(name) for name in names]
     functions = iter(defined[MAKE](calls, *values))
     body = _bound(next(functions), around, scope)
+    _shown(text.source, filename, body)
     decoder = _bound(next(functions), around, scope) if program.has_decoder else None
     model = _bound(next(functions), around, scope) if program.has_model else None
     return Program(
@@ -78,7 +80,7 @@ def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -
     return [name for name in program.used if name not in known and not scope.has(name)]
 
 
-def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> Callable[..., Any]:
+def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> types.FunctionType:
     """The function, with the cells of the functions around it and the defaults it is declared with.
 
     What Python compiled has cells of its own, which nobody else would ever change.
@@ -122,10 +124,23 @@ def _compiled(text: Text, module: ast.Module, filename: str) -> types.CodeType:
 
 
 def filename_of(source: Source) -> str:
-    """The name under which tracebacks know the source. Text without a file is shown to them."""
+    """The name under which tracebacks know the source."""
     if not source.name.startswith("<") and Path(source.name).is_file():
         return source.name
-    name = f"<{source.name.strip('<>')} {zlib.crc32(source.text.encode('utf-8', 'replace')):08x}>"
+    return f"<{source.name.strip('<>')} {zlib.crc32(source.text.encode('utf-8', 'replace')):08x}>"
+
+
+def _shown(source: Source, filename: str, program: types.FunctionType) -> None:
+    """Shows text without a file to tracebacks, for as long as the program is there."""
+    if not filename.startswith("<"):
+        return
     lines = ["\n"] * (source.first_line - 1) + source.text.splitlines(keepends=True)
-    linecache.cache[name] = (len(source.text), None, lines, name)
-    return name
+    entry = (len(source.text), None, lines, filename)
+    linecache.cache[filename] = entry
+    weakref.finalize(program, _forget, filename, entry).atexit = False
+
+
+def _forget(filename: str, entry: tuple[object, ...]) -> None:
+    # Another program of the same text has an entry of its own.
+    if linecache.cache.get(filename) is entry:
+        del linecache.cache[filename]

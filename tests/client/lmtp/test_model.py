@@ -347,9 +347,9 @@ async def test_a_request_that_no_socket_would_take_is_refused_before_it_is_sent(
 
 async def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
     async with performing(three_letters) as scene, LmtpModel(scene.url) as model:
-        with pytest.raises(InvalidRequest, match="must be JSON"):
+        with pytest.raises(InvalidRequest, match="`temperature` must be JSON"):
             await model.generate(GenerateCall(prompt="", sampling=Sampling(temperature=math.nan)))
-        with pytest.raises(InvalidRequest, match="must be JSON"):
+        with pytest.raises(InvalidRequest, match="`constraint` must be JSON"):
             await model.generate(GenerateCall(prompt="", constraint=Constraint("json", {"a": {1}})))
 
 

@@ -1,6 +1,8 @@
 """Queries as Python functions and as text."""
 
 import asyncio
+import gc
+import linecache
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from client.query import (
     watch,
 )
 from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
+from client.query.reading.reader import read
 from client.query.running.results import State
 from client.words import Answer, GenerateCall, Sampling, TokenMade
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
@@ -191,6 +194,29 @@ async def test_a_file_is_run_and_named_in_errors(tmp_path: Path) -> None:
     path.write_text('"Say [X" where')
     with pytest.raises(BadProgram, match=r"one\.query:1"):
         read_file(path)
+
+    path.write_bytes('"Größe [X]"'.encode("latin-1"))
+    with pytest.raises(BadProgram, match=r"one\.query is no UTF-8: .* position 3"):
+        read_file(path)
+
+
+async def test_texts_are_shown_to_tracebacks_for_as_long_as_their_programs_are_there() -> None:
+    def num_shown() -> int:
+        gc.collect()
+        return sum("known as" in "".join(linecache.getlines(name)) for name in _texts_shown())
+
+    programs = [read(f'# a text that is known as {number}\n"[X]"') for number in range(3)]
+    again = read(programs[0].source.text)
+    assert num_shown() == 3
+
+    del programs
+    assert num_shown() == 1
+    del again
+    assert num_shown() == 0
+
+
+def _texts_shown() -> list[str]:
+    return [name for name in linecache.cache if name.startswith("<query")]
 
 
 async def test_watching_shows_states_and_then_results() -> None:
