@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -27,9 +28,9 @@ from launcher.environment import describe
 from launcher.errors import LauncherError
 from launcher.from_options import hub_cache, model_ids, settings_of
 from launcher.help_page import SectionedCommand, WholeGroup
-from launcher.options import ServeOptions
+from launcher.options import PlaceOptions, ServeOptions
 from launcher.precheck import check_router
-from launcher.settings import BUNDLED_MODEL, children_environ, require_free_port
+from launcher.settings import BUNDLED_MODEL, children_environ, require_free_port, require_place
 from launcher.several import check_models, front_argv, is_fleet, passed_on, refuse_of_one
 from launcher.supervisor import Supervisor
 from launcher.tgi_options import in_our_words, refuse
@@ -53,8 +54,8 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     models = model_ids(options.model, os.environ)
     if options.logs.env:
         typer.echo(describe(), err=True)
-    if options.place.http_uds is None and not options.logs.dry_run:
-        require_free_port(options.place.hostname, options.place.port)
+    if not options.logs.dry_run:
+        _require_places(options.place)
     with tempfile.TemporaryDirectory(prefix="tandem-") as private_folder:
         settings = settings_of(options, models, private_folder, os.environ)
         environ = children_environ(os.environ, hub_cache(options.model))
@@ -75,6 +76,16 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     argv = front_argv(models, flags_for(Told.FRONT, options), for_servers)
     # Nothing is to be watched but the front, so no process stays to watch it.
     os.execve(argv[0], argv, settings.router_environ(environ))
+
+
+def _require_places(place: PlaceOptions) -> None:
+    """Raises BadSetting for what cannot be listened at."""
+    if place.http_uds is None:
+        require_free_port(place.hostname, place.port)
+    else:
+        require_place("--http-uds", place.http_uds)
+    if place.shard_uds_path:
+        require_place("--shard-uds-path", Path(place.shard_uds_path), "-0")
 
 
 @app.command("download-weights")

@@ -7,12 +7,28 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from launcher.bad_values import in_our_words
+
 _ARGUMENTS, _OPTIONS = "Arguments", "Options"
 _WHOLE = 1000
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose options stand in the sections that they name, in the order given."""
+    """A command whose options stand in the sections that they name, in the order given.
+
+    What is wrong with a value is a BadSetting.
+    """
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Reads the command line. Raises BadSetting, and typer's errors for what is no value."""
+        argv = tuple(extra.get("args", args[1] if len(args) > 1 else ()))
+        try:
+            return super().make_context(*args, **extra)
+        except Exception as error:
+            told = in_our_words(error, argv)
+            if told is None:
+                raise
+            raise told from error
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments, then section by section the options."""

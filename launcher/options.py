@@ -100,7 +100,7 @@ class PlaceOptions:
         None, "Prefix of the shards' unix sockets.", show_default="a private folder"
     )
     master_addr: str = option("127.0.0.1", "Where ranks meet.")
-    master_port: int | None = option(None, "Its port.", show_default="a free one")
+    master_port: int | None = option(None, "Its port.", show_default="a free one", min=1, max=65535)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import BadSetting
+from launcher.readiness import socket_listens
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
+_MAX_SOCKET_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,24 @@ def require_free_port(hostname: str, port: int) -> None:
                 f"cannot listen at {hostname}:{port}: {error.strerror}; "
                 "choose another with --port or --hostname"
             ) from error
+
+
+def require_place(flag: str, path: Path, ending: str = "") -> None:
+    """Raises BadSetting when no unix socket can be made at `path`, to which `ending` is added."""
+    place = Path(f"{path}{ending}")
+    if place.is_dir():
+        rule = "must be a path for a socket, not a folder"
+    elif not place.parent.is_dir():
+        rule = f"must be in a folder that exists, and {place.parent} does not"
+    elif len(os.fsencode(place.resolve())) > _MAX_SOCKET_BYTES:
+        rule = f"must be shorter: a unix socket's path has at most {_MAX_SOCKET_BYTES} bytes"
+    elif place.exists() and not place.is_socket():
+        rule = f"must not be taken by something else than a socket, and {place} is"
+    elif socket_listens(place):
+        rule = f"must be free, and somebody listens at {place}"
+    else:
+        return
+    raise BadSetting(f"{flag} {str(path)!r}: {rule}")
 
 
 def free_port() -> int:

@@ -81,6 +81,8 @@ def _remove_stale(path: Path) -> None:
         raise ConfigRefused(f"socket path {path}: its folder does not exist")
     if not path.exists():
         return
+    if not path.is_socket():
+        raise ConfigRefused(f"socket path {path} is taken by something else than a socket")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -85,7 +85,9 @@ def bind_unix(path: Path, tls: ssl.SSLContext | None = None) -> Door:
     """A door at a unix socket, for this process's user. Raises StartupFailed with the path."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)
+        # What a server that was killed left; a file of another kind is not ours to remove.
+        if path.is_socket():
+            path.unlink()
         bound.bind(str(path))
         path.chmod(0o600)
     except OSError as error:

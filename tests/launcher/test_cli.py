@@ -1,6 +1,7 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,21 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--cors-allow-origin", "a/"), "SCHEME://HOST", id="bad-origin"),
         pytest.param(("--otlp-endpoint", "http://a:1/v1"), "without a path", id="bad-collector"),
         pytest.param(("--ssl-certfile", __file__), "needs --ssl-keyfile", id="half-of-tls"),
+        pytest.param(("--kv-blocks", "0"), "--kv-blocks '0': must be at least 1", id="too-small"),
+        pytest.param(
+            ("--validation-workers", "257"),
+            "--validation-workers '257': must be at most 256",
+            id="too-large",
+        ),
+        pytest.param(("--max-beams=x",), "--max-beams 'x': must be a whole number", id="no-number"),
+        pytest.param(("--body-timeout", "x"), "--body-timeout 'x': must be a number", id="no-time"),
+        pytest.param(("-p", "70000"), "--port '70000': must be at most 65535", id="short-flag"),
+        pytest.param(("--dtype", "int3"), "--dtype 'int3': 'int3' is not one of", id="no-dtype"),
+        pytest.param(("--http-uds", "/no/such/s"), "in a folder that exists", id="no-folder"),
+        pytest.param(("--http-uds", __file__), "something else than a socket", id="a-file"),
+        pytest.param(("--http-uds", ""), "not a folder", id="empty-path"),
+        pytest.param(("--shard-uds-path", "/no/such/s"), "--shard-uds-path '/no", id="no-shards"),
+        pytest.param(("--shard-uds-path", f"/tmp/{'s' * 99}"), "must be shorter", id="long-path"),
         pytest.param(("auto", "b"), "auto is any model", id="auto-and-another"),
         pytest.param(("b", "b"), "'b' is given twice", id="model-twice"),
         pytest.param(("auto", "--trust-remote-code"), "add --no-hub-models", id="code-of-anybody"),
@@ -68,6 +84,22 @@ def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: st
     assert said in answer.stderr
     assert answer.stderr.startswith("error: ")
     assert "Traceback" not in answer.stderr
+
+
+def test_a_variable_that_breaks_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_INPUT_LENGTH", "0")
+    answer = launcher("serve")
+    assert answer.returncode == 1
+    assert answer.stderr == "error: MAX_INPUT_TOKENS or MAX_INPUT_LENGTH '0': must be at least 1\n"
+
+
+def test_a_socket_that_is_served_is_told_at_once(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(tmp_path / "s"))
+        taken.listen()
+        answer = launcher("serve", "--http-uds", str(tmp_path / "s"))
+    assert answer.returncode == 1
+    assert "must be free, and somebody listens" in answer.stderr
 
 
 def test_a_port_in_use_is_told_at_once() -> None:

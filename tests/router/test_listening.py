@@ -3,12 +3,13 @@
 import asyncio
 import socket
 import ssl
+from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.errors import StartupFailed
-from router.listening import HttpServer, bind
+from router.listening import HttpServer, bind, bind_unix
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -25,6 +26,18 @@ def test_an_address_in_use_is_named() -> None:
 def test_a_name_that_does_not_exist_is_named() -> None:
     with pytest.raises(StartupFailed, match=r"--hostname no\.such\.host\.invalid: "):
         bind("no.such.host.invalid", 0)
+
+
+def test_a_socket_that_was_left_behind_is_replaced_and_any_other_file_stays(tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    bind_unix(place).close()
+    assert place.is_socket()
+    bind_unix(place).close()
+    file = tmp_path / "file"
+    file.write_text("precious")
+    with pytest.raises(StartupFailed, match=f"--http-uds {file}: .*in use"):
+        bind_unix(file)
+    assert file.read_text() == "precious"
 
 
 def test_the_address_is_a_url() -> None:
