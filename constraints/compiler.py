@@ -160,6 +160,12 @@ class Compiler:
     def _pattern_language(self, spec: ConstraintSpec) -> Language:
         """By llguidance, or where a pattern looks around by our own automata."""
         try:
+            return self._matching(spec)
+        except Contradiction:
+            raise regex.contradiction(spec.text) from None
+
+    def _matching(self, spec: ConstraintSpec) -> Language:
+        try:
             grammar = regex.to_grammar(spec.text)
         except NotEnforced as refusal:
             try:

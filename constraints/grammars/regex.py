@@ -8,7 +8,7 @@ The engine knows no anchors inside of a pattern, so they are moved to its edges,
 
 from collections.abc import Callable, Iterator
 
-from constraints.errors import NotEnforced
+from constraints.errors import Contradiction, NotEnforced
 from constraints.grammars.engine import HEADER
 from constraints.grammars.json_patterns import without_misread_sets
 from constraints.grammars.pattern_escapes import Dialect
@@ -26,7 +26,8 @@ from constraints.grammars.patterns import (
     children,
     written_set,
 )
-from constraints.where.complaint import complaint
+from constraints.where.complaint import complaint, short
+from constraints.where.pattern_pieces import impossible_pieces
 
 _ANYTHING = Repeat(ANY, 0, None)
 # A pattern with the anchor at its edge, and the same without it; None where there is no such text.
@@ -37,6 +38,16 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 def to_grammar(pattern: str) -> str:
     """The grammar of the texts that match the whole pattern. Raises Malformed, NotEnforced."""
     return f"{HEADER}start: /{translate(pattern)}/\n"
+
+
+def contradiction(pattern: str) -> Contradiction:
+    """The error for a pattern that nothing matches, which shows what keeps it from matching."""
+    spans = impossible_pieces(pattern)
+    parts = tuple(pattern[start:end] for start, end in spans)
+    what = f"nothing matches `{short(parts[0])}` here"
+    if len(parts) > 1:
+        what += f", and no other alternative can match: {', '.join(map(short, parts[1:5]))}"
+    return Contradiction(str(complaint(pattern, *spans[0], what)), parts)
 
 
 def translate(pattern: str) -> str:

@@ -4,23 +4,28 @@ from time import thread_time
 
 import numpy as np
 
+from constraints.errors import Contradiction
 from constraints.token_walk import TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
-from constraints.where.conflict import contradiction, top_parts
+from constraints.where.complaint import short
+from constraints.where.conflict import conflicting, told, top_parts
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
 from constraints.where.lattice import Lattice, Reserves
 from constraints.where.limits import OutOfReach
 from constraints.where.liveness import live_reserves
 from constraints.where.machine import Machine, build
+from constraints.where.pattern_pieces import impossible_pieces
 from constraints.where.reduction import reduced
 from constraints.where.stopping import stopping
-from constraints.where.terms import Expression, StopsBefore, all_of
+from constraints.where.terms import Expression, Matches, StopsBefore, all_of
 from constraints.where.utf8 import Utf8, utf8_of
 
 # After so much computing no more is tried to find out which parts contradict each other.
 _MAX_BLAME_S = 0.5
+# Pieces of one pattern that are shown.
+_MAX_PIECES = 4
 # How much room a lattice is tried with, the last one without a base.
 SPARES: tuple[int | None, ...] = (24, 96, 384, None)
 
@@ -49,8 +54,19 @@ def compile_where(
                 return None
             return _is_empty(part, vocabulary, walk)
 
-        raise contradiction(expression, is_empty)
+        raise _contradiction(conflicting(expression, is_empty))
     return language
+
+
+def _contradiction(conflict: tuple[Expression, ...]) -> Contradiction:
+    """The error for expressions that nothing satisfies together; of a pattern alone, its piece."""
+    error = told(conflict)
+    match conflict:
+        case (Matches(pattern),):
+            pieces = [short(pattern[start:end]) for start, end in impossible_pieces(pattern)]
+            listed = " and ".join(f"`{piece}`" for piece in pieces[:_MAX_PIECES])
+            return Contradiction(f"{error}: nothing matches {listed}", error.parts)
+    return error
 
 
 def _language(

@@ -1,6 +1,6 @@
 """Which parts of an expression exclude each other: what a refusal tells its author."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from constraints.culprits import culprits
 from constraints.errors import Contradiction, TooComplex
@@ -36,7 +36,12 @@ def contradiction(
     expression: Expression, is_empty: Callable[[Expression], bool | None]
 ) -> Contradiction:
     """The error for an expression that nothing satisfies."""
-    parts = tuple(map(text, conflicting(expression, is_empty)))
+    return told(conflicting(expression, is_empty))
+
+
+def told(conflict: Sequence[Expression]) -> Contradiction:
+    """The error for expressions that nothing satisfies together."""
+    parts = tuple(map(text, conflict))
     if len(parts) == 1:
         return Contradiction(f"nothing satisfies `{parts[0]}`", parts)
     if len(parts) > _MAX_NAMED:

@@ -193,6 +193,12 @@ def test_contradictions_are_told_with_their_parts(written: str, parts: tuple[str
     assert set(caught.value.parts) == set(parts)
 
 
+def test_of_a_pattern_that_nothing_matches_the_piece_is_told() -> None:
+    with pytest.raises(Contradiction, match=r"nothing matches `\$b`") as caught:
+        compiled('len(X) < 30 and regex(X, "foo$bar") and len(words(X)) < 3')
+    assert caught.value.parts == ('regex(X, "foo$bar")',)
+
+
 def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
     free = " and ".join(f'"{number:03}" not in X' for number in range(200))
     written = f'ends_with(X, "a") and {free} and stops_at(X, "b") and "bb" in X'
