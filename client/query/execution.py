@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from client.query.errors import BadProgram
 from client.query.program import Program
 from client.query.running.asking import OnState
-from client.query.running.blaming import blaming
+from client.query.running.blaming import blaming, locate
 from client.query.running.body_run import Job
 from client.query.running.decoders import Decoding, clause_decoding, decoding
 from client.query.running.ledger import CallFile
 from client.query.running.results import Result
 from client.query.running.session import Surroundings, run_job, surroundings
-from client.query.serving import ModelLike, opened
+from client.query.serving import ModelLike, model_like, opened
 
 
 class RunOptions(TypedDict, total=False):
@@ -91,4 +92,10 @@ def _model(job: Job) -> object:
     if program.model is None:
         return None
     with blaming(lambda _: program):
-        return program.model(*job.arguments, **job.keywords)
+        clause = program.model(*job.arguments, **job.keywords)
+    try:
+        model_like(clause.value)
+    except BadProgram as error:
+        locate(error, clause.place, program.source)
+        raise
+    return clause.value

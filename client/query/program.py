@@ -85,6 +85,14 @@ class DecoderClause:
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class ModelClause:
+    """What stands behind `from`."""
+
+    value: object
+    place: Place
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A program. `body(context, *arguments)` runs it and returns what it returns.
@@ -101,7 +109,7 @@ class Program:
     hole_names: frozenset[str]
     returns: bool
     decoder: Callable[..., DecoderClause] | None = None
-    model: Callable[..., object] | None = None
+    model: Callable[..., ModelClause] | None = None
 
 
 @dataclass(frozen=True, slots=True)

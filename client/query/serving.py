@@ -70,22 +70,24 @@ async def opened(
 
 def _chosen(wanted: ModelLike | None, clause: object) -> Model | Server:
     if wanted is None:
-        return _model_like(clause)
-    chosen = _model_like(wanted)
+        return model_like(clause)
+    chosen = model_like(wanted)
     if isinstance(chosen, Server) and chosen.name is None and clause is not None:
-        said = _model_like(clause)
+        said = model_like(clause)
         return replace(chosen, name=said.name) if isinstance(said, Server) else chosen
     return chosen
 
 
-def _model_like(value: object) -> Model | Server:
+def model_like(value: object) -> Model | Server:
+    """What a value means as a model. Raises BadProgram."""
     if value is None:
         return Server()
     if isinstance(value, str):
         return Server(url=value) if "://" in value else Server(value)
     if isinstance(value, Server):
         return value
-    if all(callable(getattr(value, name, None)) for name in ("stream", "generate", "score")):
+    asks = [getattr(value, name, None) for name in ("stream", "generate", "score")]
+    if all(map(callable, asks)) and not isinstance(value, type):
         return value  # type: ignore[return-value]
     raise BadProgram(
         f"a model is its name, a URL, model(...) or an object that is one. Given: {value!r}"

@@ -135,9 +135,12 @@ def _typed(wanted: object, place: Place) -> HoleKind:
 
 def _refuse_nothing(conjuncts: Sequence[Term], says: Sequence[Bounds], name: str) -> None:
     for part, said in zip(conjuncts, says, strict=True):
-        if said.upper == FALSE:
-            place = None if isinstance(part, Value) else part.place
-            raise Unsatisfiable(f"nothing that `{name}` could be satisfies {written(part)}", place)
+        if said.upper != FALSE:
+            continue
+        if isinstance(part, Value):
+            raise Unsatisfiable(f"a condition of `{name}` that asks of no hole is {written(part)}")
+        what = f"nothing that `{name}` could be satisfies {written(part)}"
+        raise Unsatisfiable(what, part.place)
 
 
 def _parts(kind: HoleKind, says: Sequence[Bounds]) -> tuple[Expression, ...]:

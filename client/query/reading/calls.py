@@ -17,6 +17,7 @@ from client.query.program import (
     DecoderClause,
     Decorator,
     Hole,
+    ModelClause,
     Program,
     Subquery,
 )
@@ -105,6 +106,9 @@ class Calls:
         self, number: int, name: str, /, *arguments: object, **options: object
     ) -> DecoderClause:
         return DecoderClause(name, arguments, MappingProxyType(options), self._places[number])
+
+    def model(self, number: int, value: object) -> ModelClause:
+        return ModelClause(value, self._places[number])
 
     # Conditions
 

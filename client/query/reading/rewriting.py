@@ -191,7 +191,7 @@ class _Writer:
         if span is None:
             return []
         value = expression(self._text, self._text.slice(span), "in the `from` clause")
-        return [self._function(_MODEL, value, span)]
+        return [self._function(_MODEL, self._nodes.call("model", span, value), span)]
 
     def _function(self, name: str, value: ast.expr, span: Span) -> ast.FunctionDef:
         block = [*copy.deepcopy(self._preamble), ast.Return(value)]

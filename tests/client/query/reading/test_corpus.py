@@ -35,7 +35,7 @@ def test_a_program_says_and_asks_what_it_is_written_to(case: dict[str, Any]) -> 
     assert returned == case.get("returns")
     assert program.returns == ("returns" in case)
     assert (program.decoder and shown(program.decoder())) == case.get("decoder")
-    assert (program.model and program.model()) == case.get("model")
+    assert (program.model and program.model().value) == case.get("model")
 
 
 def test_the_corpus_is_large() -> None:

@@ -110,7 +110,7 @@ def test_clauses_see_the_parameters_and_their_defaults() -> None:
     assert program.model is not None
     assert program.decoder(1).options == {"n": 2}
     assert program.decoder(1, n=7).options == {"n": 7}
-    assert program.model(1, 4) == "m4"
+    assert program.model(1, 4).value == "m4"
 
 
 def test_a_body_is_a_program() -> None:
@@ -323,7 +323,7 @@ def test_a_program_may_use_any_name_that_stands_around_it(name: str) -> None:
     assert program.decoder is not None
     assert program.decoder().options == {"n": "mine"}
     assert program.model is not None
-    assert program.model() == "mine"
+    assert program.model().value == "mine"
 
 
 def test_classes_of_a_program_are_shown_by_their_own_names() -> None:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from client.query import BadCondition, BadProgram, ProgramFailed, QueryError, run
+from client.query import (
+    BadCondition,
+    BadProgram,
+    ProgramFailed,
+    QueryError,
+    Unsatisfiable,
+    run,
+)
 from tests.client.query.running.scripted_model import ScriptedModel
 
 # A program, what is said of it, and the text that the caret is under.
@@ -103,3 +110,17 @@ async def test_what_editors_put_in_front_of_a_file_is_no_part_of_its_program() -
     model = ScriptedModel(lambda prompt: ["a"])
 
     assert (await run('\ufeff"Q: [X]"', model=model)).prompt == "Q: a"
+
+
+async def test_a_model_that_is_none_is_told_where_it_stands() -> None:
+    with pytest.raises(BadProgram, match=r"a model is its name, .* Given: 3") as caught:
+        await run('argmax\n "[X]"\nfrom 3')
+
+    assert _marked(caught.value) == "3"
+    with pytest.raises(BadProgram, match="a model is its name"):
+        await run('"[X]"', model=ScriptedModel)  # type: ignore[arg-type]
+
+
+async def test_a_condition_that_asks_of_no_hole_is_told_with_what_it_is() -> None:
+    with pytest.raises(Unsatisfiable, match=r"a condition of `X` that asks of no hole is None"):
+        await run('"[X]" where print("hi")', model=ScriptedModel(lambda prompt: ["a"]))

@@ -178,6 +178,8 @@ async def test_holes_that_nothing_can_fill_are_dropped_with_the_reason() -> None
         ({"beams": [{"output": [1, 2, 3]}]}, "beams[0].output", "must have fewer tokens"),
         ({"beams": [{"ended_by": "fate"}]}, "beams[0].ended_by", "'token' or 'length'"),
         ({"beams": [{"ended_by": "length"}]}, "beams[0].output", "the token that ended it"),
+        ({"beams": [{"known": [1, "a"]}]}, "beams[0].known", "must be a list of token ids"),
+        ({"beams": [{"known": [0] * 513}]}, "beams[0].known", "at most 512 token ids"),
         ({"holes": [hole(max_tokens=0)]}, "holes[0].max_tokens", "`holes[0]`: `max_tokens` must"),
         ({"model": "another"}, "model", "does not exist"),
     ],
