@@ -7,6 +7,9 @@ from client.query.running.decoding import Asker, Ended, Start
 from client.query.running.together import together
 from client.query.running.walking import walk
 
+# More than servers run at once; a program waits at a hole for each.
+_MOST_AT_ONCE = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
@@ -20,6 +23,12 @@ class SideBySide:
 
     async def decode(self, start: Start, asker: Asker) -> Sequence[Ended]:
         """All traces, in the order of their seeds."""
-        return await together(
-            walk(start, index, asker, self.tries) for index in range(self.num_traces)
-        )
+        left = iter(range(self.num_traces))
+        made: dict[int, Ended] = {}
+
+        async def walk_on() -> None:
+            for index in left:
+                made[index] = await walk(start, index, asker, self.tries)
+
+        await together(walk_on() for _ in range(min(self.num_traces, _MOST_AT_ONCE)))
+        return [made[index] for index in range(self.num_traces)]

@@ -1,10 +1,12 @@
 """Programs run: prompts, holes, variables, requests."""
 
+import asyncio
+
 import pytest
 
 from client.query.program import Context
 from client.query.running.transcript import Span
-from client.words import Constraint, Message
+from client.words import Answer, Constraint, GenerateCall, Message
 from tests.client.query.running.programs import hole, one_of, run, run_all, say
 from tests.client.query.running.scripted_model import ScriptedModel, behind, in_turn
 
@@ -63,6 +65,28 @@ async def test_samples_run_side_by_side_each_with_a_seed_of_its_own() -> None:
 
     assert [result["AGE"] for result in results] == ["nine"] * 3
     assert [call.sampling.seed for call in model.generate_calls] == [7, 8, 9, 7, 8, 9]
+
+
+async def test_no_more_samples_run_at_once_than_servers_do() -> None:
+    class Counting(ScriptedModel):
+        num_now = most = 0
+
+        async def generate(self, call: GenerateCall) -> Answer:
+            self.num_now += 1
+            self.most = max(self.most, self.num_now)
+            await asyncio.sleep(0)
+            self.num_now -= 1
+            return await super().generate(call)
+
+    async def body(context: Context) -> None:
+        await context.hole(hole("X"))
+
+    model = Counting(lambda prompt: ["yes"])
+    results = await run_all(body, model, "sample", n=1200, seed=7)
+
+    assert model.most == 1024
+    assert len(results) == 1200
+    assert sorted(call.sampling.seed or 0 for call in model.generate_calls) == [*range(7, 1207)]
 
 
 async def test_roles_make_turns_and_holes_belong_to_the_assistant() -> None:
