@@ -5,7 +5,7 @@ What would need sampling of its own, other tokens, or a second look at the text 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
@@ -14,9 +14,12 @@ from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_loops import may_run_on
 from constraints.grammars.lark_reader import Word, check_nesting, endless_rules, misplaced, words
+from constraints.grammars.lark_terminals import empty_terminals
+from constraints.grammars.limits import LIMITS
 from constraints.grammars.regex import translate_terminal
+from constraints.grammars.schema.blame import Blame
 from constraints.grammars.schema.engine_options import json_literal
-from constraints.spec import Whitespace
+from constraints.spec import Kind, Whitespace
 from constraints.where.complaint import complaint
 
 _REFUSED_STATEMENTS = {
@@ -58,11 +61,14 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
         names = tuple(dict.fromkeys(word.text for word in endless))
         wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
         raise Contradiction(str(wrong), names)
+    written = dict(_rewritten(text, found, whitespace))
     pieces, at = [HEADER], 0
-    for word, written in _rewritten(text, found, whitespace):
-        pieces += [text[at : word.start], written]
-        at = word.end
+    for word in found:
+        if word.start in written:
+            pieces += [text[at : word.start], written[word.start]]
+            at = word.end
     _check_greed(text, found)
+    _check_terminals(text, found, written)
     return LarkGrammar("".join([*pieces, text[at:]]), may_run_on(found))
 
 
@@ -84,7 +90,10 @@ def explain(text: str, message: str) -> ConstraintError:
     end = start + 1
     # The engine points at the option that the name stands in.
     unknown = _UNKNOWN.match(what)
-    for word in words(text) if unknown else ():
+    for word in words(text):
+        wrong = _wrong_schema(word) if word.text == "%json" and word.start >= start else None
+        if wrong is not None:
+            return _in_schema(text, word, wrong)
         if unknown and word.text == unknown[1] and word.start >= start:
             start, end = word.start, word.end
             break
@@ -125,6 +134,21 @@ def _check_greed(text: str, found: list[Word]) -> None:
         raise Contradiction(str(misplaced(text, starved[-1], what)), names)
 
 
+def _check_terminals(text: str, found: list[Word], written: Mapping[int, str]) -> None:
+    """Raises Contradiction."""
+    empty = empty_terminals(text, found, written)
+    if not empty:
+        return
+    known = {word.start if word.kind == "regexp" else word.text for word in empty}
+    rules = [word.text for word in endless_rules(found, known)]
+    first = empty[0]
+    what = f"no text satisfies {'this pattern' if first.kind == 'regexp' else 'this terminal'}"
+    if rules:
+        what += f", and without it rule `{rules[-1]}` cannot be completed"
+    parts = tuple(dict.fromkeys([*(word.text for word in empty), *rules]))
+    raise Contradiction(str(misplaced(text, first, what)), parts)
+
+
 def _begins_attributes(found: list[Word], index: int) -> bool:
     """Attributes stand between a rule's name, at the beginning of a line, and its colon."""
     before = [word.kind for word in found[max(0, index - 2) : index]]
@@ -135,13 +159,13 @@ def _refused(text: str, word: Word, what: str) -> NotEnforced:
     return NotEnforced(str(misplaced(text, word, what)), position=word.start)
 
 
-def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator[tuple[Word, str]]:
-    """The words that the engine gets otherwise than they are written."""
+def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator[tuple[int, str]]:
+    """By place, the words that the engine gets otherwise than they are written."""
     for word in found:
         if word.kind == "regexp":
-            yield word, f"/{_pattern(text, word)}/"
+            yield word.start, f"/{_pattern(text, word)}/"
         elif word.text == "%json":
-            yield word, _schema(text, word, whitespace)
+            yield word.start, _schema(text, word, whitespace)
 
 
 def _pattern(text: str, word: Word) -> str:
@@ -162,19 +186,31 @@ def _pattern(text: str, word: Word) -> str:
         raise NotEnforced(str(wrong), position=start) from None
 
 
+def _wrong_schema(word: Word) -> ConstraintError | None:
+    """What the engine will not have of a schema."""
+    blame = Blame(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
+    message = blame.message(blame.rewritten.root)
+    return blame.error(message) if message else None
+
+
+def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError:
+    """What is wrong with a schema, told within the grammar."""
+    told = f"{misplaced(text, word, 'in this schema')}\n{error}"
+    match error:
+        case NotEnforced():
+            return NotEnforced(told, error.pointer, word.start)
+        case Malformed():
+            return Malformed(told, word.start, error.pointer)
+        case Contradiction():
+            return Contradiction(told, error.parts)
+    return type(error)(told)
+
+
 def _schema(text: str, word: Word, whitespace: Whitespace) -> str:
     try:
         rewritten = json_schema.checked(word.value, lenient=False)
     except ConstraintError as error:
-        wrong = misplaced(text, word, "in this schema")
-        told = f"{wrong}\n{error}"
-        if isinstance(error, NotEnforced):
-            raise NotEnforced(told, error.pointer, word.start) from None
-        if isinstance(error, Malformed):
-            raise Malformed(told, word.start, error.pointer) from None
-        if isinstance(error, Contradiction):
-            raise Contradiction(told, error.parts) from None
-        raise type(error)(told) from None
+        raise _in_schema(text, word, error) from None
     literal = json_literal(rewritten.root, rewritten.definitions, whitespace)
     # As many lines as before, so that the engine counts them as the client does.
     return literal[:-1] + "\n" * text.count("\n", word.start, word.end) + literal[-1]

@@ -91,7 +91,7 @@ class Definition:
 
 def definitions(found: Sequence[Word]) -> Iterator[Definition]:
     """The rules and terminals of a grammar, of those lines that look like one."""
-    for line in _lines(found):
+    for line in lines(found):
         if line[0].kind not in ("rule", "terminal"):
             continue
         for index, word in enumerate(line):
@@ -106,7 +106,7 @@ def _is_outside(before: Sequence[Word]) -> bool:
     return texts.count("[") == texts.count("]")
 
 
-def _lines(found: Sequence[Word]) -> Iterator[list[Word]]:
+def lines(found: Sequence[Word]) -> Iterator[list[Word]]:
     """Statements and definitions; a line that begins with `|` goes on with the one before."""
     line: list[Word] = []
     for index, word in enumerate(found):
@@ -124,8 +124,11 @@ def plain_name(name: str) -> str:
     return name.lstrip("!?")
 
 
-def endless_rules(found: Sequence[Word]) -> list[Word]:
-    """Rules that no finite text follows, in order, of those that `start` leads to."""
+def endless_rules(found: Sequence[Word], empty: Collection[str | int] = ()) -> list[Word]:
+    """Rules that no finite text follows, in order, of those that `start` leads to.
+
+    empty: names of terminals and places of patterns that no text satisfies
+    """
     rules = {
         plain_name(definition.name.text): definition
         for definition in definitions(found)
@@ -137,7 +140,7 @@ def endless_rules(found: Sequence[Word]) -> list[Word]:
     }
     reached = check_depth(["start"], mentions)
     ending = closure(
-        mentions, lambda name, known: _Body(rules[name].body, rules.keys(), known).ends()
+        mentions, lambda name, known: _Body(rules[name].body, rules.keys(), known, empty).ends()
     )
     return [rule.name for name, rule in rules.items() if name in reached - ending]
 
@@ -154,10 +157,17 @@ def check_nesting(found: Sequence[Word]) -> None:
 class _Body:
     """Whether a rule's body has a finite text, given the rules that are known to have one."""
 
-    def __init__(self, body: Sequence[Word], names: Collection[str], ending: set[str]) -> None:
+    def __init__(
+        self,
+        body: Sequence[Word],
+        names: Collection[str],
+        ending: set[str],
+        empty: Collection[str | int],
+    ) -> None:
         self._body = body
         self._names = names
         self._ending = ending
+        self._empty = empty
         self._at = 0
 
     def ends(self) -> bool:
@@ -189,6 +199,8 @@ class _Body:
             found = self._alternatives()
             self._at += 1
             return found or word.text == "["
+        if word.text in self._empty or word.start in self._empty:
+            return False
         name = plain_name(word.text)
         return word.kind != "rule" or name not in self._names or name in self._ending
 

@@ -156,9 +156,46 @@ def test_a_rule_with_an_end_is_none(grammar: str) -> None:
     assert to_grammar(grammar)
 
 
-def test_what_excludes_itself_is_a_contradiction() -> None:
-    with pytest.raises(Contradiction):
-        compiled(Kind.LARK, "start: A\nA: /a/ & /b/")
+@pytest.mark.parametrize(
+    ("grammar", "place", "parts"),
+    [
+        ("start: A\nA: /a/ & /b/", "line 2, column 1", ("A", "start")),
+        ('start: "x" y | "z"\ny: A\nA: /a/ & /b/', "line 3, column 1", ("A", "y")),
+        ('start: "x" A?\nA: B "c"\nB: /[ab]/ & ~/[a-c]/', "line 3, column 1", ("B",)),
+        (r'start: "x" | "y" /[^\s\S]/', "position 17", (r"/[^\s\S]/",)),
+    ],
+)
+def test_a_terminal_without_a_text_is_a_contradiction_that_names_it(
+    grammar: str, place: str, parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(Contradiction) as contradiction:
+        compiled(Kind.LARK, grammar)
+    assert str(contradiction.value).startswith(f"{place}: no text satisfies this")
+    assert set(contradiction.value.parts) == set(parts)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "x" A\nA: /a*/ & /(?:b*)/',
+        "start: A\nA: /[^b]/ & ~/[^a]/",
+        'start: "x"\nUNUSED: /a/ & /b/',
+        'start: "x"~2 | /[^\\d]/',
+    ],
+)
+def test_a_terminal_with_a_text_is_none(grammar: str) -> None:
+    assert to_grammar(grammar)
+
+
+def test_a_schema_within_that_nothing_satisfies_tells_its_parts() -> None:
+    schema = '{"type": "string", "minLength": 3, "maxLength": 2}'
+    with pytest.raises(Contradiction, match="position 11: in this schema") as contradiction:
+        compiled(Kind.LARK, f'start: "x" %json {schema}')
+    assert contradiction.value.parts == (
+        '{"type": "string"}',
+        '{"minLength": 3}',
+        '{"maxLength": 2}',
+    )
 
 
 def test_a_wrong_schema_within_is_told_with_its_place_and_its_pointer() -> None:
