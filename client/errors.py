@@ -14,12 +14,27 @@ TandemError
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class TandemError(Exception):
-    """The root."""
+    """The root. All of them can be sent to other processes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Python would make them of their messages alone, and pickles no mapping that is frozen.
+        state = {
+            name: dict(value) if isinstance(value, MappingProxyType) else value
+            for name, value in self.__dict__.items()
+        }
+        return _remade, (type(self), self.args, state)
+
+
+def _remade(kind: type[TandemError], args: tuple[Any, ...], state: Mapping[str, Any]) -> object:
+    made = kind.__new__(kind, *args)
+    made.__dict__.update(state)
+    return made
 
 
 class Unreachable(TandemError):

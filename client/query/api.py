@@ -87,4 +87,9 @@ def read_file(path: str | Path, variables: Variables | None = None) -> Program:
 
 
 def _read(program: str | Program, variables: Variables | None) -> Program:
-    return read(program, namespace=variables) if isinstance(program, str) else program
+    if isinstance(program, str):
+        return read(program, namespace=variables)
+    if not isinstance(program, Program):
+        what = "a program is its text, or what read_file made of it; a query is called by itself"
+        raise TypeError(f"{what}. Given: {program!r}")
+    return program

@@ -15,6 +15,7 @@ from types import FunctionType
 
 from client.query.errors import BadProgram
 from client.query.place import Source
+from client.query.reading.clauses import layout_of
 from client.query.reading.expressions import statements
 from client.query.reading.making import Scope
 from client.query.reading.strings import content_of
@@ -57,16 +58,36 @@ def _from_docstring(function: FunctionType) -> tuple[Source, Span]:
 def _region(text: Text, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Span:
     first, last = function.body[0], function.body[-1]
     span = Span(_start(text, first), text.offset_of_bytes(*_end(last)))
-    if _is_docstring(first) and all(map(_is_nothing, function.body[1:])):
-        string = Span(_start(text, first), text.offset_of_bytes(*_end(first)))
-        strings = tokens_of(text, string)
-        content = content_of(strings[0])
-        is_long = text.text[content.start - 3 : content.start] in ("'''", '"""')
-        held = text.text[content.start : content.stop]
-        if len(strings) == 1 and is_long and _PROMPT_OR_DECODER.search(held):
-            return Span(content.start, content.stop)
-        return string
+    if not _is_docstring(first):
+        return span
+    string = Span(_start(text, first), text.offset_of_bytes(*_end(first)))
+    held = _held_by(text, string)
+    if all(map(_is_nothing, function.body[1:])):
+        return held or string
+    if held is not None and _asks(text, held):
+        what = "a program in a docstring, and code behind it, which would not be run"
+        raise text.bad(f"{what}: put both into the docstring", string.start, string.end)
     return span
+
+
+def _held_by(text: Text, docstring: Span) -> Span | None:
+    """What a docstring of several lines holds, if it looks like a program."""
+    strings = tokens_of(text, docstring)
+    content = content_of(strings[0])
+    is_long = text.text[content.start - 3 : content.start] in ("'''", '"""')
+    held = text.text[content.start : content.stop]
+    if len(strings) == 1 and is_long and _PROMPT_OR_DECODER.search(held):
+        return Span(content.start, content.stop)
+    return None
+
+
+def _asks(text: Text, held: Span) -> bool:
+    """Whether it is a program with holes; a prompt may have lines that begin with quotes, too."""
+    try:
+        prompts = layout_of(text, held).prompts
+    except BadProgram:
+        return False
+    return any("[" in prompt.value.code for prompt in prompts)
 
 
 def _start(text: Text, statement: ast.stmt) -> int:

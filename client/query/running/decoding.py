@@ -20,6 +20,7 @@ from client.query.conditions.plan import HolePlan
 from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Hole
+from client.query.running.pickling import Pickled
 from client.query.running.transcript import Pieces
 from client.words import Answer, GenerateCall, Sampling, ScoreCall, Scores
 
@@ -42,7 +43,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Pickled):
     """A hole whose value was chosen from a support: log-probabilities by value.
 
     `plain` are of the values as they are (sums over their tokens), `normalised` of their means per

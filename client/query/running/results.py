@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from client.query.running.decoding import Choice
+from client.query.running.pickling import Pickled
 from client.query.running.transcript import Span
 from client.words import Constraint, Message, Usage
 
@@ -33,7 +34,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Generic[ValueT_co]):
+class Result(Pickled, Generic[ValueT_co]):
     """One trace of a program, at its end.
 
     prompt:        the whole text, holes filled; turns of a chat begin with their tags

@@ -1,14 +1,17 @@
 """Queries as Python functions and as text."""
 
 import asyncio
+import copy
 import gc
 import linecache
+import pickle
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from client import query
+from client.errors import ConstraintRefused, ServerFailed
 from client.query import (
     F,
     Result,
@@ -364,3 +367,43 @@ async def test_a_condition_may_depend_on_another(before: str, asked: object) -> 
     constraint = model.generate_calls[1].constraint
     assert constraint is not None
     assert constraint.value == asked
+
+
+async def test_results_and_errors_go_to_other_processes() -> None:
+    text = '"[X]" distribution X in ["a", "bb"]\nreturn {"x": X}'
+    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+    refused = ConstraintRefused("no", "constraint_error", "constraint", {"reason": "broken"})
+    with pytest.raises(BadProgram) as caught:
+        read("argmax\n [X")
+
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert copy.deepcopy(result) == result
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(result)).variables["X"] = "b"
+    for error in (refused, ServerFailed("it broke", "step_failed"), caught.value):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert again.__dict__ == error.__dict__
+
+
+async def test_only_programs_are_run() -> None:
+    with pytest.raises(TypeError, match=r"a program is its text.*Given: <query shout"):
+        await run(shout)  # type: ignore[arg-type]
+
+
+def test_a_program_in_a_docstring_with_code_behind_it_is_refused() -> None:
+    def both():  # type: ignore[no-untyped-def]
+        """
+        "Say [X]" where len(X) < 3
+        """
+        return 3
+
+    def quoted():  # type: ignore[no-untyped-def]
+        """
+        "Say this", said [X]
+        """
+        return 3
+
+    with pytest.raises(BadProgram, match="a program in a docstring, and code behind it"):
+        query.query(both)
+    assert query.query(quoted).program.hole_names == {"X"}
