@@ -54,6 +54,7 @@ class BodyReader:
     async def read_json(self, request: Request) -> bytes:
         """The request's body, which says that it is JSON. Raises HttpError."""
         _check_media_type(request.headers.get("content-type"))
+        _check_encoding(request.headers.get("content-encoding"))
         return await self._read_bytes(request)
 
     async def _read_bytes(self, request: Request) -> bytes:
@@ -93,7 +94,7 @@ def parse(body: bytes, schema: type[S]) -> S:
             400, "validation", f"the body is not JSON: {_reason(body, error)}"
         ) from error
     if not isinstance(value, dict):
-        raise InvalidRequest(f"the body must be a JSON object. Given: {_quote(value)}")
+        raise InvalidRequest(f"the body must be a JSON object. Given: {quoted(value)}")
     check_depth(body, value)
     return parse_part(body, value, (), schema)
 
@@ -126,6 +127,15 @@ def _check_media_type(content_type: str | None) -> None:
     )
 
 
+def _check_encoding(coding: str | None) -> None:
+    if coding is not None and coding.strip().lower() not in ("", "identity"):
+        raise HttpError(
+            415,
+            "unsupported_media_type",
+            f"the body must be sent as it is, without a content-encoding, got `{coding[:60]}`",
+        )
+
+
 def _first_fault(
     error: ValidationError, body: bytes, place: tuple[int | str, ...]
 ) -> InvalidRequest:
@@ -150,7 +160,7 @@ def _first_fault(
     if digits is not None:
         rule = f"must be a whole number between {_MIN_WHOLE} and {_MAX_WHOLE}"
         return InvalidRequest(f"`{field}` {rule}. Given: {_cut(digits)}", field)
-    return InvalidRequest(f"`{field}` {rule}. Given: {_quote(given)}", field)
+    return InvalidRequest(f"`{field}` {rule}. Given: {quoted(given)}", field)
 
 
 def _digits(body: bytes, loc: tuple[int | str, ...]) -> str | None:
@@ -173,7 +183,7 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return path
 
 
-def _quote(value: Any) -> str:
+def quoted(value: Any) -> str:
     """The value as JSON, cut to what a line can hold."""
     if isinstance(value, dict):
         return "an object"

@@ -193,7 +193,7 @@ class Protocol(HttpToolsProtocol):
             # What our own callbacks raise, the parser wraps.
             refusal = error.__context__
             if not isinstance(refusal, HttpError):
-                refusal = HttpError(400, "bad_request", "Invalid HTTP request received.")
+                refusal = HttpError(400, "bad_request", f"this is no HTTP request: {error}")
             self._refuse(refusal)
         except httptools.HttpParserUpgrade as offer:
             if self._should_upgrade():

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, Unserved
-from router.http.body import Schema
+from router.http.body import Schema, quoted
 
 # Roles whose messages are nothing without a content.
 _SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
@@ -155,7 +155,10 @@ def _check_part(part: Any, place: str) -> None:
         raise Unserved(f"`{place}` is of type `{kind}`: this model reads text alone", place)
     key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
     if key is None or not isinstance(part.get(key), str):
-        raise InvalidRequest(f'`{place}` must be like {{"type": "text", "text": "..."}}', place)
+        given = f"the type {quoted(kind)}" if kind else quoted(part)
+        raise InvalidRequest(
+            f'`{place}` must be like {{"type": "text", "text": "..."}}. Given: {given}', place
+        )
 
 
 def _check_call(call: ToolCall, place: str) -> None:

@@ -49,6 +49,7 @@ async def test_malformed_bodies_are_answered_in_json(path: str) -> None:
             (b"x" * 5001, JSON, 413, "payload_too_large", "5001 bytes; at most 5000"),
             (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type", "text/plain"),
             (b"{}", {}, 415, "unsupported_media_type", "none"),
+            (b"{}", JSON | {"content-encoding": "gzip"}, 415, "unsupported_media_type", "`gzip`"),
         ):
             answer = await client.post(path, content=body, headers=headers)
             assert words in assert_error(path, answer, status, error_type)

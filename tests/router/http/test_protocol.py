@@ -290,3 +290,26 @@ async def test_no_tunnel_is_opened(target: bytes) -> None:
         answer = await say(port, b"CONNECT " + target + b" HTTP/1.1\r\nhost: a\r\n\r\n")
 
     assert error_of(answer, 400)["error_type"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (b"FOO / HTTP/1.1", "Invalid method"),
+        (b"GET / HTTP/3.7", "Invalid HTTP version"),
+        (b"POST / HTTP/1.1\r\ncontent-length: -5", "Content-Length"),
+        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2", "Content-Length"),
+        (
+            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 2",
+            "Transfer-Encoding",
+        ),
+        (b"GET / HTTP/1.1\r\na b: c", "header"),
+    ],
+)
+async def test_what_is_no_request_is_told_why(head: bytes, reason: str) -> None:
+    async with hello() as port:
+        answer = await say(port, head + b"\r\n\r\n")
+
+    told = error_of(answer, 400)["error"]
+    assert told.startswith("this is no HTTP request: ")
+    assert reason in told

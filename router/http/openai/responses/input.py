@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, Unserved
+from router.http.body import quoted
 from router.http.openai.responses.items import (
     FunctionCall,
     FunctionOutput,
@@ -53,7 +54,8 @@ def _read_items(value: Any) -> tuple[Item | Reference, ...]:
     if isinstance(value, str):
         return (Message(new_item_id("msg"), "user", (value,)),)
     if not isinstance(value, list) or not value:
-        raise InvalidRequest("`input` must be a string or a list of at least one item", "input")
+        rule = "must be a string or a list of at least one item"
+        raise InvalidRequest(f"`input` {rule}. Given: {quoted(value)}", "input")
     return tuple(_read_item(item, f"input[{index}]") for index, item in enumerate(value))
 
 
