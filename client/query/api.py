@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Unpack
 
 from client.query.errors import BadProgram
-from client.query.execution import Choices, RunOptions, execute
+from client.query.execution import RunOptions, choices_of, execute
 from client.query.program import Program
 from client.query.reading.reader import read
 from client.query.running.results import Result, State
@@ -34,7 +34,7 @@ async def run_all(
     program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
 ) -> tuple[Result[object], ...]:
     """All results of the program's decoder, in its order."""
-    return await execute(_read(program, variables), Choices(**options))
+    return await execute(_read(program, variables), choices_of(options))
 
 
 async def run_file(
@@ -70,7 +70,7 @@ async def watch(
 ) -> AsyncGenerator[State | Result[object], None]:
     """The partial states of a program as they come, then its results."""
     known = _read(program, variables)
-    choices = Choices(**options)
+    choices = choices_of(options)
     states = watched(lambda on_state: execute(known, choices, on_state=on_state))
     async with aclosing(states):
         async for state in states:
@@ -86,7 +86,7 @@ def read_file(path: str | Path, variables: Variables | None = None) -> Program:
     return read(text, name=str(path), namespace=variables)
 
 
-def _read(program: str | Program, variables: Variables | None) -> Program:
+def _read(program: object, variables: Variables | None) -> Program:
     if isinstance(program, str):
         return read(program, namespace=variables)
     if not isinstance(program, Program):

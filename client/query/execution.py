@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -34,6 +34,12 @@ class RunOptions(TypedDict, total=False):
     trace: str | Path
 
 
+def _check_decoder(given: object) -> None:
+    if not isinstance(given, Decoding | str | None):
+        what = "decoder must be argmax(), sample(n), beam(n), best_k(k) or the name of one"
+        raise TypeError(f"{what}. Given: {given!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """RunOptions, frozen."""
@@ -47,10 +53,18 @@ class Choices:
         _check_decoder(self.decoder)
 
 
-def _check_decoder(given: object) -> None:
-    if not isinstance(given, Decoding | str | None):
-        what = "decoder must be argmax(), sample(n), beam(n), best_k(k) or the name of one"
-        raise TypeError(f"{what}. Given: {given!r}")
+_NOTHING = Choices()
+
+
+def choices_of(options: RunOptions, before: Choices = _NOTHING) -> Choices:
+    """What is chosen, and what was before. Raises TypeError for other options."""
+    unknown = sorted(options.keys() - RunOptions.__annotations__.keys())
+    if unknown:
+        told = ", ".join(map(repr, unknown))
+        raise TypeError(
+            f"there is no option {told}; there are {', '.join(RunOptions.__annotations__)}"
+        )
+    return replace(before, **options)
 
 
 async def execute(

@@ -12,12 +12,11 @@ program `[X: f]` and `[X: f(x)]` take either.
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from client.query.binding import bound
-from client.query.execution import Choices, RunOptions, execute
+from client.query.execution import Choices, RunOptions, choices_of, execute
 from client.query.program import Program
 from client.query.reading.reader import read_function, read_template
 from client.query.running.results import Result
@@ -50,7 +49,7 @@ class Query(Generic[P, R, ValueT]):
 
     def using(self, **options: Unpack[RunOptions]) -> Self:
         """The same query with another model, decoder or trace file."""
-        return type(self)(self._program, replace(self._choices, **options))
+        return type(self)(self._program, choices_of(options, self._choices))
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Result[ValueT]:
         """The result; the first of a decoder that makes several."""
@@ -187,7 +186,7 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
 
     Its parameters are the program's variables. Raises BadProgram.
     """
-    choices = Choices(**options)
+    choices = choices_of(options)
     if function is None:
         return Decorating(choices)
     return _decorated(function, choices, _locals_of(inspect.currentframe()))
@@ -225,4 +224,4 @@ def F(
     if where is not None and constraints is not None:
         raise TypeError("F() takes `where` or `constraints`, which mean the same")
     condition = constraints if where is None else where
-    return Template(read_template(prompt, condition), Choices(**options))
+    return Template(read_template(prompt, condition), choices_of(options))

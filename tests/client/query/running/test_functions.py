@@ -407,3 +407,11 @@ def test_a_program_in_a_docstring_with_code_behind_it_is_refused() -> None:
     with pytest.raises(BadProgram, match="a program in a docstring, and code behind it"):
         query.query(both)
     assert query.query(quoted).program.hole_names == {"X"}
+
+
+def test_an_option_that_runs_do_not_have_is_told_with_those_they_have() -> None:
+    told = "there is no option 'colour'; there are model, url, decoder, trace"
+    with pytest.raises(TypeError, match=told):
+        shout.using(colour="red")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=told):
+        query.query(colour="red")  # type: ignore[call-overload]
