@@ -16,12 +16,13 @@ from client.query.conditions.bounds import (
     turned,
 )
 from client.query.conditions.evaluate import operand
-from client.query.conditions.expressions import FALSE
+from client.query.conditions.expressions import FALSE, opposite
 from client.query.conditions.kinds import INT, HoleKind
+from client.query.conditions.letter_case import FOLDS, one_of
 from client.query.conditions.linear import Linear
-from client.query.conditions.operators import PIECES, operator_of
+from client.query.conditions.operators import PIECES, operator_of, strings
 from client.query.conditions.relating import Missing, described
-from client.query.conditions.terms import Calculated, Called, Compared, Ref, Term
+from client.query.conditions.terms import Calculated, Called, Compared, Opaque, Ref, Term
 from client.query.conditions.values import Finished, bare
 from client.query.errors import BadCondition
 from client.query.place import Place
@@ -43,6 +44,13 @@ class _Pieces:
 
 
 @dataclass(frozen=True, slots=True)
+class _Folded:
+    """X.lower() or X.upper(), where X is a text."""
+
+    fold: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Sort:
     """What of the hole is compared."""
 
@@ -50,7 +58,7 @@ class _Sort:
 
 
 _HOLE, _DECIMAL, _TYPE, _DARK = _Sort("hole"), _Sort("float"), _Sort("type"), _Sort("unknown")
-_Side = _Constant | _Pieces | _Sort | Linear
+_Side = _Constant | _Pieces | _Folded | _Sort | Linear
 
 
 def _side(term: Term, current: Current) -> _Side:
@@ -65,6 +73,9 @@ def _side(term: Term, current: Current) -> _Side:
             return _applied(name, about, term.place, current)
         case Calculated():
             return _calculated(term, current)
+        case Opaque(text=text) if current.kind.schema is None and current.kind.python is str:
+            folds = (fold for fold in FOLDS if text == f"{current.name}.{fold}()")
+            return next(map(_Folded, folds), _DARK)
     return _DARK
 
 
@@ -145,6 +156,8 @@ def _against(
             return _linear_against(side, relation, bare(constant), place)
         case _Sort(where.Measure() as measure):
             return exactly(compare.measured(measure, relation, constant, place))
+        case _Folded(fold):
+            return exactly(_folded(fold, relation, bare(constant)))
         case _Sort("float"):
             return exactly(compare.decimal(relation, constant, place))
         case _Sort("type"):
@@ -152,6 +165,18 @@ def _against(
         case _Sort("hole"):
             return _hole_against(relation, constant, place, current.kind)
     return OPEN
+
+
+def _folded(fold: str, relation: str, constant: object) -> where.Expression | None:
+    if relation in ("==", "!=") and isinstance(constant, str):
+        found = one_of(fold, (constant,))
+    elif relation in ("in", "not in"):
+        texts = strings(constant)
+        found = None if texts is None else one_of(fold, texts)
+    else:
+        return None
+    is_turned = relation in ("!=", "not in")
+    return opposite(found) if found is not None and is_turned else found
 
 
 def _linear_against(side: Linear, relation: str, constant: object, place: Place) -> Bounds:

@@ -26,6 +26,8 @@ _PATTERNS = (
 _OPAQUE = (
     "{X}.strip() == {X}",
     "{X}.lower() == {X}",
+    "{X}.lower() in ['a', 'ab', 'ab.', '7 up']",
+    "'AB' != {X}.upper()",
     "{X}.count('a') < 3",
     "{X}[:1] != ' '",
     "sum(map(ord, {X})) % 3 > 0",

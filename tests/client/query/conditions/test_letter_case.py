@@ -1,0 +1,61 @@
+"""Patterns of texts in either case: a text matches where Python makes the wanted text of it."""
+
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.query.conditions.letter_case import FOLDS, one_of
+from constraints.where.terms import Expression, Matches, OneOf
+
+# Letters that become two or three, that two others become, and ones without a case.
+LETTERS = "sSſßẞfFiIıİlLtTﬁﬂﬀﬃﬄﬅŉnNʼkK\u212aåÅ\u212b\u0307ǅǆǄ1 -Ωωω"
+TEXTS = st.text(alphabet=LETTERS, max_size=5)
+SIGMAS = frozenset("Σσς")
+
+
+def holds(said: Expression, text: str) -> bool:
+    if isinstance(said, OneOf):
+        return text in said.values
+    assert isinstance(said, Matches)
+    return re.fullmatch(said.pattern, text) is not None
+
+
+@given(st.sampled_from(sorted(FOLDS)), TEXTS, TEXTS)
+def test_a_text_matches_where_python_makes_the_wanted_text_of_it(
+    fold: str, text: str, other: str
+) -> None:
+    become = FOLDS[fold]
+    for wanted in (become(text), become(other), other):
+        said = one_of(fold, [wanted])
+        assert said is not None
+        for tried in (text, other, text.swapcase(), text.title()):
+            assert holds(said, tried) == (become(tried) == wanted)
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_every_character_is_among_those_that_become_what_it_becomes(fold: str) -> None:
+    become = FOLDS[fold]
+    for char in map(chr, range(sys.maxunicode + 1)):
+        if become(char) != char and not SIGMAS & set(char + become(char)):
+            said = one_of(fold, [become(char)])
+            assert said is not None
+            assert holds(said, char)
+
+
+def test_what_no_text_becomes_is_nothing() -> None:
+    assert one_of("lower", ["Yes"]) == OneOf(())
+    assert one_of("upper", ["ß", "no"]) == OneOf(())
+
+
+def test_a_sigma_depends_on_its_neighbours() -> None:
+    assert ("ΑΣ".lower(), "ΑΣΑ".lower()) == ("ας", "ασα")
+    assert one_of("lower", ["a", "σας"]) is None
+    assert one_of("upper", ["ΣΑΣ"]) is not None
+
+
+def test_what_would_be_too_long_is_left_to_a_check() -> None:
+    assert one_of("upper", ["S" * 60]) is None
+    assert one_of("lower", ["s" * 60]) is not None
