@@ -3,8 +3,10 @@
 It reads neither the command line nor the environment.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from router.knobs import (
     BadConfig,
@@ -19,10 +21,17 @@ from router.knobs import (
 )
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_TGIS_LEVELS: Mapping[str, str] = MappingProxyType({"trace": "debug", "warn": "warning"})
 HTTP = "HTTP"
 ACCESS = "who may ask, and how"
 TIME = "time"
 LOGS = "logs and telemetry"
+
+
+def _log_level(text: str) -> str:
+    """TGI's variable holds levels of its parts, too, which are none of ours."""
+    levels = [word.strip().lower() for word in text.split(",") if "=" not in word] or ["info"]
+    return str(one_of(*LOG_LEVELS)(_TGIS_LEVELS.get(levels[0], levels[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,13 @@ class FrontConfig:
         group=TIME,
         env=False,
     )
-    log_level: str = knob("info", "least severe lines to log", one_of(*LOG_LEVELS), group=LOGS)
+    log_level: str = knob(
+        "info",
+        "least severe lines to log; trace and warn as well, and levels of TGI's parts are passed "
+        "over (info,text_generation_router=debug)",
+        _log_level,
+        group=LOGS,
+    )
     json_output: bool = knob(False, "log JSON lines", group=LOGS, kind="switch")
 
     def __post_init__(self) -> None:

@@ -131,6 +131,19 @@ def test_nothing_shows_a_secret() -> None:
         assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("told", "level"),
+    [
+        ("WARN", "warning"),
+        ("trace", "debug"),
+        ("text_generation_router=debug, error", "error"),
+        ("text_generation_launcher=trace", "info"),
+    ],
+)
+def test_a_log_level_is_taken_as_tgi_s_users_spell_it(told: str, level: str) -> None:
+    assert read_config([], {"LOG_LEVEL": told}).log_level == level
+
+
 def test_ngroks_own_variables_disturb_nothing() -> None:
     assert read_config([], {"NGROK_AUTHTOKEN": "t", "NGROK": "false"}).port == 3000
 
