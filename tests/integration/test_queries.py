@@ -171,3 +171,33 @@ async def test_parallel_programs_are_batched(server: RunningServer) -> None:
 
     num_tokens = sum(result.usage.num_output_tokens for result in results)
     assert metric(server, steps) - before < num_tokens / 2
+
+
+async def test_a_cancelled_program_that_catches_everything_leaves_nothing_on_either_side(
+    server: RunningServer,
+) -> None:
+    text = """
+while True:
+    try:
+        "Once upon a time[X]" where len(words(X)) > 300
+    except:
+        pass
+    finally:
+        "And then[Y]" where len(words(Y)) > 300
+"""
+    num_tasks = len(asyncio.all_tasks())
+    async with LmtpModel(server.url) as served:
+        running = asyncio.create_task(run(text, model=served))
+        await _until_running(server, 1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await _until_running(server, 0)
+
+    assert len(asyncio.all_tasks()) == num_tasks
+
+
+async def _until_running(server: RunningServer, num_requests: int) -> None:
+    async with asyncio.timeout(20):
+        while metric(server, "tgi_batch_current_size") != num_requests:
+            await asyncio.sleep(0.02)

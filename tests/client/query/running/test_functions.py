@@ -1,17 +1,12 @@
 """Queries as Python functions and as text."""
 
 import asyncio
-import copy
-import gc
-import linecache
-import pickle
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from client import query
-from client.errors import ConstraintRefused, ServerFailed
 from client.query import (
     F,
     Result,
@@ -25,7 +20,6 @@ from client.query import (
     watch,
 )
 from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
-from client.query.reading.reader import read
 from client.query.running.results import State
 from client.words import Answer, GenerateCall, Sampling, TokenMade
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
@@ -203,25 +197,6 @@ async def test_a_file_is_run_and_named_in_errors(tmp_path: Path) -> None:
         read_file(path)
 
 
-async def test_texts_are_shown_to_tracebacks_for_as_long_as_their_programs_are_there() -> None:
-    def num_shown() -> int:
-        gc.collect()
-        return sum("known as" in "".join(linecache.getlines(name)) for name in _texts_shown())
-
-    programs = [read(f'# a text that is known as {number}\n"[X]"') for number in range(3)]
-    again = read(programs[0].source.text)
-    assert num_shown() == 3
-
-    del programs
-    assert num_shown() == 1
-    del again
-    assert num_shown() == 0
-
-
-def _texts_shown() -> list[str]:
-    return [name for name in linecache.cache if name.startswith("<query")]
-
-
 async def test_watching_shows_states_and_then_results() -> None:
     seen = [part async for part in watch('"Say [X]!"', model=ScriptedModel(in_turn("hi")))]
 
@@ -367,23 +342,6 @@ async def test_a_condition_may_depend_on_another(before: str, asked: object) -> 
     constraint = model.generate_calls[1].constraint
     assert constraint is not None
     assert constraint.value == asked
-
-
-async def test_results_and_errors_go_to_other_processes() -> None:
-    text = '"[X]" distribution X in ["a", "bb"]\nreturn {"x": X}'
-    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
-    refused = ConstraintRefused("no", "constraint_error", "constraint", {"reason": "broken"})
-    with pytest.raises(BadProgram) as caught:
-        read("argmax\n [X")
-
-    assert pickle.loads(pickle.dumps(result)) == result
-    assert copy.deepcopy(result) == result
-    with pytest.raises(TypeError):
-        pickle.loads(pickle.dumps(result)).variables["X"] = "b"
-    for error in (refused, ServerFailed("it broke", "step_failed"), caught.value):
-        again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again)) == (type(error), str(error))
-        assert again.__dict__ == error.__dict__
 
 
 async def test_only_programs_are_run() -> None:
