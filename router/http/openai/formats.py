@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from constraints.errors import ConstraintError
 from constraints.spec import Kind, Whitespace
-from constraints.where.terms import And, Contains, Expression, Not
+from constraints.where.parser import parse
+from constraints.where.terms import Contains, Expression, Matches, Not, all_of
 from constraints.where.writing import text
 from router.errors import InvalidRequest, Unserved
 from router.grammar import RawGrammar
@@ -194,23 +196,56 @@ class Formats(Schema):
             for name, kind in _KINDS.items()
             if (value := getattr(self, f"guided_{name}")) is not None
         ]
-        if self.bad_words:
-            found.append(("bad_words", _without(self.bad_words)))
         if len(found) > 1:
             first, second = found[0][0], found[1][0]
             raise InvalidRequest(f"`{first}` and `{second}` cannot both shape an answer", second)
+        if self.bad_words:
+            found = [_without(self.bad_words, *found)]
         if not found:
             return None
         (name, grammar), pattern = found[0], "guided_whitespace_pattern"
         return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
 
 
-def _without(words: list[str]) -> RawGrammar:
-    """Any text in which none of these stands."""
+def _without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGrammar:
+    """Texts in which none of these words stands: any, or those of a grammar.
+
+    Raises InvalidRequest beside a grammar in which that cannot be said.
+    """
     if not all(words):
         raise InvalidRequest("`bad_words` must be strings, none empty", "bad_words")
     terms: list[Expression] = [Not(Contains(word)) for word in dict.fromkeys(words)]
-    return RawGrammar(Kind.WHERE, text(And(tuple(terms)) if len(terms) > 1 else terms[0]))
+    if shaped is None:
+        return "bad_words", RawGrammar(Kind.WHERE, text(all_of(terms)))
+    name, grammar = shaped
+    match grammar.kind, grammar.value:
+        case Kind.REGEX, str(pattern):
+            value: object = text(all_of([Matches(pattern), *terms]))
+        case Kind.WHERE, str(written):
+            try:
+                value = text(all_of([parse(written), *terms]))
+            except ConstraintError:
+                return shaped  # which is refused in its own words
+        case Kind.CHOICE, list(choices):
+            return name, replace(grammar, value=_kept(choices, words))
+        case Kind.JSON_SCHEMA | Kind.LARK | Kind.GBNF, _:
+            rule = "are kept beside `regex`, `choice` and `where`, not beside JSON and grammars"
+            raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
+        case _:
+            return shaped
+    return name, replace(grammar, kind=Kind.WHERE, value=value)
+
+
+def _kept(choices: list[Any], words: list[str]) -> list[Any]:
+    """The choices without any of these words."""
+    kept = [
+        choice
+        for choice in choices
+        if not (isinstance(choice, str) and any(word in choice for word in words))
+    ]
+    if choices and not kept:
+        raise InvalidRequest("each of the choices has one of `bad_words` in it", "bad_words")
+    return kept
 
 
 def _named(field: str, kind: Kind, value: Any) -> NamedGrammar:

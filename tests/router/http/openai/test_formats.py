@@ -93,6 +93,19 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
         {"bad_words": ["no", 'a "b"', "no"]},
         of(Kind.WHERE, '"no" not in X and "a \\"b\\"" not in X'),
     ),
+    (
+        {"guided_regex": "[a-z]+", "bad_words": ["no"]},
+        of(Kind.WHERE, 'regex(X, "[a-z]+") and "no" not in X'),
+    ),
+    (
+        {"structured_outputs": {"where": "len(T) < 9 or int(T)"}, "bad_words": ["no"]},
+        of(Kind.WHERE, '(len(X) < 9 or int(X)) and "no" not in X'),
+    ),
+    ({"guided_choice": ["yes", "no", "not"], "bad_words": ["no"]}, of(Kind.CHOICE, '["yes"]')),
+    (
+        {"structured_outputs": {"where": "len(T"}, "bad_words": ["no"]},
+        of(Kind.WHERE, "len(T"),
+    ),
 ]
 
 
