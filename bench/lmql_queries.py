@@ -37,14 +37,21 @@ def short(number: int, num_tokens: int) -> list[str]:
     return [f'argmax "{each}[TEXT]" where len(TOKENS(TEXT)) < {num_tokens}' for each in prompts]
 
 
-def few_shot(number: int, tokenizer: Tokenizer, seed: str) -> list[str]:
-    """So many questions behind the same examples."""
+def few_shot(
+    number: int, tokenizer: Tokenizer, seed: str, reasoning_len: int | None = None
+) -> list[str]:
+    """So many questions behind the same examples.
+
+    reasoning_len: tokens of a reasoning; None: until the model ends it, which one that was never
+    trained does not
+    """
     rng = Random(seed)
     examples = ""
     while len(tokenizer.encode(examples).ids) < EXAMPLES_LEN:
         question, _, answer = _drawn(rng, "train")
         examples += f"{question}{answer}\n\n"
-    return [_program(examples, *_drawn(rng, "test")) for _ in range(number)]
+    bound = "" if reasoning_len is None else f" and len(TOKENS(REASONING)) < {reasoning_len}"
+    return [_program(examples, bound, *_drawn(rng, "test")) for _ in range(number)]
 
 
 def _drawn(rng: Random, split: Split) -> tuple[str, Sequence[str], str]:
@@ -54,10 +61,10 @@ def _drawn(rng: Random, split: Split) -> tuple[str, Sequence[str], str]:
     return example.plain_prompt(), words, example.raw_lead + example.answer_text
 
 
-def _program(examples: str, question: str, words: Sequence[str], _: str) -> str:
+def _program(examples: str, bound: str, question: str, words: Sequence[str], _: str) -> str:
     prompt = json.dumps(f"{examples}{question}[REASONING] So the odd one is[ANSWER]")
     answers = json.dumps([f" {word}" for word in words])
     return (
         f'argmax {prompt} where STOPS_BEFORE(REASONING, " So") and '
-        f"len(WORDS(REASONING)) < {_MAX_WORDS} and ANSWER in {answers}"
+        f"len(WORDS(REASONING)) < {_MAX_WORDS}{bound} and ANSWER in {answers}"
     )

@@ -136,8 +136,8 @@ def programs_of(queries: str, number: int, args: argparse.Namespace) -> dict[str
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     return {
         # One: LMQL's own server takes long for many.
-        "warm_up": few_shot(1, tokenizer, f"warm-up/{number}"),
-        "measured": few_shot(args.parallel, tokenizer, f"round/{number}"),
+        "warm_up": few_shot(1, tokenizer, f"warm-up/{number}", args.reasoning_tokens),
+        "measured": few_shot(args.parallel, tokenizer, f"round/{number}", args.reasoning_tokens),
     }
 
 
@@ -154,6 +154,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--queries", nargs="+", choices=_QUERIES, default=_QUERIES)
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64, help="of a short query")
+    parser.add_argument(
+        "--reasoning-tokens", type=int, help="of a few-shot query, where the model does not end it"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, help="of either server (default: one per core)")
