@@ -11,8 +11,8 @@ from torch import Tensor
 
 from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.kv_cache import KVCache, LayerGeometry
-from native.library import COMPILERS
 from model_server.step import SequenceStep, StepInputs
+from native.library import COMPILERS
 
 CPU = torch.device("cpu")
 
