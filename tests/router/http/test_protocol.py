@@ -310,6 +310,6 @@ async def test_what_is_no_request_is_told_why(head: bytes, reason: str) -> None:
     async with hello() as port:
         answer = await say(port, head + b"\r\n\r\n")
 
-    told = error_of(answer, 400)["error"]
+    told = str(error_of(answer, 400)["error"])
     assert told.startswith("this is no HTTP request: ")
     assert reason in told
