@@ -19,8 +19,9 @@ from constraints.grammars.schema.reading import Json, below
 
 MAX_VIOLATIONS = 20
 _MAX_MESSAGE_LEN = 300
-# Without a `$schema` a schema is of the newest draft.
-_DEFAULT = jsonschema.Draft202012Validator
+# Without a `$schema` a schema is of the newest draft that it can be read by.
+_DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
+_UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType, re.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,12 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
         instance = json.loads(text)
     except (ValueError, RecursionError) as error:
         return (Violation("", "", f"not JSON: {error}"),)
-    kind = jsonschema.validators.validator_for(schema, default=_DEFAULT)
-    registry: Registry[Json] = Registry()
     try:
-        errors = list(islice(kind(schema, registry=registry).iter_errors(instance), MAX_VIOLATIONS))
-    except (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType, re.error) as error:
+        errors = _errors(schema, instance)
+    except _UNFOLLOWABLE as error:
         return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
+    if errors is None:
+        return (Violation("", "", "the schema cannot be followed: a keyword's value is wrong"),)
     return tuple(
         Violation(
             _pointer(error.absolute_path),
@@ -63,6 +64,22 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
         )
         for error in errors
     )
+
+
+def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | None:
+    """The first few; None: the value of one of the schema's keywords is not what it must be.
+
+    Up to draft 2019-09 `items` may be a list, and many who write one name no draft.
+    """
+    registry: Registry[Json] = Registry()
+    named = jsonschema.validators.validator_for(schema, default=None)
+    for kind in _DRAFTS if named is None else (named,):
+        try:
+            found = kind(schema, registry=registry).iter_errors(instance)
+            return list(islice(found, MAX_VIOLATIONS))
+        except (TypeError, AttributeError, ValueError, KeyError):
+            continue
+    return None
 
 
 def _pointer(path: Iterable[str | int]) -> str:
