@@ -72,8 +72,9 @@ def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | 
     Up to draft 2019-09 `items` may be a list, and many who write one name no draft.
     """
     registry: Registry[Json] = Registry()
-    named = jsonschema.validators.validator_for(schema, default=None)
-    for kind in _DRAFTS if named is None else (named,):
+    named = jsonschema.validators.validator_for(schema, default=_DRAFTS[0])
+    has_name = isinstance(schema, dict) and "$schema" in schema
+    for kind in (named,) if has_name else _DRAFTS:
         try:
             found = kind(schema, registry=registry).iter_errors(instance)
             return list(islice(found, MAX_VIOLATIONS))
