@@ -26,7 +26,7 @@ from constraints.spec import ConstraintSpec, Kind
 from constraints.token_walk import TokenWalk, walk_of
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
-from constraints.where.limits import OutOfReach
+from constraints.where.limits import OutOfReach, TooManyStates
 from constraints.where.parser import parse
 from constraints.where.terms import Matches
 
@@ -170,6 +170,11 @@ class Compiler:
         except NotEnforced as refusal:
             try:
                 return compile_where(Matches(spec.text), self.vocabulary, self._token_walk())
+            except TooManyStates:
+                raise TooComplex(
+                    "a pattern that looks around is followed by its states, and this one has too"
+                    " many: shorten its repetitions"
+                ) from None
             except OutOfReach:
                 raise refusal from None
         limits, hints = LIMITS[spec.kind], hints_of(spec)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from constraints.token_walk import PLACE_BITS, PLACE_MASK, Packed
 from constraints.where.lattice import NEVER, Lattice, Reserves
-from constraints.where.limits import MAX_NODES, OutOfReach
+from constraints.where.limits import MAX_NODES, TooManyStates
 from constraints.where.liveness import Ways, best_through
 from constraints.where.machine import Counts, Machine
 from constraints.where.utf8 import Utf8
@@ -38,7 +38,7 @@ class ByteTable:
         num_places = machine.num_states * inside
         gain = int(machine.gains.max(initial=0)) * max_token_len
         if num_places > MAX_NODES or num_places * width > PLACE_MASK or gain > _GAIN_MASK:
-            raise OutOfReach(f"{num_places} places, {gain} counts in a token")
+            raise TooManyStates(f"{num_places} places, {gain} counts in a token")
         shifts = PLACE_BITS + GAIN_BITS * np.arange(len(machine.axes), dtype=np.int64)
         states = np.arange(machine.num_states, dtype=np.int64)
         after = machine.steps.astype(np.int64) * inside * width

@@ -16,3 +16,7 @@ MAX_COUNT = 1_000_000
 
 class OutOfReach(Exception):
     """The expression needs another engine; `why` is for logs. Never seen outside the compiler."""
+
+
+class TooManyStates(OutOfReach):
+    """It is of a kind that is in reach, and too large."""

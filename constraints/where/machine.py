@@ -14,7 +14,7 @@ from constraints.where.automata import Automaton, Steps
 from constraints.where.code_points import Partition, join
 from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
 from constraints.where.grouping import ContainsAny, grouped
-from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach
+from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.where.measures import Axis, atoms, axis_of
 from constraints.where.terms import (
     Compare,
@@ -149,7 +149,7 @@ class _Joint:
                 members.append(flag())
         self.partition, columns = join([member.partition for member in members])
         if sum(member.num_states for member in members) * columns.shape[1] > MAX_STEPS:
-            raise OutOfReach("automata with too many states and characters")
+            raise TooManyStates("automata with too many states and characters")
         self._steps = [
             member.steps[:, column] for member, column in zip(members, columns, strict=True)
         ]
@@ -191,7 +191,7 @@ class _Joint:
             known = np.concatenate([known, unique[fresh]])
             num_rows += len(fresh)
             if num_rows > MAX_STATES or num_rows * num_labels > MAX_STEPS:
-                raise OutOfReach(f"more than {num_rows} states")
+                raise TooManyStates(f"more than {num_rows} states")
         dead = np.zeros((1, len(self._members)), dtype=np.int32)
         return np.concatenate([dead, *found]), np.concatenate(steps)
 
@@ -254,5 +254,5 @@ def _mixed_radix(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
         weights.append(weight)
         weight *= size
     if weight >= 2**62:
-        raise OutOfReach("too many automata")
+        raise TooManyStates("too many automata")
     return np.array(weights, dtype=np.int64)

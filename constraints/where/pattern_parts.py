@@ -14,7 +14,7 @@ from re import _parser as reader
 from typing import Any
 
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
-from constraints.where.limits import OutOfReach
+from constraints.where.limits import OutOfReach, TooManyStates
 from constraints.where.pattern_sets import matched, word_characters
 
 # States of a pattern once its repeats are written out.
@@ -104,7 +104,7 @@ class _Builder:
 
     def _state(self) -> int:
         if len(self.parts.passes) > _MAX_PARTS:
-            raise OutOfReach("a pattern of too many parts")
+            raise TooManyStates("a pattern of too many parts")
         self.parts.passes.append([])
         self.parts.reads.append(None)
         return len(self.parts.passes) - 1

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from constraints.where.automata import Automaton
 from constraints.where.code_points import Partition, join
-from constraints.where.limits import MAX_STEPS, OutOfReach
+from constraints.where.limits import MAX_STEPS, TooManyStates
 from constraints.where.pattern_parts import Look, Near, Parts, read
 
 _MAX_STATES = 4000
@@ -83,7 +83,7 @@ class _Subsets:
             rows.append(row)
             accepts.append(self._accepts(place))
             if len(queue) > _MAX_STATES or len(queue) * len(row) > MAX_STEPS:
-                raise OutOfReach("a pattern of too many states")
+                raise TooManyStates("a pattern of too many states")
         return _without_equal_labels(self._partition, np.array(rows, dtype=np.int32), accepts)
 
     def _steps(self, place: _Place) -> Iterable[_Place]:
@@ -147,7 +147,7 @@ class _Subsets:
                 continue
             done[own] = reached
             if len(done) > _MAX_THREADS:
-                raise OutOfReach("a pattern that looks ahead too often")
+                raise TooManyStates("a pattern that looks ahead too often")
             for look, end in self._looks_of(reached):
                 must, must_not = own
                 if look.is_negated:

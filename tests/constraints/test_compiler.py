@@ -74,3 +74,10 @@ def test_a_text_beyond_its_limit_is_too_complex(kind: Kind) -> None:
     text = "x" * (LIMITS[kind].max_text_bytes + 1)
     with pytest.raises(TooComplex, match="bytes"):
         Compiler(byte_vocabulary()).compile(ConstraintSpec(kind, text))
+
+
+def test_a_pattern_that_looks_around_is_told_when_it_is_its_size() -> None:
+    compiler = Compiler(byte_vocabulary())
+    compiler.compile(ConstraintSpec(Kind.REGEX, r"(?!.*\bcat\b).{0,20}"))
+    with pytest.raises(TooComplex, match="too many: shorten its repetitions"):
+        compiler.compile(ConstraintSpec(Kind.REGEX, r"(?!.*\bcat\b).{0,200}"))
