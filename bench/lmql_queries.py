@@ -26,8 +26,6 @@ _SHORT = (
     "Once there was a bear",
     "Once there was a girl",
 )
-# Tokens of a few-shot prompt: as many examples as bring it there.
-EXAMPLES_LEN = 600
 _MAX_WORDS = 40
 
 
@@ -38,16 +36,21 @@ def short(number: int, num_tokens: int) -> list[str]:
 
 
 def few_shot(
-    number: int, tokenizer: Tokenizer, seed: str, reasoning_len: int | None = None
+    number: int,
+    tokenizer: Tokenizer,
+    seed: str,
+    examples_len: int,
+    reasoning_len: int | None = None,
 ) -> list[str]:
     """So many questions behind the same examples.
 
+    examples_len: tokens of the examples, at least; the last one stands whole
     reasoning_len: tokens of a reasoning; None: until the model ends it, which one that was never
     trained does not
     """
     rng = Random(seed)
     examples = ""
-    while len(tokenizer.encode(examples).ids) < EXAMPLES_LEN:
+    while len(tokenizer.encode(examples).ids) < examples_len:
         question, _, answer = _drawn(rng, "train")
         examples += f"{question}{answer}\n\n"
     bound = "" if reasoning_len is None else f" and len(TOKENS(REASONING)) < {reasoning_len}"

@@ -134,10 +134,11 @@ def programs_of(queries: str, number: int, args: argparse.Namespace) -> dict[str
             "measured": short(args.parallel, args.tokens),
         }
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    lengths = (args.examples_tokens, args.reasoning_tokens)
     return {
         # One: LMQL's own server takes long for many.
-        "warm_up": few_shot(1, tokenizer, f"warm-up/{number}", args.reasoning_tokens),
-        "measured": few_shot(args.parallel, tokenizer, f"round/{number}", args.reasoning_tokens),
+        "warm_up": few_shot(1, tokenizer, f"warm-up/{number}", *lengths),
+        "measured": few_shot(args.parallel, tokenizer, f"round/{number}", *lengths),
     }
 
 
@@ -154,6 +155,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--queries", nargs="+", choices=_QUERIES, default=_QUERIES)
     parser.add_argument("--parallel", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64, help="of a short query")
+    parser.add_argument("--examples-tokens", type=int, default=600, help="of a few-shot query")
     parser.add_argument(
         "--reasoning-tokens", type=int, help="of a few-shot query, where the model does not end it"
     )

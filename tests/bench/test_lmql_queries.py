@@ -4,14 +4,15 @@ import os.path
 
 from tokenizers import Tokenizer
 
-from bench.lmql_queries import EXAMPLES_LEN, few_shot, short
+from bench.lmql_queries import few_shot, short
 from launcher.settings import BUNDLED_MODEL
 
+EXAMPLES_LEN = 600
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
 
 
 def test_a_few_shot_round_asks_different_questions_behind_the_same_examples() -> None:
-    programs = few_shot(8, TOKENIZER, "a round")
+    programs = few_shot(8, TOKENIZER, "a round", EXAMPLES_LEN)
     shared = os.path.commonprefix(programs)
     assert EXAMPLES_LEN <= len(TOKENIZER.encode(shared).ids) <= EXAMPLES_LEN + 150
     assert len(set(programs)) == 8
@@ -19,17 +20,23 @@ def test_a_few_shot_round_asks_different_questions_behind_the_same_examples() ->
 
 
 def test_no_two_rounds_share_their_examples() -> None:
-    (one,), (other,) = (few_shot(1, TOKENIZER, seed) for seed in ("a round", "another one"))
+    seeds = ("a round", "another one")
+    (one,), (other,) = (few_shot(1, TOKENIZER, seed, EXAMPLES_LEN) for seed in seeds)
     assert len(os.path.commonprefix([one, other])) < 100
-    assert few_shot(1, TOKENIZER, "a round") == [one]
+    assert few_shot(1, TOKENIZER, "a round", EXAMPLES_LEN) == [one]
 
 
 def test_a_few_shot_query_may_answer_with_the_words_of_its_question_alone() -> None:
-    (program,) = few_shot(1, TOKENIZER, "a round")
+    (program,) = few_shot(1, TOKENIZER, "a round", EXAMPLES_LEN)
     prompt, _, conditions = program.rpartition(" where ")
     question = prompt.rpartition("Q: ")[2].partition("\\n")[0].rstrip(".?")
     words = question.rpartition(": ")[2].split(", ")
     assert conditions.endswith(str([f" {word}" for word in words]).replace("'", '"'))
+
+
+def test_a_reasoning_may_be_bounded_for_models_that_do_not_end_it() -> None:
+    (program,) = few_shot(1, TOKENIZER, "a round", EXAMPLES_LEN, 64)
+    assert " and len(TOKENS(REASONING)) < 64 and ANSWER in " in program
 
 
 def test_short_queries_have_one_hole_and_a_bound() -> None:
