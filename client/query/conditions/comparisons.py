@@ -3,6 +3,7 @@
 a side:  known | the hole, or a measure of it | the same with numbers added | pieces to count
 """
 
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 
 from client.query.conditions import compare
@@ -18,7 +19,7 @@ from client.query.conditions.bounds import (
 from client.query.conditions.evaluate import operand
 from client.query.conditions.expressions import FALSE, opposite
 from client.query.conditions.kinds import INT, HoleKind
-from client.query.conditions.letter_case import FOLDS, one_of
+from client.query.conditions.letter_case import FOLDS, MAX_LETTERS, one_of
 from client.query.conditions.linear import Linear
 from client.query.conditions.operators import PIECES, operator_of, strings
 from client.query.conditions.relating import Missing, described
@@ -157,7 +158,7 @@ def _against(
         case _Sort(where.Measure() as measure):
             return exactly(compare.measured(measure, relation, constant, place))
         case _Folded(fold):
-            return exactly(_folded(fold, relation, bare(constant)))
+            return exactly(_folded(fold, relation, bare(constant), place))
         case _Sort("float"):
             return exactly(compare.decimal(relation, constant, place))
         case _Sort("type"):
@@ -167,11 +168,15 @@ def _against(
     return OPEN
 
 
-def _folded(fold: str, relation: str, constant: object) -> where.Expression | None:
+def _folded(fold: str, relation: str, constant: object, place: Place) -> where.Expression | None:
     if relation in ("==", "!=") and isinstance(constant, str):
         found = one_of(fold, (constant,))
     elif relation in ("in", "not in"):
-        texts = strings(constant)
+        if isinstance(constant, Iterator):
+            raise BadCondition("an iterator can be read only once; make it a list", place)
+        # A dictionary of a language is a check's: nobody is to wait until it has been read.
+        is_large = isinstance(constant, Sized) and len(constant) > MAX_LETTERS
+        texts = None if is_large else strings(constant)
         found = None if texts is None else one_of(fold, texts)
     else:
         return None

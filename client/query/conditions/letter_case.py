@@ -7,7 +7,7 @@ in lower case depends on the letters around it, so texts with a sigma are for ch
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -18,15 +18,18 @@ FOLDS: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {"lower": str.lower, "upper": str.upper}
 )
 _SIGMAS = frozenset("Σσς")
-# A longer pattern is a check's.
+# A longer pattern is a check's. A letter takes three of it or more, as [x].
 _MAX_LEN = 20_000
+MAX_LETTERS = _MAX_LEN // 3
 # Beyond these two planes Unicode has no letters with two cases.
 _END_OF_LETTERS = 0x20000
 _NOTHING = "(?!)"
 
 
-def one_of(fold: str, texts: Iterable[str]) -> Expression | None:
+def one_of(fold: str, texts: Collection[str]) -> Expression | None:
     """The texts that become one of these; None where a mask cannot say it."""
+    if sum(map(len, texts)) > MAX_LETTERS:
+        return None
     patterns = [_pattern(fold, text) for text in texts]
     if any(pattern is None for pattern in patterns):
         return None

@@ -42,6 +42,7 @@ def refusal(clause: str, kind: object = None) -> BadCondition:
         ("3 in X", "3 cannot be looked for in a text", (1, 7)),
         ("X in 3", "nothing is in 3", (1, 7)),
         ("X in iter(['a'])", "can be read only once", (1, 17)),
+        ("X.lower() in iter(['a'])", "can be read only once", (1, 25)),
         ("type(X) is 3", "`3` is no type of a hole", (1, 13)),
         ("type(X) in [int]", "compared with a type by `is`", (1, 17)),
         ("type(X) is int or X == 'a'", "let it stand alone", (1, 15)),

@@ -2,13 +2,17 @@
 
 import re
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from client.query.conditions.letter_case import FOLDS, one_of
+from client.query.conditions.plan import StopMode
+from client.query.conditions.planner import plan
 from constraints.where.terms import Expression, Matches, OneOf
+from tests.client.query.conditions.clauses import term
 
 # Letters that become two or three, that two others become, and ones without a case.
 LETTERS = "sSſßẞfFiIıİlLtTﬁﬂﬀﬃﬄﬅŉnNʼkK\u212aåÅ\u212b\u0307ǅǆǄ1 -Ωωω"
@@ -59,3 +63,25 @@ def test_a_sigma_depends_on_its_neighbours() -> None:
 def test_what_would_be_too_long_is_left_to_a_check() -> None:
     assert one_of("upper", ["S" * 60]) is None
     assert one_of("lower", ["s" * 60]) is not None
+
+
+class Dictionary(frozenset[str]):
+    """Of a million words, which take their time to read."""
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __repr__(self) -> str:
+        return "WORDS"
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all of it is read")
+
+
+def test_a_dictionary_is_left_to_a_check_and_not_read() -> None:
+    clause = term("X.lower() in WORDS", "X", WORDS=Dictionary(["a"]))
+
+    planned = plan((clause,), "X", str, {}, StopMode.CUT)
+
+    assert planned.constraint is None
+    assert len(planned.checks) == 1
