@@ -57,11 +57,19 @@ def load_native(
                     _compile(compiler, source, path)
     except (OSError, RuntimeError) as error:
         _log.info("compiling for this process alone: %s", error)
+        return _load_once(compiler, source, name)
+    return _open(path)
+
+
+def _load_once(compiler: str, source: Path, name: str) -> ctypes.CDLL:
+    """Loads a library that nobody finds again."""
+    try:
         with tempfile.TemporaryDirectory() as private:
             path = Path(private) / f"{name}.so"
             _compile(compiler, source, path)
             return _open(path)
-    return _open(path)
+    except OSError as error:
+        raise NativeUnavailable(f"there is no place to compile in: {error}") from error
 
 
 def _default_cache_dir() -> Path:

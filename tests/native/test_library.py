@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,17 @@ def test_without_a_place_to_keep_it_the_library_is_compiled_for_this_process(
     occupied = tmp_path / "occupied"
     occupied.write_text("a file where the folder should be")
     assert answer(load_native(write_source(tmp_path, 7), occupied)) == 7
+
+
+@needs_compiler
+def test_without_any_place_to_write_that_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, occupied = write_source(tmp_path, 7), tmp_path / "occupied"
+    occupied.write_text("a file where the folder should be")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(NativeUnavailable, match="no place to compile in"):
+        load_native(source, occupied)
 
 
 @needs_compiler
