@@ -13,7 +13,7 @@ ends, as long as it asks for no hole.
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from client.query.reading.nodes import CONTEXT, Nodes, plain_call
@@ -71,13 +71,14 @@ class _Rewriter(ast.NodeTransformer):
         node.body.insert(0, self._call("goes_round", node, ast.Constant(self._cleans_up)))
         return node
 
-    # Functions: other queries are awaited in async ones; nothing can be, in others
+    # Functions: other queries are awaited in async ones; nothing can be, in others themselves
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
         self._all(node.body, cleans_up=True)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self._all(list(_async_functions(node)), cleans_up=True)
         return node
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
@@ -94,6 +95,15 @@ class _Rewriter(ast.NodeTransformer):
     ) -> ast.stmt:
         call = ast.Expr(plain_call(CONTEXT, method, arguments))
         return self._nodes.at(call, self._nodes.span(where))
+
+
+def _async_functions(node: ast.AST) -> Iterator[ast.AsyncFunctionDef]:
+    """Those that a function defines, such as what a decorator makes."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.AsyncFunctionDef):
+            yield inner
+        else:
+            yield from _async_functions(inner)
 
 
 def _names_cancelled(caught: ast.expr | None) -> bool:

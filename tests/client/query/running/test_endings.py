@@ -32,9 +32,7 @@ def test_a_synchronous_call_ends_with_its_model() -> None:
     assert (known.num_rounds, known.told) == (1, [])
 
 
-async def test_a_method_of_a_class_in_a_program_ends_with_its_run() -> None:
-    known, model = Known(), Silent()
-    text = """
+METHOD = """
 class Asker:
     async def ask(self):
         while known.again():
@@ -44,6 +42,22 @@ class Asker:
                 known.tell("caught")
 said = await Asker().ask()
 """
+DECORATED = """
+def again(function):
+    async def call():
+        while known.again():
+            try:
+                return await function()
+            except:
+                known.tell("caught")
+    return call
+said = await again(inner)()
+"""
+
+
+@pytest.mark.parametrize("text", [METHOD, DECORATED], ids=["method", "decorated"])
+async def test_what_a_program_defines_ends_with_its_run(text: str) -> None:
+    known, model = Known(), Silent()
     running = asyncio.create_task(run(text, names_of(known), model=model))
     await model.is_asked.wait()
 
