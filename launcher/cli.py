@@ -25,7 +25,7 @@ from launcher.constraint_options import CONSTRAINT_KINDS, CheckOptions
 from launcher.declared import Told, flags_for, not_for_servers, takes
 from launcher.dry_run import DryRun
 from launcher.environment import describe
-from launcher.errors import LauncherError
+from launcher.errors import BadSetting, LauncherError
 from launcher.from_options import hub_cache, model_ids, settings_of
 from launcher.help_page import SectionedCommand, WholeGroup
 from launcher.options import PlaceOptions, ServeOptions
@@ -34,6 +34,9 @@ from launcher.settings import BUNDLED_MODEL, children_environ, require_free_port
 from launcher.several import check_models, front_argv, is_fleet, passed_on, refuse_of_one
 from launcher.supervisor import Supervisor
 from launcher.tgi_options import in_our_words, refuse
+
+# As typer has it for a flag that there is not.
+_WRONG_USAGE = 2
 
 app = typer.Typer(
     name="launcher",
@@ -49,7 +52,11 @@ app = typer.Typer(
 @app.command(cls=SectionedCommand)
 @takes(ServeOptions)
 def serve(context: typer.Context, options: ServeOptions) -> None:
-    """Serve a model over HTTP, from one process or from one per GPU; or several, on demand."""
+    """Serve a model over HTTP, from one process or from one per GPU; or several, on demand.
+
+    Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a flag or a variable
+    is wrong.
+    """
     refuse(options.tgi)
     models = model_ids(options.model, os.environ)
     if options.logs.env:
@@ -79,13 +86,14 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
 
 
 def _require_places(place: PlaceOptions) -> None:
-    """Raises BadSetting for what cannot be listened at."""
+    """Raises BadSetting and PlaceTaken for what cannot be listened at."""
     if place.http_uds is None:
         require_free_port(place.hostname, place.port)
     else:
         require_place("--http-uds", place.http_uds)
     if place.shard_uds_path:
-        require_place("--shard-uds-path", Path(place.shard_uds_path), "-0")
+        # The shards' own words for it.
+        require_place("--shard-uds-path", Path(place.shard_uds_path).absolute(), "-0")
 
 
 @app.command("download-weights")
@@ -150,4 +158,4 @@ def main() -> None:
         app(in_our_words(sys.argv[1:]))
     except (LauncherError, TandemError) as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(1)
+        sys.exit(_WRONG_USAGE if isinstance(error, BadSetting) else 1)

@@ -2,6 +2,7 @@
 
 LauncherError
  +-- BadSetting       a flag or an environment variable breaks a rule
+ +-- PlaceTaken       nothing can be listened at where a server is to be
  +-- ChildFailed      a shard, the router or the download stopped, or did not become ready
 """
 
@@ -12,6 +13,10 @@ class LauncherError(Exception):
 
 class BadSetting(LauncherError):
     """A flag or an environment variable breaks a rule."""
+
+
+class PlaceTaken(LauncherError):
+    """A port, an address or a socket's path is another one's; later it may be free."""
 
 
 class ChildFailed(LauncherError):

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.errors import BadSetting
+from launcher.errors import BadSetting, PlaceTaken
 from launcher.readiness import socket_listens
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
-_MAX_SOCKET_BYTES = 100
+_MAX_SOCKET_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,35 +140,44 @@ def _num_gpus(environ: Mapping[str, str], *, count_all: bool) -> int:
 
 
 def require_free_port(hostname: str, port: int) -> None:
-    """Raises BadSetting when `port` is taken, before minutes are spent on loading."""
+    """Raises PlaceTaken when `port` is, before minutes are spent on loading."""
     family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((hostname, port))
         except OSError as error:
-            raise BadSetting(
+            raise PlaceTaken(
                 f"cannot listen at {hostname}:{port}: {error.strerror}; "
                 "choose another with --port or --hostname"
             ) from error
 
 
 def require_place(flag: str, path: Path, ending: str = "") -> None:
-    """Raises BadSetting when no unix socket can be made at `path`, to which `ending` is added."""
-    place = Path(f"{path}{ending}")
+    """Raises BadSetting when no unix socket can be made at `path`, to which `ending` is added, and
+    PlaceTaken when somebody listens there."""
+    place, said = Path(f"{path}{ending}"), f"{flag} {str(path)!r}"
+    try:
+        rule = _broken_rule(place)
+    except OSError as error:
+        raise BadSetting(f"{said}: {error.strerror}") from error
+    if rule is not None:
+        raise BadSetting(f"{said}: {rule}")
+    if socket_listens(place):
+        raise PlaceTaken(f"{said}: must be free, and somebody listens at {place}")
+
+
+def _broken_rule(place: Path) -> str | None:
+    """Why no socket can be there. Raises OSError where nobody may look."""
+    if len(os.fsencode(place)) > _MAX_SOCKET_BYTES:
+        return f"must be shorter: a unix socket's path has at most {_MAX_SOCKET_BYTES} bytes"
     if place.is_dir():
-        rule = "must be a path for a socket, not a folder"
-    elif not place.parent.is_dir():
-        rule = f"must be in a folder that exists, and {place.parent} does not"
-    elif len(os.fsencode(place.resolve())) > _MAX_SOCKET_BYTES:
-        rule = f"must be shorter: a unix socket's path has at most {_MAX_SOCKET_BYTES} bytes"
-    elif place.exists() and not place.is_socket():
-        rule = f"must not be taken by something else than a socket, and {place} is"
-    elif socket_listens(place):
-        rule = f"must be free, and somebody listens at {place}"
-    else:
-        return
-    raise BadSetting(f"{flag} {str(path)!r}: {rule}")
+        return "must be a path for a socket, not a folder"
+    if not place.parent.is_dir():
+        return f"must be in a folder that exists, and {place.parent} does not"
+    if place.exists() and not place.is_socket():
+        return f"must not be taken by something else than a socket, and {place} is"
+    return None
 
 
 def free_port() -> int:

@@ -4,8 +4,8 @@
     python -m model_server check MODEL_ID
     python -m model_server download-weights MODEL_ID
 
-Exit codes: 0 stopped when asked, or found in order; 1 refused to start or became unfit, with one
-line on stderr.
+Exit codes: 0 stopped when asked, or found in order; 1 refused to start or became unfit; 2 a bad
+flag or variable. Beside 1 and 2 there is a line on stderr.
 """
 
 import asyncio
@@ -57,6 +57,10 @@ def main(argv: list[str]) -> int:
     """Run one command of this tier; answers the exit code."""
     try:
         settings = config.parse(argv)
+    except ConfigRefused as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    try:
         if isinstance(settings, config.DownloadConfig):
             folder = find_checkpoint(
                 settings.model_id, settings.revision, allow_pickle=settings.allow_pickle

@@ -25,6 +25,7 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 # A step names the trace of each new request; gRPC's own limit, 8 kB, holds some 60 of them.
 _MAX_METADATA_BYTES = 2**20
 _STOP_GRACE_S = 1.0
+_MAX_SOCKET_BYTES = 107
 
 
 @contextlib.asynccontextmanager
@@ -75,8 +76,10 @@ def _remove(path: Path) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    if len(os.fsencode(path)) > 100:
-        raise ConfigRefused(f"socket path {path} is too long: a unix socket takes 100 bytes")
+    if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
+        raise ConfigRefused(
+            f"socket path {path} is too long: a unix socket takes {_MAX_SOCKET_BYTES} bytes"
+        )
     if not path.parent.is_dir():
         raise ConfigRefused(f"socket path {path}: its folder does not exist")
     if not path.exists():

@@ -68,7 +68,7 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--http-uds", __file__), "something else than a socket", id="a-file"),
         pytest.param(("--http-uds", ""), "not a folder", id="empty-path"),
         pytest.param(("--shard-uds-path", "/no/such/s"), "--shard-uds-path '/no", id="no-shards"),
-        pytest.param(("--shard-uds-path", f"/tmp/{'s' * 99}"), "must be shorter", id="long-path"),
+        pytest.param(("--shard-uds-path", f"/tmp/{'s' * 101}"), "must be shorter", id="long-path"),
         pytest.param(("auto", "b"), "auto is any model", id="auto-and-another"),
         pytest.param(("b", "b"), "'b' is given twice", id="model-twice"),
         pytest.param(("auto", "--trust-remote-code"), "add --no-hub-models", id="code-of-anybody"),
@@ -80,7 +80,7 @@ def test_env_names_versions_and_hardware() -> None:
 )
 def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
     answer = launcher("serve", "--port", "39211", *args)
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert said in answer.stderr
     assert answer.stderr.startswith("error: ")
     assert "Traceback" not in answer.stderr
@@ -89,7 +89,7 @@ def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: st
 def test_a_variable_that_breaks_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAX_INPUT_LENGTH", "0")
     answer = launcher("serve")
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert answer.stderr == "error: MAX_INPUT_TOKENS or MAX_INPUT_LENGTH '0': must be at least 1\n"
 
 

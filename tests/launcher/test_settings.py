@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import BadSetting
+from launcher.errors import BadSetting, PlaceTaken
 from launcher.precheck import check_router
 from launcher.readiness import address
 from launcher.settings import (
@@ -12,6 +12,7 @@ from launcher.settings import (
     free_port,
     num_shards,
     require_free_port,
+    require_place,
 )
 from tests.router.certificates import make_certificate
 
@@ -161,6 +162,35 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(BadSetting, match=f"127.0.0.1:{port}: .*in use"):
+        with pytest.raises(PlaceTaken, match=f"127.0.0.1:{port}: .*in use"):
             require_free_port("127.0.0.1", port)
     require_free_port("127.0.0.1", free_port())
+
+
+def test_a_place_is_taken_as_long_as_the_system_takes_it(tmp_path: Path) -> None:
+    longest = Path(f"{tmp_path}/{'s' * (107 - len(str(tmp_path)) - 1)}")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(longest))
+        require_place("--http-uds", longest)
+        bound.listen()
+        with pytest.raises(PlaceTaken, match="somebody listens at"):
+            require_place("--http-uds", longest)
+    with pytest.raises(BadSetting, match="at most 107 bytes"):
+        require_place("--http-uds", longest, "s")
+
+
+def test_a_place_by_a_short_way_is_as_long_as_that_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    require_place("--http-uds", Path("s"))
+
+
+def test_a_place_that_cannot_be_looked_at_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(BadSetting, match=r"^--http-uds '.*': must be in a folder that exists"):
+        require_place("--http-uds", tmp_path / "loop" / "s")
+    with pytest.raises(BadSetting, match="at most 107 bytes"):
+        require_place("--http-uds", tmp_path / ("s" * 300))

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from model_server.__main__ import main
 from model_server.config import DownloadConfig, ServeConfig, parse
 from model_server.errors import ConfigRefused
 
@@ -90,6 +91,13 @@ def test_what_breaks_a_rule_is_refused_by_name_and_value(
 ) -> None:
     with pytest.raises(ConfigRefused, match=said):
         serve(*flags, **environ)
+
+
+def test_a_bad_flag_is_a_line_and_an_exit_code_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "some/model", "--kv-blocks", "0"]) == 2
+    assert capsys.readouterr().err == "error: --kv-blocks 0: must be at least 1\n"
 
 
 def test_quantize_says_what_to_do_instead() -> None:
