@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -158,18 +158,18 @@ class LaunchedServers:
         self._num_started = 0
         self._children: set[Child] = set()
         self._sound: dict[str, object] = {}
-        # Each takes a core for seconds, beside who computes.
-        self._checking = asyncio.Semaphore(1)
+        # Each takes a core for seconds, beside who computes. Folders wait for no download.
+        self._checking = {is_folder: asyncio.Semaphore(1) for is_folder in (True, False)}
 
     async def check(self, model: Model) -> None:
         """Looks a model over in a child of its own; fetches it if need be."""
         files = await asyncio.to_thread(_files_of, model)
         if self._is_sound(model, files):
             return
-        async with self._checking:
+        async with self._checking[files is not None]:
             if self._is_sound(model, files):
                 return
-            to_come = sum(anonymous_bytes(child.pid) for child in self._running())
+            to_come = await asyncio.to_thread(_held_by, self._running())
             child = await self._child(model.name, self._rules.check_argv(model, to_come))
             try:
                 code = await child.wait()
@@ -195,7 +195,7 @@ class LaunchedServers:
             await child.stop(_FAILED_STOP_S)
             raise
         self._remember(model, files)
-        self._children.add(child)
+        self._children = {*self._running(), child}
         stop_timeout_s = self._rules.graceful_timeout_s + _STOP_SLACK_S
         return LaunchedServer(child, socket, stop_timeout_s)
 
@@ -206,8 +206,7 @@ class LaunchedServers:
             raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
 
     def _running(self) -> set[Child]:
-        self._children = {child for child in self._children if child.returncode is None}
-        return self._children
+        return {child for child in self._children if child.returncode is None}
 
     def _is_sound(self, model: Model, files: object) -> bool:
         return model.source in self._sound and self._sound[model.source] == files
@@ -216,6 +215,10 @@ class LaunchedServers:
         if len(self._sound) >= _MAX_REMEMBERED:
             self._sound.clear()
         self._sound[model.source] = files
+
+
+def _held_by(children: Iterable[Child]) -> int:
+    return sum(anonymous_bytes(child.pid) for child in children)
 
 
 def _files_of(model: Model) -> tuple[tuple[str, int, int], ...] | None:

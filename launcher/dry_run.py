@@ -5,6 +5,7 @@
 No weight is read and nothing listens, so another server may go on beside it.
 """
 
+import asyncio
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +63,14 @@ class DryRun:
             settings.shard_environ(0, self._environ),
             self._console,
         )
-        await self._stop.or_stop(child.wait())
+        # What is fetched takes as long as it takes.
+        limit_s = settings.startup_timeout_s if Path(settings.model_id).is_dir() else None
+        try:
+            await self._stop.or_stop(asyncio.wait_for(child.wait(), limit_s))
+        except TimeoutError as error:
+            raise ChildFailed(
+                f"the check is not done after {limit_s:.0f} s (--shard-startup-timeout)"
+            ) from error
         if child.returncode != 0:
             raise ChildFailed(child.death_notice())
         return Path(child.last_lines[-1])

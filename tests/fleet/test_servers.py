@@ -174,6 +174,23 @@ async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
     assert (tmp_path / "runs").read_text() == "xx"
 
 
+async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: Path) -> None:
+    class Fetching(ServerRules):
+        def check_argv(self, model: Model, memory_to_come: int) -> list[str]:
+            seconds = 0 if Path(model.source).is_dir() else 60
+            return [sys.executable, "-c", f"import time; time.sleep({seconds})"]
+
+    servers = LaunchedServers(Fetching((), tmp_path, 1, 0.9, 1.0), os.environ, Console())
+    fetching = asyncio.create_task(servers.check(Model("far", "some/where")))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await servers.check(Model("near", str(tmp_path)))
+    assert not fetching.done()
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+
+
 async def test_a_model_that_is_not_in_order_is_looked_over_each_time(tmp_path: Path) -> None:
     servers = counting(tmp_path, is_sound=False)
     for _ in range(2):

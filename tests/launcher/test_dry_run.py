@@ -44,7 +44,14 @@ def test_a_tokenizer_that_cannot_be_read_is_told(folder: Path) -> None:
     assert "tokenizer.json is not a tokenizer" in said.stderr
 
 
+def test_a_check_that_hangs_ends_as_a_load_does() -> None:
+    # Before that no process can have read anything.
+    said = dry_run("--shard-startup-timeout", "1")
+    assert said.returncode == 1
+    assert "error: the check is not done after 1 s (--shard-startup-timeout)" in said.stderr
+
+
 def test_of_several_models_each_is_asked_for_alone() -> None:
     said = dry_run("a", "b")
-    assert said.returncode == 1
+    assert said.returncode == 2
     assert "--dry-run: it is about one model" in said.stderr
