@@ -156,6 +156,8 @@ def _check_part(part: Any, place: str) -> None:
     key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
     if key is None or not isinstance(part.get(key), str):
         given = f"the type {quoted(kind)}" if kind else quoted(part)
+        if key is not None:
+            given = f"the {key} {quoted(part.get(key))}"
         raise InvalidRequest(
             f'`{place}` must be like {{"type": "text", "text": "..."}}. Given: {given}', place
         )

@@ -50,6 +50,8 @@ async def test_malformed_bodies_are_answered_in_json(path: str) -> None:
             (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type", "text/plain"),
             (b"{}", {}, 415, "unsupported_media_type", "none"),
             (b"{}", JSON | {"content-encoding": "gzip"}, 415, "unsupported_media_type", "`gzip`"),
+            (b"{}", JSON | {"content-encoding": "aes, BR"}, 415, "unsupported_media_type", "BR"),
+            (b"{", JSON | {"content-encoding": "utf-8"}, 400, "validation", "line 1 column"),
         ):
             answer = await client.post(path, content=body, headers=headers)
             assert words in assert_error(path, answer, status, error_type)

@@ -95,6 +95,23 @@ async def test_a_part_that_is_no_text_is_refused_by_its_place(part: Any, kind: s
 
 
 @pytest.mark.parametrize(
+    ("part", "given"),
+    [
+        (5, "5"),
+        ({"type": "txt", "text": "a"}, 'the type "txt"'),
+        ({"type": "text", "text": 5}, "the text 5"),
+        ({"type": "text"}, "the text null"),
+    ],
+)
+async def test_a_malformed_part_is_shown(part: Any, given: str) -> None:
+    async with housing(FakeShard()) as house:
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        _, error = await refuse(house, CHAT, body)
+
+    assert error["message"].endswith(f"Given: {given}")
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": "json"}, "response_format"),
