@@ -19,14 +19,18 @@ constexpr long long kWaited = 500000LL;
 // The kernel may let a sleeper sleep for so much longer.
 constexpr unsigned long kSlack = 1000UL;
 
+// As gettid(), which older libraries have not.
+pid_t thread_id() { return static_cast<pid_t>(syscall(SYS_gettid)); }
+
 struct Breath {
     timer_t timer;
-    bool has_timer = false;
+    // Whose timer it is, if there is one. A fork has its parent's memory and none of its timers.
+    pid_t thread = 0;
     long long every_ns = 0, pause_ns = 0, contended_every_ns = 0;
     long long due_ns = 0;  // of computing
 
     ~Breath() {
-        if (has_timer) timer_delete(timer);
+        if (thread == thread_id()) timer_delete(timer);
     }
 };
 
@@ -65,9 +69,9 @@ int begin() {
     sigevent event = {};
     event.sigev_notify = SIGEV_THREAD_ID;
     event.sigev_signo = number;
-    event.sigev_notify_thread_id = static_cast<pid_t>(syscall(SYS_gettid));
+    event.sigev_notify_thread_id = thread_id();
     if (timer_create(CLOCK_MONOTONIC, &event, &breath.timer) != 0) return errno;
-    breath.has_timer = true;
+    breath.thread = thread_id();
     prctl(PR_SET_TIMERSLACK, kSlack);
     return 0;
 }
@@ -79,7 +83,7 @@ int begin() {
 // so no longer. Answers 0 or an errno.
 extern "C" int tandem_breathe(long long every_ns, long long pause_ns,
                               long long contended_every_ns) {
-    if (!breath.has_timer) {
+    if (breath.thread != thread_id()) {
         if (every_ns == 0) return 0;
         if (const int error = begin()) return error;
     }

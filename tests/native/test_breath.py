@@ -72,17 +72,28 @@ def test_a_sleep_is_not_cut_short(breath: Breath, elsewhere: ThreadPoolExecutor)
     assert elsewhere.submit(sleep).result() >= 0.05
 
 
+def test_a_fork_of_a_thread_that_breathed_has_a_timer_of_its_own(breath: Breath) -> None:
+    with breath.breathing():
+        pass
+    assert _breathing_in_a_fork(breath) >= COMPUTING_S / 0.01 / 2
+
+
 def _in_a_fork(breath: Breath, answer: "multiprocessing.Queue[int]") -> None:
     answer.put(breathing(breath))
 
 
-def test_a_fork_breathes_by_itself(breath: Breath) -> None:
+def _breathing_in_a_fork(breath: Breath) -> int:
     context = multiprocessing.get_context("fork")
     answer: multiprocessing.Queue[int] = context.Queue()
     process = context.Process(target=_in_a_fork, args=(breath, answer))
     process.start()
-    assert answer.get(timeout=30) >= COMPUTING_S / 0.01 / 2
+    pauses = answer.get(timeout=30)
     process.join()
+    return pauses
+
+
+def test_a_fork_breathes_by_itself(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
+    assert elsewhere.submit(_breathing_in_a_fork, breath).result() >= COMPUTING_S / 0.01 / 2
 
 
 def test_without_a_library_nothing_happens() -> None:

@@ -219,7 +219,7 @@ def _without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramm
         return "bad_words", RawGrammar(Kind.WHERE, text(all_of(terms)))
     name, grammar = shaped
     match grammar.kind, grammar.value:
-        case Kind.REGEX, str(pattern):
+        case Kind.REGEX, str(pattern) if pattern:
             value: object = text(all_of([Matches(pattern), *terms]))
         case Kind.WHERE, str(written):
             try:
