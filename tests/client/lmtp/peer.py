@@ -114,3 +114,19 @@ async def performing(*scripts: Script, port: int = 0) -> AsyncIterator[Scene]:
         server.close()
         await asyncio.wait_for(server.wait_closed(), 30)
     assert troubles == []
+
+
+async def three_letters(peer: Peer) -> None:
+    await peer.greet()
+    body = await peer.expect("GENERATE")
+    await peer.letters(body["stream_id"], 0, 3)
+    await peer.done(body["stream_id"], "abc!", seed=7)
+    await peer.until_closed()
+
+
+async def endless(peer: Peer) -> None:
+    await peer.greet()
+    body = await peer.expect("GENERATE")
+    await peer.token(body["stream_id"], 0)
+    await peer.expect("CANCEL")
+    await peer.until_closed()
