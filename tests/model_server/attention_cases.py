@@ -1,24 +1,17 @@
 """Sequences of random queries, keys and values, and schedules that play them through a backend."""
 
 import random
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
 from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.kv_cache import KVCache, LayerGeometry
 from model_server.step import SequenceStep, StepInputs
-from native.library import COMPILERS
 
 CPU = torch.device("cpu")
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler here"
-)
 
 # Steps of pairs: which stream, how many of its tokens.
 Schedule = Sequence[Sequence[tuple[int, int]]]

@@ -10,7 +10,8 @@ from model_server.attention.select import select_backend
 from model_server.errors import ConfigRefused
 from model_server.kv_cache import LayerGeometry
 from native.library import NativeUnavailable
-from tests.model_server.attention_cases import CPU, needs_compiler
+from tests.model_server.attention_cases import CPU
+from tests.native.compiler import needs_compiler
 
 FIT = [LayerGeometry(2, 64, 64)]
 UNFIT = [LayerGeometry(2, 64, 64), LayerGeometry(2, 64, 40)]

@@ -22,11 +22,11 @@ from tests.model_server.attention_cases import (
     Stream,
     contiguous,
     mixed,
-    needs_compiler,
     stream,
     tolerance,
     whole,
 )
+from tests.native.compiler import needs_compiler
 
 pytestmark = needs_compiler
 

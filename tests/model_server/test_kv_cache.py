@@ -6,7 +6,8 @@ import torch
 from model_server.attention.cpu_op import CpuOp, CpuOpAttention
 from model_server.attention.reference import ReferenceAttention
 from model_server.kv_cache import CacheLayout, KVCache, LayerGeometry, bytes_per_block
-from tests.model_server.attention_cases import CPU, needs_compiler
+from tests.model_server.attention_cases import CPU
+from tests.native.compiler import needs_compiler
 
 GEOMETRIES = [LayerGeometry(2, 16, 16), LayerGeometry(1, 32, 48)]
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from native.breath import Breath
-from tests.model_server.attention_cases import needs_compiler
+from tests.native.compiler import needs_compiler
 
 pytestmark = [
     needs_compiler,

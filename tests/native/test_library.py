@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from native.library import NativeUnavailable, load_native
-from tests.model_server.attention_cases import needs_compiler
+from tests.native.compiler import needs_compiler
 
 
 def write_source(folder: Path, answer: int) -> Path:

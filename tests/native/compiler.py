@@ -1,0 +1,11 @@
+"""Tests that need what compiles C++."""
+
+import shutil
+
+import pytest
+
+from native.library import COMPILERS
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler here"
+)
