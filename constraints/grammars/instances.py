@@ -72,9 +72,10 @@ def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | 
     Up to draft 2019-09 `items` may be a list, and many who write one name no draft.
     """
     registry: Registry[Json] = Registry()
-    named = jsonschema.validators.validator_for(schema, default=_DRAFTS[0])
-    has_name = isinstance(schema, dict) and "$schema" in schema
-    for kind in (named,) if has_name else _DRAFTS:
+    kinds: tuple[type[jsonschema.Validator], ...] = _DRAFTS
+    if isinstance(schema, dict) and "$schema" in schema:
+        kinds = (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
+    for kind in kinds:
         try:
             found = kind(schema, registry=registry).iter_errors(instance)
             return list(islice(found, MAX_VIOLATIONS))
