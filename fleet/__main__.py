@@ -70,6 +70,10 @@ def main(argv: Sequence[str]) -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             return runner.run(_run(told, Path(folder)))
+    except BadConfig as error:
+        # Files of TLS, which are read where the socket is made.
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     except StartupFailed as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

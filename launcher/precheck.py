@@ -16,7 +16,7 @@ def check_router(settings: ServeSettings, environ: Mapping[str, str]) -> None:
     """Reads the router's flags and its TLS files as it will. Raises BadSetting."""
     try:
         server_tls(_config(settings, environ, Path("tokenizer")))
-    except (BadConfig, StartupFailed) as error:
+    except BadConfig as error:
         raise BadSetting(str(error)) from error
 
 

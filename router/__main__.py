@@ -79,6 +79,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config))
+    except BadConfig as error:
+        # Files of TLS, which are read where the socket is made.
+        sys.stderr.write(f"error: {error}\n")
+        return 2
     except (StartupFailed, ShardFailed) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -178,7 +182,7 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 
 
 async def _start(config: RouterConfig) -> _Router:
-    """Raises StartupFailed or ShardFailed."""
+    """Raises BadConfig, StartupFailed or ShardFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     door = open_door(config)
     try:

@@ -20,7 +20,7 @@ from router.knobs import (
     several,
 )
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_LEVELS = ("debug", "info", "warning", "error", "off")
 _TGIS_LEVELS: Mapping[str, str] = MappingProxyType({"trace": "debug", "warn": "warning"})
 HTTP = "HTTP"
 ACCESS = "who may ask, and how"
@@ -123,8 +123,8 @@ class FrontConfig:
     )
     log_level: str = knob(
         "info",
-        "least severe lines to log; trace and warn as well, and levels of TGI's parts are passed "
-        "over (info,text_generation_router=debug)",
+        "least severe lines to log, or off; trace and warn as well, and levels of TGI's parts are "
+        "passed over (info,text_generation_router=debug)",
         _log_level,
         group=LOGS,
     )

@@ -8,7 +8,7 @@ from router.tls import server_tls
 
 
 def open_door(config: FrontConfig) -> Door:
-    """The bound socket. Raises StartupFailed."""
+    """The bound socket. Raises BadConfig for files of TLS, StartupFailed for its place."""
     tls = server_tls(config)
     if config.http_uds is not None:
         return bind_unix(config.http_uds, tls)

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 import orjson
 
+# Above all that is logged: TGI's variable has the word as well.
+_OFF = logging.CRITICAL + 1
 _STANDARD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # They tell what the router says in its own words.
 _QUIET_LOGGERS = ("uvicorn", "httpx", "huggingface_hub")
@@ -29,10 +31,11 @@ class _JsonFormatter(logging.Formatter):
 
 
 def start_logging(level: str, *, json_output: bool) -> None:
-    """Send this process's log to stderr, from `level` ("info", ...) up."""
+    """Send this process's log to stderr, from `level` ("info", ...) up; none of it with "off"."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
     handler.setFormatter(_JsonFormatter() if json_output else text)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    number = _OFF if level == "off" else level.upper()
+    logging.basicConfig(level=number, handlers=[handler], force=True)
     for name in _QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)

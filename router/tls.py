@@ -3,8 +3,8 @@
 import ssl
 from pathlib import Path
 
-from router.errors import StartupFailed
 from router.front_config import FrontConfig
+from router.knobs import BadConfig
 
 
 def server_tls(config: FrontConfig) -> ssl.SSLContext | None:
@@ -17,7 +17,7 @@ def server_tls(config: FrontConfig) -> ssl.SSLContext | None:
 def load_tls(certfile: Path, keyfile: Path, password: str | None) -> ssl.SSLContext:
     """What a TLS server needs. The files are PEM; `certfile` holds the chain, its own first.
 
-    Raises StartupFailed with the flag at fault.
+    Raises BadConfig with the flag at fault, its value and the rule.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -38,12 +38,12 @@ def load_tls(certfile: Path, keyfile: Path, password: str | None) -> ssl.SSLCont
     except (ssl.SSLError, OSError) as error:
         if asked:
             which = "does not open it" if password else "is missing"
-            reason = f"it is encrypted, and --ssl-keyfile-password {which}"
+            rule = f"is encrypted, and --ssl-keyfile-password {which}"
         elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            reason = f"it is not the key of the certificate in {certfile}"
+            rule = f"must be the key of the certificate in {str(certfile)!r}"
         else:
-            reason = f"it does not go with {certfile}: {error}"
-        raise StartupFailed(f"--ssl-keyfile {keyfile}: {reason}") from error
+            rule = f"must go with {str(certfile)!r}: {error}"
+        raise BadConfig(f"--ssl-keyfile {str(keyfile)!r}: {rule}") from error
     return context
 
 
@@ -51,6 +51,7 @@ def _require(flag: str, path: Path, begin: str) -> None:
     try:
         text = path.read_text(encoding="ascii", errors="replace")
     except OSError as error:
-        raise StartupFailed(f"{flag} {path}: {error.strerror or error}") from error
+        raise BadConfig(f"{flag} {str(path)!r}: {error.strerror or error}") from error
     if begin not in text:
-        raise StartupFailed(f"{flag} {path}: there is no `{begin.strip('-')}` in it; PEM is read")
+        rule = f"must be PEM, with a `{begin.strip('-')}` in it"
+        raise BadConfig(f"{flag} {str(path)!r}: {rule}")

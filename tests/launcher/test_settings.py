@@ -147,7 +147,7 @@ def test_tls_files_are_tried_beforehand(tmp_path: Path) -> None:
     mine, other = make_certificate(tmp_path / "mine"), make_certificate(tmp_path / "other")
     flags = ("--ssl-certfile", str(mine.cert), "--ssl-keyfile")
     check_router(settings(router_flags=(*flags, str(mine.key))), {})
-    with pytest.raises(BadSetting, match="not the key of the certificate"):
+    with pytest.raises(BadSetting, match="must be the key of the certificate"):
         check_router(settings(router_flags=(*flags, str(other.key))), {})
 
 

@@ -135,6 +135,7 @@ def test_nothing_shows_a_secret() -> None:
     ("told", "level"),
     [
         ("WARN", "warning"),
+        ("OFF", "off"),
         ("trace", "debug"),
         ("text_generation_router=debug, error", "error"),
         ("text_generation_launcher=trace", "info"),

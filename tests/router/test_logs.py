@@ -44,6 +44,12 @@ def test_json_output_is_one_object_a_line(tier: str) -> None:
     assert second["exception"].endswith("ZeroDivisionError: division by zero")
 
 
+def test_a_log_that_is_off_says_nothing() -> None:
+    code = SAY.format(tier="router", json=True).replace('"INFO"', '"off"')
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("", "")
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_text_is_for_people(tier: str) -> None:
     text = said(tier, as_json=False)

@@ -13,8 +13,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
 from launcher.readiness import answers_health
-from router.errors import StartupFailed
 from router.http.protocol import ConnectionRules
+from router.knobs import BadConfig
 from router.tls import load_tls
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.fakes import FakeShard, letters, serving
@@ -92,15 +92,15 @@ async def test_files_that_do_not_serve_are_refused_with_the_reason(
     for cert, key, password, words in (
         (tmp_path / "none", pem.key, None, "--ssl-certfile .*No such file"),
         (pem.cert, tmp_path, None, "--ssl-keyfile .*directory"),
-        (empty, pem.key, None, "--ssl-certfile .*empty.pem: .*BEGIN CERTIFICATE"),
+        (empty, pem.key, None, "--ssl-certfile .*empty.pem.*BEGIN CERTIFICATE"),
         (pem.cert, pem.cert, None, "--ssl-keyfile .*PRIVATE KEY"),
         (pem.key, pem.cert, None, "--ssl-certfile .*BEGIN CERTIFICATE"),
         (broken, pem.key, None, "broken.pem"),
-        (pem.cert, other.key, None, "not the key of the certificate in"),
+        (pem.cert, other.key, None, "--ssl-keyfile .*: must be the key of the certificate in"),
         (pem.cert, pem.encrypted_key, None, "--ssl-keyfile-password is missing"),
         (pem.cert, pem.encrypted_key, "wrong", "--ssl-keyfile-password does not open it"),
     ):
-        with pytest.raises(StartupFailed, match=words):
+        with pytest.raises(BadConfig, match=words):
             load_tls(cert, key, password)
 
 
@@ -168,6 +168,7 @@ async def test_a_key_of_another_certificate_stops_the_router_at_its_start(
     other = make_certificate(tmp_path / "other")
     flags = ("--ssl-certfile", str(pem.cert), "--ssl-keyfile", str(other.key))
     async with launched("--master-shard-uds-path", "/nowhere", *flags) as router:
-        assert await router.ended() == 1
-        assert "not the key of the certificate" in "".join(router.log)
+        assert await router.ended() == 2
+        rule = f"must be the key of the certificate in {str(pem.cert)!r}"
+        assert f"error: --ssl-keyfile {str(other.key)!r}: {rule}" in "".join(router.log)
         assert "Traceback" not in "".join(router.log)
