@@ -37,6 +37,7 @@ from client.query.functions import AsyncQuery, F, Query, SyncQuery, query
 from client.query.program import Program
 from client.query.running.decoders import Decoding, OptionIgnored
 from client.query.running.decoding import Choice
+from client.query.running.ending import CancellationSwallowed
 from client.query.running.plain import plain
 from client.query.running.results import Request, Result, State
 from client.query.running.transcript import Span
@@ -46,6 +47,7 @@ __all__ = [
     "AsyncQuery",
     "BadCondition",
     "BadProgram",
+    "CancellationSwallowed",
     "Choice",
     "Decoding",
     "F",

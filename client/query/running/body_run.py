@@ -26,6 +26,7 @@ from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import Hole, Program
 from client.query.running.decoding import FinishedHole
+from client.query.running.ending import end
 from client.query.running.transcript import Pieces, Transcript
 
 
@@ -140,8 +141,7 @@ class BodyRun:
         """End the body, and wait until it has ended; what it raises meanwhile is nobody's."""
         assert self._task is not None
         self._is_closed = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     # The program
 
