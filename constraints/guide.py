@@ -18,6 +18,7 @@ from constraints.errors import (
     IllegalToken,
     TooComplex,
 )
+from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import is_barren
 from constraints.guiding.stops import StoppedMatcher
@@ -44,7 +45,8 @@ class Guide:
 
     Where masks know distances they keep to the budget by themselves. Everywhere else the guide
     holds a witness, tokens that complete the text within the budget, and accepts no token after
-    which it has none.
+    which it has none. It holds one for a text that may be cut, too, where masks follow bytes which
+    tokens cannot all spell.
 
         output:   | drawn | forced | drawn | forced ......... |
         replayed: |                            ^ cut here: | due |
@@ -79,12 +81,14 @@ class Guide:
         has_stops = isinstance(self._matcher, StoppedMatcher)
         self._max_len = ANY_LEN if budget.cuts else budget.max_len
         # Stop strings lead into dead ends, whatever the budget is and whoever watches it.
-        self._needs_witness = has_stops or not (language.knows_distances or budget.cuts)
+        may_run_out = not budget.cuts or not alphabet_of(vocabulary).spells_utf8
+        self._needs_witness = has_stops or (may_run_out and not language.knows_distances)
         self._num_tokens = 0
         self._is_ended = False
         self._due: tuple[int, ...] = ()
         self._checked: tuple[int, Witness | None] | None = None
-        self._witness = self._first_witness() if has_stops or not budget.cuts else ()
+        begins = self._needs_witness or not budget.cuts
+        self._witness = self._first_witness() if begins else ()
 
     def _new_matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""

@@ -6,7 +6,9 @@
 A language is immutable and shared by threads. A matcher belongs to one output and is used by one
 thread at a time. Every mask is exact: a token is allowed if and only if some text of the language
 begins with what was accepted so far followed by the token's bytes; end tokens are allowed if and
-only if what was accepted so far is in the language.
+only if what was accepted so far is in the language. Where a vocabulary lacks single bytes, so that
+it cannot spell every text, masks that know distances allow what tokens can complete; of the others
+only a guide knows.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,8 @@ from constraints.bitmask import Bitmask
 from constraints.kept import kept_with_vocabulary
 from constraints.vocabulary import Vocabulary
 
+# What well-formed UTF-8 consists of.
+_UTF8 = frozenset({*range(0xC0), *range(0xC2, 0xF5)})
 # Edges that are a matter of their own each, whatever their kind.
 MAX_FEW = 4
 # Kinds of bytes in the order in which they tend to lead to an end: what closes, what is short,
@@ -26,10 +28,12 @@ class Alphabet:
 
     ids:      token ids, [num_edges], at least one for each byte that a token begins with
     is_whole: every text that tokens can spell can be spelled in these
+    spells_utf8: every text can be, so that what bytes can complete tokens can, too
     singles:  by byte, the token that is this byte
     """
 
     is_whole: bool
+    spells_utf8: bool
     singles: tuple[int | None, ...]
     ids: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.int64]
@@ -77,4 +81,7 @@ def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
     }
     is_whole = single.keys() >= set(b"".join(vocabulary.tokens))
     singles = tuple(single.get(byte) for byte in range(256))
-    return Alphabet(is_whole, singles, ids, kinds, ids >> 5, (ids & 31).astype(np.int32))
+    spells_utf8 = single.keys() >= _UTF8
+    return Alphabet(
+        is_whole, spells_utf8, singles, ids, kinds, ids >> 5, (ids & 31).astype(np.int32)
+    )

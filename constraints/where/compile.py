@@ -4,7 +4,8 @@ from time import thread_time
 
 import numpy as np
 
-from constraints.errors import Contradiction
+from constraints.errors import Contradiction, TooComplex
+from constraints.guiding.alphabet import alphabet_of
 from constraints.token_walk import TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
@@ -16,10 +17,11 @@ from constraints.where.lattice import Lattice, Reserves
 from constraints.where.limits import OutOfReach
 from constraints.where.liveness import live_reserves
 from constraints.where.machine import Machine, build
+from constraints.where.measures import axis_of
 from constraints.where.pattern_pieces import impossible_pieces
 from constraints.where.reduction import reduced
 from constraints.where.stopping import stopping
-from constraints.where.terms import Expression, Matches, StopsBefore, all_of
+from constraints.where.terms import Expression, Matches, Measure, StopsBefore, all_of
 from constraints.where.utf8 import Utf8, utf8_of
 
 # After so much computing no more is tried to find out which parts contradict each other.
@@ -54,13 +56,16 @@ def compile_where(
                 return None
             return _is_empty(part, vocabulary, walk)
 
-        raise _contradiction(conflicting(expression, is_empty))
+        raise _contradiction(conflicting(expression, is_empty), vocabulary)
     return language
 
 
-def _contradiction(conflict: tuple[Expression, ...]) -> Contradiction:
+def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
     """The error for expressions that nothing satisfies together; of a pattern alone, its piece."""
     error = told(conflict)
+    if _cannot_be_spelled(all_of(conflict), vocabulary):
+        what = "the model has no tokens that spell such a text"
+        return Contradiction(f"{error}: {what}", error.parts)
     match conflict:
         case (Matches(pattern),):
             pieces = [short(pattern[start:end]) for start, end in impossible_pieces(pattern)]
@@ -109,7 +114,7 @@ def _on_lattice(
         live=table.spread(machine, lattice, live),
         dropped=dropped,
     )
-    if machine.tokens is not None:
+    if not language.follows_bytes:
         start = table.start // table.width
         if not is_within(lattice, language.reserves(0, None), start, [0] * len(machine.axes)):
             return None
@@ -151,10 +156,24 @@ def _without_stops(expression: Expression) -> Expression:
 def _is_empty(expression: Expression, vocabulary: Vocabulary, walk: TokenWalk) -> bool:
     """Whether nothing satisfies the expression; False where that is out of reach."""
     try:
-        machine = _machine(expression)
-        if machine.tokens is not None:
+        counts_tokens = axis_of(Measure.TOKENS, expression) is not None
+        if counts_tokens or not alphabet_of(vocabulary).spells_utf8:
             return _language(expression, vocabulary, walk, SPARES) is None
-        lattice = Lattice.of(machine, SPARES[0])
-        return _live(machine, lattice, _accepted(machine, lattice)) is None
+        return _is_empty_in_bytes(expression)
     except OutOfReach:
         return False
+
+
+def _cannot_be_spelled(expression: Expression, vocabulary: Vocabulary) -> bool:
+    """Of what nothing satisfies, whether some text would that tokens cannot spell."""
+    try:
+        return not (alphabet_of(vocabulary).spells_utf8 or _is_empty_in_bytes(expression))
+    except (OutOfReach, TooComplex):
+        return False
+
+
+def _is_empty_in_bytes(expression: Expression) -> bool:
+    """The same, however many tokens there are and whatever they can spell. Raises OutOfReach."""
+    machine = _machine(expression)
+    lattice = Lattice.of(machine, SPARES[0])
+    return _live(machine, lattice, _accepted(machine, lattice)) is None

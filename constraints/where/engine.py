@@ -6,6 +6,9 @@
 
 Masks take account of `max_len` exactly, for a text is looked at in tokens as well as in bytes.
 len(tokens(X)) counts every token made, those of a phrase that stops_before drops included.
+
+What bytes can complete tokens can, too, unless tokens are counted or some byte is no token: then
+places are alive by what tokens lead to, as far as distances are known.
 """
 
 from collections.abc import Sequence
@@ -15,6 +18,7 @@ import numpy as np
 
 from constraints.bitmask import Bitmask
 from constraints.errors import IllegalToken, TooComplex
+from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
 from constraints.token_walk import PLACE_MASK, TokenWalk
 from constraints.vocabulary import Vocabulary
@@ -74,6 +78,8 @@ class WhereLanguage:
             inside = self.table.utf8.num_places
             for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
                 self.views.outlook(state * inside)
+        spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
+        self.follows_bytes = self.distances is None or (self.tokens is None and spells_utf8)
 
     @property
     def knows_distances(self) -> bool:
@@ -100,7 +106,7 @@ class WhereLanguage:
 
     def reserves(self, made_len: int, max_len: int | None) -> Reserves:
         """Reserves of places from which `max_len` more tokens can complete the text."""
-        if self.distances is None or (max_len is None and self.tokens is None):
+        if self.distances is None or (max_len is None and self.follows_bytes):
             return self.live
         return self.distances.within(made_len, max_len)
 
@@ -209,11 +215,11 @@ class WhereMatcher:
     def forced_bytes(self) -> bytes:
         """The bytes that every legal text goes on with.
 
-        None are told where tokens are counted, for bytes do not say how they are split.
+        None are told where bytes do not say what tokens can complete.
         """
         forced = bytearray()
         packed, counts = self._packed, self._counts
-        if self._has_ended or self._language.tokens is not None:
+        if self._has_ended or not self._language.follows_bytes:
             return b""
         while len(forced) < _MAX_FORCED and not self._holds(packed, counts, self._made_len):
             following = self._single_byte(packed, counts)
@@ -321,7 +327,7 @@ class WhereMatcher:
             return True
         if not self.is_complete:
             return False
-        if self._language.tokens is None:
+        if self._language.follows_bytes:
             return not self._may_go_on()
         outlook = self._language.views.outlook(self._place)
         reserves = self._language.reserves(self._made_len + 1, None)

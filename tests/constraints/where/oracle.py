@@ -7,9 +7,9 @@
 
 A place in an output is the state of every atom's character machine, the bytes of a character that
 has only begun, and how many tokens there were. Characters which no atom tells apart are tried only
-once. From each place completions are searched for: by characters, and where the expression counts
-tokens or there is a budget by tokens, of what can be completed by characters at all. Written as
-simply as possible, for vocabularies of a few hundred tokens and bounds of a few dozen.
+once. From each place completions are searched for: by characters, and where tokens are counted,
+some byte is none or there is a budget by tokens, of what can be completed by characters at all.
+Written as simply as possible, for vocabularies of a few hundred tokens and bounds of a few dozen.
 """
 
 from collections import deque
@@ -28,6 +28,8 @@ from constraints.where.terms import (
 )
 from tests.constraints.where.alphabet import Alphabet, characters
 from tests.constraints.where.machines import longest_beginning, machine_of, related
+
+_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Oracle:
         self._end_ids = tuple(end_ids)
         bounds = list(_token_bounds(expression))
         self._most_tokens = max([0, *bounds]) + 1
-        self._counts_tokens = bool(bounds)
+        # Where every byte is a token, what characters can complete tokens can, too.
+        self._follows_tokens = bool(bounds) or not set(tokens) >= _BYTES
         self._steps: dict[tuple[Joint, str], Joint | None] = {}
         self._within: dict[tuple[Place, int], bool] = {}
         self._moves: dict[Place, tuple[Place, ...]] = {}
@@ -124,7 +127,7 @@ class Oracle:
             return max_len >= 1 and self._completes_within(after, max_len - 1)
         if not self._by_characters.is_live(after):
             return False
-        return not self._counts_tokens or self._by_tokens.is_live(after)
+        return not self._follows_tokens or self._by_tokens.is_live(after)
 
     def _after(self, place: Place, token: bytes) -> Place | None:
         """The place after a token; None where its bytes cannot be part of a text."""
