@@ -13,6 +13,7 @@ from constraints.grammars import json_schema, messages
 from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_loops import may_run_on
+from constraints.grammars.lark_negation import about_texts
 from constraints.grammars.lark_reader import Word, check_nesting, endless_rules, misplaced, words
 from constraints.grammars.lark_terminals import empty_terminals
 from constraints.grammars.limits import LIMITS
@@ -61,7 +62,7 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
         names = tuple(dict.fromkeys(word.text for word in endless))
         wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
         raise Contradiction(str(wrong), names)
-    written = dict(_rewritten(text, found, whitespace))
+    written = about_texts(text, found, dict(_rewritten(text, found, whitespace)))
     pieces, at = [HEADER], 0
     for word in found:
         if word.start in written:

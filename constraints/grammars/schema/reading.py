@@ -11,6 +11,7 @@ Json = Any
 
 # The engine reads JSON no deeper than 128.
 MAX_DEPTH = 100
+_MAX_SHOWN_LEN = 60
 
 
 def read(text: str) -> Json:
@@ -25,6 +26,12 @@ def read(text: str) -> Json:
         raise Malformed(f"the schema is not JSON: {error}") from None
     _check(value, "", 0)
     return value
+
+
+def shown(value: Json) -> str:
+    """A value as JSON, cut to what a line of an error can hold."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN_LEN else text[:_MAX_SHOWN_LEN] + "..."
 
 
 def below(pointer: str, key: str | int) -> str:

@@ -13,7 +13,7 @@ from constraints.grammars.schema import containers, logic, scalars
 from constraints.grammars.schema.keywords import ANNOTATIONS, REFUSED, SHAPES, meant
 from constraints.grammars.schema.negation import NoNegation, negation
 from constraints.grammars.schema.place import Handler, Place
-from constraints.grammars.schema.reading import Json, at, below
+from constraints.grammars.schema.reading import Json, at, below, shown
 from constraints.grammars.schema.references import References
 
 # Schemas in a schema, counted as often as they are looked at.
@@ -124,7 +124,8 @@ class _Rewriter:
             shape = SHAPES.get(keyword)
             if shape is not None and not shape[0](inner):
                 place = below(pointer, keyword)
-                message = f"{place}: the value of {keyword} must be {shape[1]}"
+                rule = f"the value of {keyword} must be {shape[1]}"
+                message = f"{place}: {rule}. Given: {shown(inner)}"
                 raise Malformed(message, pointer=place)
 
     def _keyword(
