@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TypedDict, Unpack
 
+from client.query.frames import ErrorsWithoutFrames
 from client.query.running.choosing import best_of, choice_of
 from client.query.running.decoding import Choice
 from client.query.running.session import booked
@@ -74,9 +75,10 @@ async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer
     unknown = options.keys() - GenerateOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"generate() has no options {', '.join(map(repr, sorted(unknown)))}")
-    async with opened(options.get("model"), None, options.get("url")) as answering:
-        call = replace(_generate_call(prompt, options), model=answering.name)
-        return await booked("generate", call, answering.model.generate(call))
+    with ErrorsWithoutFrames():
+        async with opened(options.get("model"), None, options.get("url")) as answering:
+            call = replace(_generate_call(prompt, options), model=answering.name)
+            return await booked("generate", call, answering.model.generate(call))
 
 
 def generate_sync(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
@@ -95,10 +97,11 @@ async def score(
     wanted = tuple(dict.fromkeys(values))
     if isinstance(values, str) or not wanted or "" in wanted:
         raise ValueError(f"values must be a list of texts, none of them empty. Given: {values!r}")
-    async with opened(model, None, url) as answering:
-        call = ScoreCall(prompt=prompt, values=wanted, model=answering.name)
-        scores = await booked("score", call, answering.model.score(call))
-        return Scoring(wanted, scores.values)
+    with ErrorsWithoutFrames():
+        async with opened(model, None, url) as answering:
+            call = ScoreCall(prompt=prompt, values=wanted, model=answering.name)
+            scores = await booked("score", call, answering.model.score(call))
+            return Scoring(wanted, scores.values)
 
 
 def score_sync(

@@ -8,6 +8,8 @@ QueryError
     ProgramFailed       the program's own code raised; `__cause__` is what
 """
 
+import unicodedata
+
 from client.errors import TandemError
 from client.query.place import Place, Source
 
@@ -33,8 +35,21 @@ class QueryError(TandemError):
             return head
         line = lines[place.line - 1]
         end = place.end_column if place.end_line == place.line else len(line) + 1
-        caret = " " * (place.column - 1) + "^" * max(1, end - place.column)
-        return f"{head}\n    {line}\n    {caret}"
+        before, marked = line[: place.column - 1], line[place.column - 1 : end - 1]
+        caret = "^" * max(1, sum(map(_width, marked)))
+        return f"{head}\n    {line}\n    {''.join(map(_blank, before))}{caret}"
+
+
+def _blank(char: str) -> str:
+    """As much room as the character has, so that a caret stands below what it is about."""
+    return char if char == "\t" else " " * _width(char)
+
+
+def _width(char: str) -> int:
+    """The columns of a terminal that it takes."""
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 class BadProgram(QueryError):

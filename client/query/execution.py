@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from client.query.errors import BadProgram
+from client.query.frames import ErrorsWithoutFrames
 from client.query.program import Program
 from client.query.running.asking import OnState
 from client.query.running.blaming import blaming, locate
@@ -76,6 +77,13 @@ async def execute(
 ) -> tuple[Result[object], ...]:
     """All results. Raises QueryErrors, and the TandemErrors of who answers."""
     job = Job(program=program, arguments=arguments, keywords=keywords or {})
+    with ErrorsWithoutFrames():
+        return await _executed(job, choices, on_state)
+
+
+async def _executed(
+    job: Job, choices: Choices, on_state: OnState | None
+) -> tuple[Result[object], ...]:
     chosen = choices.decoder or _decoding(job)
     if isinstance(chosen, str):
         chosen = decoding(chosen, (), {})

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
-from client.query.conditions.schemas import SIMPLE, fields_of, is_model, name_of
+from client.query.conditions.schemas import SIMPLE, fields_of, is_model, is_row, name_of
 
 
 def loaded(text: str) -> object:
@@ -47,6 +47,8 @@ def _converted_several(annotation: Any, data: Any) -> Any:
         return _first_that_fits(arguments, data)
     if origin is list and arguments:
         return [_converted(arguments[0], item) for item in data]
+    if is_row(annotation):
+        return tuple(_converted(arguments[0], item) for item in data)
     if origin is tuple:
         return tuple(_converted(each, item) for each, item in zip(arguments, data, strict=True))
     if origin is dict and arguments:
@@ -85,7 +87,7 @@ def _fits_several(annotation: Any, data: Any) -> bool:
         return any(_is_same(choice, data) for choice in arguments)
     if origin in (Union, UnionType):
         return any(_fits(each, data) for each in arguments)
-    if origin is list:
+    if origin is list or is_row(annotation):
         return isinstance(data, list) and all(
             not arguments or _fits(arguments[0], item) for item in data
         )

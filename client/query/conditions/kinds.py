@@ -106,7 +106,8 @@ def _json(annotation: object) -> HoleKind:
     if not is_known and not schemas.is_container(annotation):
         raise BadCondition(
             f"`{name}` is no type of a hole: int, float, bool, str, a pattern, a list of strings,"
-            " a Literal, an Enum, a dataclass, a TypedDict, list[...], dict[...] or a JSON schema"
+            " a Literal, an Enum, a dataclass, a TypedDict, a pydantic model, T | None, list[...],"
+            " tuple[...], dict[...], or a JSON schema as a dict"
         )
     python = get_origin(annotation) or annotation
     return HoleKind(

@@ -1,7 +1,9 @@
 """Python's types as JSON schemas, and JSON back as their values.
 
     dataclass, TypedDict      an object with these properties, in their order, and no others
-    list[T], dict[str, T]     arrays, objects with any keys
+    list[T], tuple[T, ...]    arrays
+    tuple[T, U]               arrays of so many items
+    dict[str, T]              objects with any keys
     T | None, T | U           any of several; a value is of the first that fits
     Literal, Enum             one of these values
     a class with model_json_schema() and model_validate_json() speaks for itself (pydantic's)
@@ -50,6 +52,11 @@ def is_container(annotation: object) -> bool:
     return is_several or annotation in (list, dict, NoneType)
 
 
+def is_row(annotation: object) -> bool:
+    """Whether it is tuple[T, ...]."""
+    return get_origin(annotation) is tuple and get_args(annotation)[1:] == (Ellipsis,)
+
+
 def schema(annotation: Any) -> dict[str, object]:
     """The JSON schema of a type. Raises BadCondition for types that JSON does not have."""
     if is_model(annotation):
@@ -95,7 +102,7 @@ class _Writer:
             return {"enum": [_plain(choice, annotation) for choice in arguments]}
         if origin in (Union, UnionType):
             return {"anyOf": [self.written(argument) for argument in arguments]}
-        if origin is list:
+        if origin is list or is_row(annotation):
             return {"type": "array", "items": self.written(arguments[0]) if arguments else {}}
         if origin is tuple and arguments and Ellipsis not in arguments:
             items = [self.written(argument) for argument in arguments]

@@ -1,19 +1,23 @@
 """Where a hole is one of a few texts, its checks are tried on each of them before it is asked for.
 
+Whole numbers between two bounds are such texts, too.
+
 Then none of them can fail afterwards. A function that raises on one of the texts is left to be
 called on the one that comes.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 from client.query.conditions.bounds import Current
 from client.query.conditions.evaluate import evaluate
+from client.query.conditions.kinds import INT
 from client.query.conditions.plan import Check
 from client.query.conditions.request import Parts, listed
 from client.query.conditions.terms import Term
 from client.query.conditions.values import Finished
 from client.query.errors import ProgramFailed
-from constraints.where.terms import OneOf
+from constraints.where.terms import Compare, Measure, OneOf, Relation
 
 # Of more texts than these none is tried: the program's functions may take their time.
 _MAX_TRIED = 64
@@ -26,6 +30,8 @@ def tried(
 
     checks: of finished holes and this one
     """
+    if checks and current.kind.name == INT.name:
+        parts = (*_numbers(parts), *parts)
     parts = listed(parts)
     if not parts or not isinstance(parts[0], OneOf) or len(parts[0].values) > _MAX_TRIED:
         return parts, tuple(checks)
@@ -37,6 +43,21 @@ def tried(
         else:
             texts = passing
     return (OneOf(texts), *parts[1:]), tuple(left)
+
+
+def _numbers(parts: Parts) -> Parts:
+    """The numbers between the bounds that are said of the hole's value, where they are few."""
+    low, high = -math.inf, math.inf
+    for part in parts:
+        match part:
+            case Compare(Measure.INT, Relation.GT | Relation.GE | Relation.EQ as relation, bound):
+                low = max(low, bound + (relation is Relation.GT))
+        match part:
+            case Compare(Measure.INT, Relation.LT | Relation.LE | Relation.EQ as relation, bound):
+                high = min(high, bound - (relation is Relation.LT))
+    if not low <= high < low + _MAX_TRIED:
+        return ()
+    return (OneOf(tuple(map(str, range(int(low), int(high) + 1)))),)
 
 
 def _passing(term: Term, texts: Iterable[str], current: Current) -> tuple[str, ...] | None:

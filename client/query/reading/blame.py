@@ -21,6 +21,7 @@ _IN_STRING = r"""(['"])(?:(?!\1).)*\[\s*{}\s*[\]:]"""
 def blame(error: Exception, program: Program) -> QueryError:
     """The error of a query that an exception is. A QueryError gets a place if it has none; any
     other becomes a ProgramFailed with the exception as its cause."""
+    error = _as_raised(error)
     place = place_of(error, program)
     if isinstance(error, QueryError):
         if error.source is None:
@@ -31,6 +32,13 @@ def blame(error: Exception, program: Program) -> QueryError:
     failed = ProgramFailed(what, place, program.source)
     failed.__cause__ = error
     return failed
+
+
+def _as_raised(error: Exception) -> Exception:
+    """Python makes a RuntimeError of a StopIteration that leaves a coroutine, at no place."""
+    cause = error.__cause__
+    is_made = str(error) == "coroutine raised StopIteration"
+    return cause if is_made and isinstance(cause, StopIteration) else error
 
 
 def place_of(error: BaseException, program: Program) -> Place | None:

@@ -13,6 +13,7 @@ from types import FunctionType, MappingProxyType
 from typing import Any
 
 from client.query.errors import BadProgram
+from client.query.frames import ErrorsWithoutFrames
 from client.query.place import Source
 from client.query.program import Program
 from client.query.reading.clauses import layout_of
@@ -41,10 +42,11 @@ def read(
     `namespace`: the names that it sees besides Python's own. `parameters`: its arguments.
     Raises BadProgram.
     """
-    source = Source(normalized(text), name, first_line)
-    scope = Scope(globals=_globals(namespace or _NOTHING))
-    region = Span(0, len(source.text))
-    return _program(source, region, name, parameters or inspect.Signature(), scope)
+    with ErrorsWithoutFrames():
+        source = Source(normalized(text), name, first_line)
+        scope = Scope(globals=_globals(namespace or _NOTHING))
+        region = Span(0, len(source.text))
+        return _program(source, region, name, parameters or inspect.Signature(), scope)
 
 
 def read_function(
@@ -58,10 +60,11 @@ def read_function(
     """
     if not isinstance(function, FunctionType):
         raise BadProgram(f"a query is a function of Python's. Given: {function!r}")
-    source, region = program_in(function)
-    signature = inspect.signature(function)
-    scope = scope_of(function, around)
-    return _program(source, region, function.__name__, signature, scope)
+    with ErrorsWithoutFrames():
+        source, region = program_in(function)
+        signature = inspect.signature(function)
+        scope = scope_of(function, around)
+        return _program(source, region, function.__name__, signature, scope)
 
 
 def read_template(
@@ -77,6 +80,13 @@ def read_template(
     `namespace` nor Python has, are the program's parameters, in the order of their first use.
     Raises BadProgram.
     """
+    with ErrorsWithoutFrames():
+        return _template(template, condition, name, namespace or _NOTHING)
+
+
+def _template(
+    template: str, condition: str | None, name: str, namespace: Mapping[str, object]
+) -> Program:
     prompt = f'"""{template}"""'
     clause = "" if condition is None else f" where {normalized(condition)}"
     text = Text(Source(prompt + clause, name))
@@ -85,7 +95,7 @@ def read_template(
     value = Fragment(template, range(3, len(template) + 4))
     whole = PromptText(value, Span(0, len(prompt + clause)), where)
     layout = Layout(blocks=(Block(whole.span),), prompts=(whole,))
-    scope = Scope(globals=_globals(namespace or _NOTHING))
+    scope = Scope(globals=_globals(namespace))
     plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     try:

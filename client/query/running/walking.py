@@ -31,6 +31,17 @@ class Visit:
         deferred = self.at.plan.deferred
         return self.at.owes or any(self.at.hole.name in check.names for check in deferred)
 
+    def again(self) -> AtHole:
+        """The hole without these texts. Raises Unsatisfiable where nothing else can come."""
+        if not self.refused:
+            return self.at
+        at = self.at.refusing(self.refused)
+        is_same = at.score_call is None and at.call == self.at.call
+        if is_same and not self.can_differ:
+            what = f"[{at.hole.name}] would be the same again: a schema leaves out no text"
+            raise Unsatisfiable(what, at.hole.place, at.source)
+        return at
+
     @property
     def can_differ(self) -> bool:
         """Asked again, another text may come, even if no constraint keeps the last one out."""
@@ -63,7 +74,7 @@ class Walk:
         while True:
             visit = self._path[-1]
             try:
-                at = visit.at.refusing(visit.refused) if visit.refused else visit.at
+                at = visit.again()
                 visit.num_asked += 1
                 answer = await self._asker.fill(at)
             except Unsatisfiable as error:
@@ -107,7 +118,7 @@ class Walk:
             raise error
         told = rejected or error
         raise NotSatisfied(
-            f"{told.message}{self._tried()}",
+            f"{told.message}{self._tried()}{_why_no_more(error, told)}",
             None if rejected is None else rejected.value,
             told.place,
             told.source,
@@ -120,6 +131,12 @@ class Walk:
         if self._num_rejected == 1:
             return f", the one text that was tried (tries={self._tries})"
         return f", the last of {self._num_rejected} texts that were tried (tries={self._tries})"
+
+
+def _why_no_more(error: QueryError, told: QueryError) -> str:
+    """Why no further try was made, where that is neither told nor the number of tries."""
+    is_new = error is not told and isinstance(error, Unsatisfiable)
+    return f"; {error.message}" if is_new else ""
 
 
 async def walk(start: Start, index: int, asker: Asker, tries: int) -> Ended:

@@ -120,6 +120,8 @@ def test_a_type_has_a_schema(annotation: object, written: dict[str, object]) -> 
         (Pet | Point, {"x": 1.0}),
         (dict[str, Mood], {"a": Mood.SAD}),
         (tuple[int, str], (1, "a")),
+        (tuple[int, ...], (1, 2, 3)),
+        (tuple[Pet, ...] | None, (Pet("a"), Pet("b"))),
         (list[Any], [1, {"a": None}]),
         (Point, {"x": 1.0, "y": 2.0}),
         (Model, Model(number=3)),

@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from client import query
 from client.query.errors import BadProgram, NotSatisfied, Unsatisfiable
 from client.query.program import Condition, Context
 from tests.client.query.running.programs import Body, checked, hole, one_of, run, say
@@ -44,6 +45,15 @@ async def test_a_check_is_tried_so_often_and_not_more() -> None:
     assert caught.value.last_value == "cat"
     assert "[X] is 'cat', the last of 2 texts that were tried (tries=2)" in str(caught.value)
     assert len(model.calls) == 2
+
+
+async def test_a_hole_that_would_be_the_same_again_is_not_asked_again() -> None:
+    model = ScriptedModel(lambda prompt: ["[1, 2]"])
+
+    with pytest.raises(NotSatisfied, match=r"the one text .* the same again: a schema"):
+        await query.run('"[X: list[int]]" where sum(X) > 5', model=model)
+
+    assert len(model.calls) == 1
 
 
 def twice_the_same(*conditions: Condition) -> Body:

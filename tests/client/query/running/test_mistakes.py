@@ -42,6 +42,29 @@ async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
     assert _marked(caught.value) == marked
 
 
+async def test_an_iterator_that_is_empty_is_told_where_it_is() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run("x = 1\nnext(iter([]))", model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert caught.value.message == "StopIteration: "
+    assert _marked(caught.value) == "next(iter([]))"
+
+
+@pytest.mark.parametrize(
+    ("line", "caret"),
+    [
+        ('\t"é[X]" where Y == "a"', "\t             ^"),
+        ('"狐🦊e\u0301[X]" where Y == "a"', "                 ^"),
+        ('"a[狐]" where Y == "a"', "              ^"),
+    ],
+)
+async def test_a_caret_stands_below_what_it_is_about(line: str, caret: str) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run(f"if True:\n{line}" if line[0] == "\t" else line, model=ScriptedModel(list))
+
+    assert str(caught.value).split("\n")[1:] == [f"    {line}", f"    {caret}"]
+
+
 async def test_a_name_like_no_other_is_told_without_a_guess() -> None:
     with pytest.raises(ProgramFailed) as caught:
         await run('"{question} [X]"', model=ScriptedModel(lambda prompt: ["a"]))
