@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from native.library import NativeUnavailable, load_native
+from native.library import NativeUnavailable, load_native, path_of
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +33,15 @@ class Breath:
     """Whoever computes within `breathing` breathes; without a library nothing happens.
 
     Each thread has a timer of its own, which its end takes away. A fork has none.
+
+    path: where another process finds the library, see `at`; None: nowhere
     """
 
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self.path: Path | None = None
         self._breathe = None
         if library is not None:
+            self.path = path_of(library)
             self._breathe = library.tandem_breathe
             self._breathe.argtypes = 3 * (ctypes.c_longlong,)
 
@@ -49,6 +53,15 @@ class Breath:
         try:
             return cls(load_native(_SOURCE))
         except NativeUnavailable as error:
+            _log.info("idle work does not leave its core: %s", error)
+            return cls()
+
+    @classmethod
+    def at(cls, path: Path | None) -> "Breath":
+        """What another process has loaded: where there is no environment, no compiler works."""
+        try:
+            return cls() if path is None else cls(ctypes.CDLL(str(path)))
+        except OSError as error:
             _log.info("idle work does not leave its core: %s", error)
             return cls()
 

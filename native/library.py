@@ -61,6 +61,12 @@ def load_native(
     return _open(path)
 
 
+def path_of(library: ctypes.CDLL) -> Path | None:
+    """Where another process finds a loaded library. None: it was compiled for this one alone."""
+    path = Path(library._name)
+    return path if path.exists() else None
+
+
 def _load_once(compiler: str, source: Path, name: str) -> ctypes.CDLL:
     """Loads a library that nobody finds again."""
     try:

@@ -1,7 +1,7 @@
 """The zygote's command line: loads a vocabulary and forks workers when told to.
 
 python -m constraints.worker --control-fd N --tokenizer FILE --vocab-size N --end-ids 1,2
-                             --max-len N --cpu-s SECONDS --memory-bytes N
+                             --max-len N --cpu-s SECONDS --memory-bytes N [--breath LIBRARY]
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             control.sendall(_failed(str(error)))
             return 1
         compiler = Compiler(vocabulary, max_cached=_MAX_CACHED)
-        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes, Breath.load())
+        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes, Breath.at(told.breath))
         for spec in _FIRST:
             answer = work.answer(Check(spec, StopRule(), told.max_len))
             if isinstance(answer, Bug):
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-len", type=int, required=True)
     parser.add_argument("--cpu-s", type=float, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
+    parser.add_argument("--breath", type=Path, help="absent: idle work does not leave its core")
     return parser
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from constraints.worker.nursery import Nursery, NurseryDown, NurseryFailed, WorkerProcess
+from native.breath import Breath
 
 _logger = logging.getLogger("constraints")
 
@@ -89,7 +90,10 @@ class Keeper:
 
     async def _begin(self) -> Nursery:
         """A nursery that serves. Raises NurseryDown, OSError."""
-        nursery = await Nursery.start(self._arguments)
+        # Compiled here if need be: the nursery has no environment, and so no compiler.
+        breath = await asyncio.to_thread(Breath.load)
+        path = () if breath.path is None else ("--breath", str(breath.path))
+        nursery = await Nursery.start((*self._arguments, *path))
         try:
             await nursery.ready
         except BaseException:

@@ -17,6 +17,7 @@ from constraints.worker.jobs import Check, Judge
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
 from tests.constraints.worker.pools import MAX_LEN, costly, pooling, regex, vocabulary_file
+from tests.native.compiler import needs_compiler
 
 # Half a second of computing, or more.
 _COSTLY = costly()
@@ -35,6 +36,12 @@ def zygotes() -> list[int]:
 
 def _argv(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def num_pauses(pid: int) -> int:
+    """How often a process gave its core up by itself."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
 
 async def until(holds: object, timeout_s: float = 30.0) -> None:
@@ -171,6 +178,15 @@ async def test_what_goes_on_beyond_its_allowance_is_idle_work(tmp_path: Path) ->
         assert os.SCHED_IDLE in policies
         # Those that are ready for the next ones are not.
         assert os.SCHED_OTHER in policies
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="its timers are Linux's")
+async def test_a_worker_leaves_its_core_again_and_again(tmp_path: Path) -> None:
+    async with pooling(tmp_path, wait_s=60.0, cpu_s=60.0) as pool:
+        await pool.do(_COSTLY)
+        # Where others want the core it is once in 10 ms of the half second.
+        assert max(map(num_pauses, children_of(zygotes()[0]))) >= 25
 
 
 async def test_a_job_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
