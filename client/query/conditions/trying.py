@@ -49,15 +49,28 @@ def _numbers(parts: Parts) -> Parts:
     """The numbers between the bounds that are said of the hole's value, where they are few."""
     low, high = -math.inf, math.inf
     for part in parts:
-        match part:
-            case Compare(Measure.INT, Relation.GT | Relation.GE | Relation.EQ as relation, bound):
-                low = max(low, bound + (relation is Relation.GT))
-        match part:
-            case Compare(Measure.INT, Relation.LT | Relation.LE | Relation.EQ as relation, bound):
-                high = min(high, bound - (relation is Relation.LT))
+        if isinstance(part, Compare) and part.measure is Measure.INT:
+            least, most = _range(part.relation, part.bound)
+            low, high = max(low, least), min(high, most)
     if not low <= high < low + _MAX_TRIED:
         return ()
     return (OneOf(tuple(map(str, range(int(low), int(high) + 1)))),)
+
+
+def _range(relation: Relation, bound: int) -> tuple[float, float]:
+    """The least and the most that a whole number may be, both included."""
+    match relation:
+        case Relation.LT:
+            return -math.inf, bound - 1
+        case Relation.LE:
+            return -math.inf, bound
+        case Relation.EQ:
+            return bound, bound
+        case Relation.GE:
+            return bound, math.inf
+        case Relation.GT:
+            return bound + 1, math.inf
+    return -math.inf, math.inf
 
 
 def _passing(term: Term, texts: Iterable[str], current: Current) -> tuple[str, ...] | None:

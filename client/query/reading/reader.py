@@ -46,7 +46,13 @@ def read(
         source = Source(normalized(text), name, first_line)
         scope = Scope(globals=_globals(namespace or _NOTHING))
         region = Span(0, len(source.text))
-        return _program(source, region, name, parameters or inspect.Signature(), scope)
+        around = Surroundings(
+            name=name,
+            parameters=parameters or inspect.Signature(),
+            is_callable=scope.is_callable,
+            is_module=True,
+        )
+        return _program(source, region, around, scope)
 
 
 def read_function(
@@ -62,9 +68,13 @@ def read_function(
         raise BadProgram(f"a query is a function of Python's. Given: {function!r}")
     with ErrorsWithoutFrames():
         source, region = program_in(function)
-        signature = inspect.signature(function)
         scope = scope_of(function, around)
-        return _program(source, region, function.__name__, signature, scope)
+        around_it = Surroundings(
+            name=function.__name__,
+            parameters=inspect.signature(function),
+            is_callable=scope.is_callable,
+        )
+        return _program(source, region, around_it, scope)
 
 
 def read_template(
@@ -106,12 +116,9 @@ def _template(
         raise text.bad(_TOO_DEEP, 0) from None
 
 
-def _program(
-    source: Source, region: Span, name: str, parameters: inspect.Signature, scope: Scope
-) -> Program:
+def _program(source: Source, region: Span, around: Surroundings, scope: Scope) -> Program:
     text = Text(source, without_foreign_comments(source.text, region))
     _check_characters(text)
-    around = Surroundings(name=name, parameters=parameters, is_callable=scope.is_callable)
     try:
         return made(text, layout_of(text, region), around, scope, filename_of(source))
     except RecursionError:

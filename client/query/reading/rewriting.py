@@ -24,6 +24,7 @@ from client.query.reading.closing import can_be_closed
 from client.query.reading.expressions import expression
 from client.query.reading.last_holes import mark_last
 from client.query.reading.layout import Layout, PromptText
+from client.query.reading.module_names import let_globals_be_the_runs
 from client.query.reading.nodes import (
     CALLS,
     CONTEXT,
@@ -70,11 +71,13 @@ class Surroundings:
     """What a program stands in: the name and parameters of its function, names around it.
 
     `is_callable(name)`: the surroundings bind the name to something that can be called.
+    `is_module`: it is a text of its own, so that what its functions call global is the program's.
     """
 
     name: str
     parameters: inspect.Signature
     is_callable: Callable[[str], bool]
+    is_module: bool = False
 
 
 def written(nodes: Nodes, layout: Layout, around: Surroundings) -> Written:
@@ -151,10 +154,13 @@ class _Writer:
             target = ast.Name(_CONTEXT_FOR_PEOPLE, ast.Store())
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
         parameters = _parameters(self._around.parameters, CONTEXT)
-        block = [*opening, *body] or [ast.Pass()]
+        block = self._own_globals([*opening, *body]) or [ast.Pass()]
         can_be_closed(self._nodes, block)
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
+
+    def _own_globals(self, block: list[ast.stmt]) -> list[ast.stmt]:
+        return let_globals_be_the_runs(self._nodes, block) if self._around.is_module else block
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
         name = _CONTEXT_FOR_PEOPLE
@@ -194,7 +200,7 @@ class _Writer:
         return [self._function(_MODEL, self._nodes.call("model", span, value), span)]
 
     def _function(self, name: str, value: ast.expr, span: Span) -> ast.FunctionDef:
-        block = [*copy.deepcopy(self._preamble), ast.Return(value)]
+        block = [*self._own_globals(copy.deepcopy(self._preamble)), ast.Return(value)]
         parameters = _parameters(self._around.parameters, None)
         return self._nodes.at(ast.FunctionDef(name, parameters, block, [], **_EMPTY), span)
 

@@ -34,7 +34,6 @@ class Books:
     """An Asker. `model_name` goes with every call; `on_state` is told of every token."""
 
     model: Model
-    query: str
     ledger: Ledger
     model_name: str | None = None
     normalised: bool = False
@@ -162,7 +161,7 @@ class Books:
     ) -> None:
         request = Request(
             kind=kind,
-            query=self.query,
+            query=at.query,
             hole=at.hole.name,
             trace=at.index,
             duration_s=self.clock() - began_s,
@@ -196,7 +195,8 @@ def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
     kind: type[QueryError] = BadCondition if reason in _MEANINGLESS else Unsatisfiable
     constraint = at.call.constraint
     is_of_x = constraint is not None and constraint.type == "where"
-    told = named(str(error), at.hole.name) if is_of_x else str(error)
+    said = str(error).removeprefix(f"`{error.field}`: ")
+    told = named(said, at.hole.name) if is_of_x else said
     return kind(f"[{at.hole.name}]: {told}", at.hole.place, at.source)
 
 

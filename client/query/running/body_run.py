@@ -60,9 +60,11 @@ class Arrival:
 
     `values` are the finished holes of the frame, `pieces` the prompt so far. `owes`: conditions
     speak of a hole around it, which a nested query fills. `is_last`: no other hole comes behind.
+    `query` is the name of the hole's program.
     """
 
     hole: Hole
+    query: str
     source: Source
     terms: tuple[Term, ...]
     values: Mapping[str, object]

@@ -102,6 +102,11 @@ class AtHole(Protocol):
         ...
 
     @property
+    def query(self) -> str:
+        """The name of the program in which the hole stands."""
+        ...
+
+    @property
     def source(self) -> Source:
         """The program's text in which the hole stands."""
         ...

@@ -33,6 +33,7 @@ class Frame:
     ) -> None:
         """`owes`: conditions speak of the hole that this call fills."""
         self._run = run
+        self._query = program.name
         self._source = program.source
         self._owes = owes
         self._is_nested = is_nested
@@ -78,6 +79,7 @@ class Frame:
     def _arrival(self, hole: Hole, terms: tuple[Term, ...]) -> Arrival:
         return Arrival(
             hole=hole,
+            query=self._query,
             source=self._source,
             terms=terms,
             values={name: value for name, value in self.values.items() if name != hole.name},

@@ -17,7 +17,8 @@ class Request:
     """A request that was sent. `kind` is generate, beams, best or score, `trace` the number of its
     trace.
 
-    `query` and `hole` are empty for what a program's Python asks by itself.
+    `query` is the name of the program in which the hole stands: of a nested one where it is one of
+    its holes. Both are empty for what a program's Python asks by itself.
 
     `finish_reason` is the server's; None for a score, and for a request that was not answered,
     whose `error` says why.

@@ -87,7 +87,6 @@ async def run_job(job: Job, decoding: Decoding, within: Surroundings) -> tuple[R
     ledger = Ledger(within.account)
     books = Books(
         model=within.model,
-        query=job.program.name,
         ledger=ledger,
         model_name=within.model_name,
         normalised=decoding.options.normalised,

@@ -145,6 +145,7 @@ class WaitingTrace:
         self._stands = stands
         self.index = index
         self.hole = arrival.hole
+        self.query = arrival.query
         self.source = arrival.source
         self.pieces = arrival.pieces
         self.owes = arrival.owes

@@ -317,6 +317,21 @@ async def test_what_a_programs_python_asks_by_itself_is_booked_with_it(tmp_path:
     assert len(trace.read_text().splitlines()) == 3
 
 
+async def test_a_request_names_the_program_in_which_its_hole_stands() -> None:
+    @query.query
+    def inner() -> str:  # type: ignore[empty-body]
+        """
+        " ([Y])"
+        return Y
+        """
+
+    result = await run(
+        '"[X] [Z: inner]"', {"inner": inner}, model=ScriptedModel(lambda prompt: ["a"])
+    )
+
+    assert [(row.query, row.hole) for row in result.requests] == [("<query>", "X"), ("inner", "Y")]
+
+
 async def test_a_decoder_may_be_given_by_its_name() -> None:
     model = ScriptedModel(lambda prompt: ["yes"])
 
