@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from constraints.where.code_points import WHITESPACE, Partition
 from constraints.where.limits import MAX_STEPS, OutOfReach
+from constraints.where.sources import Sources, Steps
 
-Steps = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -37,12 +37,14 @@ class Automaton:
 
 def can_reach(steps: Steps, wanted: Flags) -> Flags:
     """The states from which a wanted state can be reached, the wanted ones included."""
-    reached = wanted
-    while True:
-        more = reached | reached[steps].any(axis=1)
-        if (more == reached).all():
-            return reached
-        reached = more
+    sources = Sources(steps, len(steps))
+    reached = wanted.copy()
+    fresh = np.flatnonzero(wanted)
+    while len(fresh):
+        found = sources.of(fresh)
+        fresh = found[~reached[found]]
+        reached[fresh] = True
+    return reached
 
 
 def words() -> Automaton:
@@ -66,7 +68,8 @@ class Phrases:
         self.partition = Partition.of_chars(self.chars)
         self._label = {char: index + 1 for index, char in enumerate(self.chars)}
         self.children: list[dict[int, int]] = [{}]
-        self.prefixes: list[str] = [""]
+        # Of each node a phrase that goes through it, and how much of it has come there.
+        self._through: list[tuple[str, int]] = [("", 0)]
         self.ends: list[int] = [0]  # the length of the phrase that ends in this very node
         for phrase in self.phrases:
             self._insert(phrase)
@@ -82,10 +85,19 @@ class Phrases:
                 child = len(self.children)
                 self.children[node][label] = child
                 self.children.append({})
-                self.prefixes.append(phrase[:length])
+                self._through.append((phrase, length))
                 self.ends.append(0)
             node = child
         self.ends[node] = len(phrase)
+
+    def prefix(self, node: int) -> str:
+        """What leads from the root to a node."""
+        phrase, length = self._through[node]
+        return phrase[:length]
+
+    def prefix_len(self, node: int) -> int:
+        """Its characters."""
+        return self._through[node][1]
 
     def following(self) -> tuple[Steps, list[int]]:
         """The longest suffix that is a node, for each node and label; how long a phrase ends there.

@@ -82,7 +82,8 @@ def _language(
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression."""
     machine = _machine(expression)
-    utf8 = utf8_of(machine.partition)
+    # Characters that lead nowhere from any state need no place inside of them.
+    utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
     for spare in spares:
         lattice = Lattice.of(machine, spare)
         language = _on_lattice(machine, utf8, lattice, vocabulary, walk, _dropped(expression))

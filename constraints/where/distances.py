@@ -41,11 +41,11 @@ class Distances:
         accepted: tuple[Reserves, ...],
         tokens: Axis | None,
         outlooks: Callable[[Sequence[int]], list[Outlook]],
-        start: int,
+        starts: Sequence[int],
         is_alive: npt.NDArray[np.bool_],
         num_followed: int,
     ) -> None:
-        """Looks out of every place that tokens reach from the start.
+        """Looks out of every place that tokens reach from some places.
 
         accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens
         is_alive: [num_places] whether a text can be completed from there at all
@@ -64,7 +64,7 @@ class Distances:
         counts_tokens = self._limit is not None or self._cap > 0
         if not counts_tokens and (is_alive.sum() > _MAX_PLACES or num_followed > _MAX_FOLLOWED):
             raise TooComplex("too many places to follow tokens from")
-        self._ways = _ways(lattice, outlooks, start, is_alive, accepted[0].shape[1])
+        self._ways = _ways(lattice, outlooks, starts, is_alive, accepted[0].shape[1])
         self._check_work()
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, int], tuple[Reserves, int]] = OrderedDict()
@@ -160,14 +160,14 @@ class Distances:
 def _ways(
     lattice: Lattice,
     outlooks: Callable[[Sequence[int]], list[Outlook]],
-    start: int,
+    starts: Sequence[int],
     is_alive: npt.NDArray[np.bool_],
     num_cells: int,
 ) -> Ways:
-    """The ways of tokens between all places alive that tokens reach from the start."""
+    """The ways of tokens between all places alive that tokens reach from these."""
     seen = ~is_alive
-    seen[start] = True
-    wave = [start]
+    wave = list(starts)
+    seen[wave] = True
     sources, targets, gains = [], [], []
     num_ways = 0
     while wave:

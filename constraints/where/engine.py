@@ -59,7 +59,11 @@ class WhereLanguage:
         self.classes = self.table.utf8.classes.tolist()
         self.tokens = self.machine.tokens
         self.distances: Distances | None = None
+        spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         is_alive = np.any(self.live > NEVER, axis=1)
+        start = self.table.start // self.table.width
+        # Where single bytes are tokens, tokens come to every place.
+        starts = np.flatnonzero(is_alive).tolist() if spells_utf8 else [start]
         is_inside = np.arange(len(is_alive)) % self.table.utf8.num_places > 0
         try:
             self.distances = Distances(
@@ -67,7 +71,7 @@ class WhereLanguage:
                 self.accepted,
                 self.tokens,
                 self.views.outlooks,
-                self.table.start // self.table.width,
+                starts,
                 is_alive,
                 int((is_alive & is_inside).sum()) * self.walk.num_nodes_after(0x80, 0xBF),
             )
@@ -78,7 +82,6 @@ class WhereLanguage:
             inside = self.table.utf8.num_places
             for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
                 self.views.outlook(state * inside)
-        spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         self.follows_bytes = self.distances is None or (self.tokens is None and spells_utf8)
 
     @property

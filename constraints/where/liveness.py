@@ -14,6 +14,7 @@ import numpy.typing as npt
 from constraints.errors import TooComplex
 from constraints.where.lattice import ALWAYS, Lattice, Reserves
 from constraints.where.machine import Counts, Machine
+from constraints.where.sources import Sources
 
 # Ways times cells that one compilation may look at.
 _MAX_WORK = 1_500_000_000
@@ -73,8 +74,8 @@ class Ways:
             steps,
         )
 
-    def picked(self, chosen: npt.NDArray[np.bool_]) -> "Ways":
-        """Some of them."""
+    def picked(self, chosen: npt.NDArray[np.bool_] | Indices) -> "Ways":
+        """Some of them, in their order."""
         return Ways(
             self.sources[chosen],
             self.targets[chosen],
@@ -153,8 +154,9 @@ class Induction:
     def reserves(self) -> Reserves:
         """[num_places, num_cells]. Raises TooComplex."""
         top = self._num_layers - 1
-        self._settle(top, self._ways)
+        self._settle(top, self._ways, self._by_target(self._ways))
         inner = self._ways.picked(self._ways.layers == 0)
+        by_target = self._by_target(inner)
         outer = self._ways.picked(self._ways.layers > 0)
         depth = int(self._ways.layers.max(initial=0)) + 1
         same = (self._accepted[:-1] == self._accepted[1:]).all(axis=(1, 2))
@@ -168,7 +170,7 @@ class Induction:
                 layer = bottom - 1
                 continue
             self._improve(layer, outer)
-            self._settle(layer, inner)
+            self._settle(layer, inner, by_target)
             layer -= 1
         return np.ascontiguousarray(self._values.swapaxes(0, 1)).reshape(self._values.shape[1], -1)
 
@@ -178,8 +180,11 @@ class Induction:
         first = self._values[layer]
         return all((self._values[above] == first).all() for above in range(layer + 1, last + 1))
 
-    def _improve(self, layer: int, ways: Ways) -> bool:
-        """One round of ways within or out of the layer; whether anything got better."""
+    def _by_target(self, ways: Ways) -> Sources:
+        return Sources(ways.targets, self._values.shape[1])
+
+    def _improve(self, layer: int, ways: Ways) -> Indices:
+        """One round of ways within or out of the layer; the places that got better."""
         self._work += len(ways.sources) * self._values.shape[2]
         if self._work > _MAX_WORK:
             raise TooComplex("too many counts and characters to look at")
@@ -187,20 +192,25 @@ class Induction:
         before = self._values[layer, sources]
         better = np.maximum(before, best)
         self._values[layer, sources] = better
-        return bool((better > before).any())
+        improved: Indices = sources[(better > before).any(axis=1)]
+        return improved
 
-    def _settle(self, layer: int, ways: Ways) -> None:
-        """Rounds until nothing gets better."""
+    def _settle(self, layer: int, ways: Ways, by_target: Sources) -> None:
+        """Rounds until nothing gets better. by_target: numbers of ways."""
         num_places, num_cells = self._values.shape[1:]
         rounds = 0
-        while True:
-            before = self._values[layer].copy()
-            if not self._improve(layer, ways):
-                return
+        before = self._values[layer].copy()
+        improved = self._improve(layer, ways)
+        while len(improved):
             rounds += 1
             if rounds > num_places * num_cells + 1:
                 # Better by more steps than there are places: by going round, as often as one likes.
                 self._values[layer][self._values[layer] > before] = ALWAYS
+            # Only what leads to better places than before can be better than before.
+            found = by_target.of(improved)
+            few = len(found) * 4 < len(ways.sources)
+            before[improved] = self._values[layer, improved]
+            improved = self._improve(layer, ways.picked(found) if few else ways)
 
 
 def live_reserves(machine: Machine, lattice: Lattice, accepted: Reserves) -> Reserves:

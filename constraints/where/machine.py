@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.where import automata, numerals, patterns
-from constraints.where.automata import Automaton, Steps
+from constraints.where.automata import Automaton
 from constraints.where.code_points import Partition, join
 from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
 from constraints.where.grouping import ContainsAny, grouped
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.where.measures import Axis, atoms, axis_of
+from constraints.where.sources import Steps
 from constraints.where.terms import (
     Compare,
     Constant,
@@ -167,7 +168,8 @@ class _Joint:
         """
         num_labels = self._columns.shape[1]
         rows = np.zeros((1, len(self._members)), dtype=np.int32)
-        known = np.zeros(1, dtype=np.int64)  # keys of all rows but the dead one, in order found
+        # Keys of all rows but the dead one, ascending, and the row of each.
+        known, numbers = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int32)
         found, steps = [rows], [np.zeros((1, num_labels), dtype=np.int32)]
         num_rows = 2
         while len(rows):
@@ -176,19 +178,18 @@ class _Joint:
             unique, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
             fresh_rows = flat[first]
             is_dead = ~np.broadcast_to(self._may_hold(fresh_rows), len(unique))
-            is_known = np.isin(unique, known)
-            is_fresh = ~is_dead & ~is_known
-            ids = np.zeros(len(unique), dtype=np.int32)
-            fresh = np.flatnonzero(is_fresh)
+            places = np.asarray(np.searchsorted(known, unique))
+            held = np.minimum(places, len(known) - 1)
+            ids = numbers[held]
+            ids[known[held] != unique] = 0
+            ids[is_dead] = 0
+            fresh = np.flatnonzero(~is_dead & (ids == 0))
             ids[fresh] = num_rows + np.arange(len(fresh))
-            known_order = np.argsort(known, kind="stable")
-            seen = np.flatnonzero(is_known & ~is_dead)
-            places = np.searchsorted(known, unique[seen], sorter=known_order)
-            ids[seen] = known_order[places] + 1
             steps.append(ids[inverse.reshape(-1)].reshape(len(rows), num_labels))
             rows = fresh_rows[fresh]
             found.append(rows)
-            known = np.concatenate([known, unique[fresh]])
+            known = np.insert(known, places[fresh], unique[fresh])
+            numbers = np.insert(numbers, places[fresh], ids[fresh])
             num_rows += len(fresh)
             if num_rows > MAX_STATES or num_rows * num_labels > MAX_STEPS:
                 raise TooManyStates(f"more than {num_rows} states")

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where.automata import Flags, Steps, can_reach
+from constraints.where.automata import Flags, can_reach
 from constraints.where.machine import Machine
+from constraints.where.sources import Sources, Steps
 
 
 def reduced(machine: Machine) -> Machine:
@@ -62,14 +63,47 @@ def _merged(machine: Machine) -> Machine:
     blocks = _numbered(
         np.concatenate([trait.reshape(num_states, -1).astype(np.int64) for trait in traits], axis=1)
     )
-    num_blocks = int(blocks.max()) + 1
-    while True:
-        blocks = _numbered(np.concatenate([blocks[:, None], blocks[machine.steps]], axis=1))
-        before, num_blocks = num_blocks, int(blocks.max()) + 1
-        if num_blocks == before:
-            break
+    blocks = _numbered(_refined(blocks, machine.steps)[:, None])
     _, kept = np.unique(blocks, return_index=True)
     return _picked(machine, kept, blocks.astype(np.int32))
+
+
+def _refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int64]:
+    """The coarsest refinement in which states of a block lead to the same blocks.
+
+    A state is looked at again only where a state that it leads to has left its block; of a block
+    that falls apart, the part that nothing was seen of, or else the largest, remains the block.
+    """
+    blocks = blocks.copy()
+    sources = Sources(steps, len(steps))
+    sizes = np.zeros(len(steps), dtype=np.int64)
+    sizes[: int(blocks.max()) + 1] = np.bincount(blocks)
+    num_blocks = int(blocks.max()) + 1
+    seen = np.arange(len(steps))
+    while len(seen := seen[sizes[blocks[seen]] > 1]):
+        parts = _numbered(np.concatenate([blocks[seen, None], blocks[steps[seen]]], axis=1))
+        part_sizes = np.bincount(parts)
+        of_parts = np.zeros(len(part_sizes), dtype=np.int64)
+        of_parts[parts] = blocks[seen]
+        stays = _largest_of_each(of_parts, part_sizes)
+        stays &= sizes[of_parts] == np.bincount(of_parts, part_sizes)[of_parts]
+        numbers = np.where(stays, of_parts, num_blocks + np.cumsum(~stays) - 1)
+        np.subtract.at(sizes, of_parts[~stays], part_sizes[~stays])
+        sizes[numbers[~stays]] = part_sizes[~stays]
+        num_blocks += int((~stays).sum())
+        leaving = seen[~stays[parts]]
+        blocks[seen] = numbers[parts]
+        seen = sources.of(leaving)
+    return blocks
+
+
+def _largest_of_each(groups: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> Flags:
+    """Of each group the one member that weighs most."""
+    order = np.lexsort([weights, groups])
+    is_largest = np.zeros(len(groups), dtype=np.bool_)
+    is_last = np.append(groups[order][1:] != groups[order][:-1], True)
+    is_largest[order[is_last]] = True
+    return is_largest
 
 
 def _numbered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -37,13 +37,13 @@ def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     accepts = np.zeros((total, *machine.accepts.shape[1:]), dtype=np.bool_)
     for node in range(num_nodes):
         rows = slice(node * num_states, (node + 1) * num_states)
-        states, pending[rows] = spelled.after(node, len(trie.prefixes[node]), None)
+        states, pending[rows] = spelled.after(node, trie.prefix_len(node), None)
         accepts[rows] = machine.accepts[states]
         for label in range(num_labels):
             machine_label, phrase_label = int(columns[0, label]), int(columns[1, label])
             after = int(following[node, phrase_label])
-            kept_len = longest[after] or len(trie.prefixes[after])
-            committed_len = len(trie.prefixes[node]) + 1 - kept_len
+            kept_len = longest[after] or trie.prefix_len(after)
+            committed_len = trie.prefix_len(node) + 1 - kept_len
             states, gained = spelled.after(node, committed_len, machine_label)
             steps[rows, label] = (num_nodes if longest[after] else after) * num_states + states
             gains[rows, label] = gained
@@ -60,7 +60,8 @@ class _Spelled:
     def __init__(self, machine: Machine, trie: Phrases) -> None:
         self._machine = machine
         self._labels = [
-            [machine.partition.label_of(ord(char)) for char in prefix] for prefix in trie.prefixes
+            [machine.partition.label_of(ord(char)) for char in trie.prefix(node)]
+            for node in range(len(trie.children))
         ]
 
     def after(self, node: int, num_chars: int, label: int | None) -> Places:

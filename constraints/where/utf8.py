@@ -6,7 +6,7 @@
 Only well-formed UTF-8 has a way: no surrogates, no overlong forms, nothing above U+10FFFF.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,12 @@ class Utf8:
         return len(self.labels)
 
 
-def utf8_of(partition: Partition) -> Utf8:
-    """The bytes of a partition's characters."""
+def utf8_of(partition: Partition, is_used: npt.NDArray[np.bool_] | None = None) -> Utf8:
+    """The bytes of a partition's characters; is_used: [num_labels], None for all."""
+    num_labels = partition.num_labels
+    if is_used is not None:
+        used = np.where(is_used[partition.labels], partition.labels, _NOTHING)
+        partition = replace(partition, labels=used.astype(partition.labels.dtype))
     build = _Build(partition)
     labels = np.full((1, 256), _NOTHING)
     places = np.full((1, 256), _NOTHING)
@@ -63,7 +67,7 @@ def utf8_of(partition: Partition) -> Utf8:
         labels,
         places,
         classes.reshape(-1).astype(np.uint8),
-        _completed(labels, places, partition.num_labels),
+        _completed(labels, places, num_labels),
     )
 
 
