@@ -13,6 +13,7 @@ import orjson
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from router.errors import InvalidRequest
+from router.given import wrong
 from router.request import Constraint
 
 GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
@@ -53,7 +54,8 @@ class RawGrammar:
             ("lenient", self.lenient, (Kind.JSON_SCHEMA,)),
         ):
             if value and self.kind not in kinds:
-                raise _invalid(name, f"`{word}` is said of JSON, and this is `{self.kind.value}`")
+                rule = f"`{word}` is said of JSON, and this is `{self.kind.value}`"
+                raise _invalid(name, rule, value)
         spec = ConstraintSpec(
             self.kind,
             self._text(name),
@@ -68,7 +70,8 @@ class RawGrammar:
         if self.kind is Kind.CHOICE:
             return self._choices(name)
         if not isinstance(self.value, str) or not self.value:
-            raise _invalid(name, f"the value of `{self.kind.value}` must be a string, not empty")
+            rule = f"the value of `{self.kind.value}` must be a string, not empty"
+            raise _invalid(name, rule, self.value)
         return self.value
 
     def _schema(self, name: str) -> str:
@@ -78,10 +81,11 @@ class RawGrammar:
             try:
                 schema = orjson.loads(schema)
             except orjson.JSONDecodeError as error:
-                raise _invalid(name, f"the value is a string that is not JSON: {error}") from error
+                rule = f"the value is a string that is not JSON: {error}"
+                raise _invalid(name, rule, schema) from error
         if not isinstance(schema, dict):
             rule = "the value must be a JSON schema: an object, or a string that holds one"
-            raise _invalid(name, rule)
+            raise _invalid(name, rule, schema)
         return orjson.dumps(schema).decode()
 
     def _choices(self, name: str) -> str:
@@ -91,9 +95,13 @@ class RawGrammar:
             or not choices
             or not all(isinstance(choice, str) and choice for choice in choices)
         ):
-            raise _invalid(name, "the value of `choice` must be a list of strings, none empty")
+            given = choices
+            if isinstance(choices, list) and choices:
+                given = next(each for each in choices if not (isinstance(each, str) and each))
+            rule = "the value of `choice` must be a list of strings, none empty"
+            raise _invalid(name, rule, given)
         return orjson.dumps(list(dict.fromkeys(choices))).decode()
 
 
-def _invalid(name: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"`{name}` is not valid: {reason}", name)
+def _invalid(name: str, rule: str, given: object) -> InvalidRequest:
+    return wrong(name, f"is not valid: {rule}", given)

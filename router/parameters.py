@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from router.errors import InvalidRequest
+from router.given import cut
 from router.grammar import RawGrammar
 from router.request import Constraint, LogprobParams, SamplingParams, StopParams
 from router.text.tokenizer import check_unicode
@@ -112,7 +113,7 @@ class RawParams:
     def refuse(self, word: str, rule: str, given: object) -> InvalidRequest:
         """The error for a parameter that breaks its rule."""
         return InvalidRequest(
-            f"`{self.name(word)}` must be {rule}. Given: {given}", self.name(word)
+            f"`{self.name(word)}` must be {rule}. Given: {cut(str(given))}", self.name(word)
         )
 
 
@@ -234,7 +235,8 @@ def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
         stop_token_ids=tuple(dict.fromkeys(raw.stop_token_ids or ())),
         stop_strings=tuple(dict.fromkeys(raw.stop or ())),
         keep_stop_string=raw.keep_stop_string,
-        pause_after=raw.pause_after,
+        # Beyond the output's own end it means nothing, whatever its size.
+        pause_after=None if raw.pause_after is None else min(raw.pause_after, max_new_tokens + 1),
     )
 
 

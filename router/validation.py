@@ -12,6 +12,7 @@ from typing import Protocol
 from constraints.spec import StopRule
 from router.constraint_check import CheckedConstraint
 from router.errors import ConstraintRefused, InvalidRequest, Unserved
+from router.given import cut
 from router.output_text import OutputText
 from router.parameters import (
     Limits,
@@ -166,7 +167,7 @@ class Validation:
         if max_new_tokens is not None and prompt_len + max_new_tokens > limits.max_total_len:
             raise InvalidRequest(
                 f"`{inputs}` tokens + `{new}` must be at most {limits.max_total_len}. "
-                f"Given: {prompt_len} `{inputs}` tokens and {max_new_tokens} `{new}`",
+                f"Given: {prompt_len} `{inputs}` tokens and {cut(str(max_new_tokens))} `{new}`",
                 new,
             )
         if prompt_len > self._max_input_len:

@@ -7,37 +7,27 @@ surrogates, NaN and infinities are no JSON here. Answers 413, 415 and 400 as `Ht
 types are an `InvalidRequest`, like every other fault of a parameter.
 """
 
-import json
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from router.errors import InvalidRequest
+from router.given import quoted
 from router.http.errors import HttpError
+from router.http.faults import Place, first_fault, with_exact_numbers
 from router.http.json_bounds import check_depth, check_width
 
 # Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
 _CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
-_MAX_QUOTED_LEN = 60
 _MAX_DROPPED_LEN = 1 << 28
-# What the JSON parser reads exactly; beyond it makes floats of whole numbers.
-_MIN_WHOLE = -(1 << 63)
-_MAX_WHOLE = (1 << 64) - 1
-_MIN_BIG_LEN = len(str(-_MIN_WHOLE))
 
 
 class Schema(BaseModel):
     """A body, or a part of one: exact types, unknown fields ignored, never changed."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
-
-
-class _Digits(str):
-    """A whole number, unread."""
-
-    __slots__ = ()
 
 
 S = TypeVar("S", bound=Schema)
@@ -101,12 +91,18 @@ def parse(body: bytes, schema: type[S]) -> S:
     return parse_part(body, value, (), schema)
 
 
-def parse_part(body: bytes, value: object, place: tuple[int | str, ...], schema: type[S]) -> S:
+def parse_part(body: bytes, value: object, place: Place, schema: type[S]) -> S:
     """What was parsed from `body` at `place`, as `schema`. Raises InvalidRequest."""
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise _first_fault(error, body, place) from error
+        exact = with_exact_numbers(error, body, place, value)
+        if exact is None:
+            raise first_fault(error, place) from error
+    try:
+        return schema.model_validate(exact)
+    except ValidationError as error:
+        raise first_fault(error, place) from error
 
 
 def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
@@ -136,63 +132,3 @@ def _check_encoding(coding: str | None) -> None:
             "unsupported_media_type",
             f"the body must be sent as it is, without a content-encoding, got `{coding[:60]}`",
         )
-
-
-def _first_fault(
-    error: ValidationError, body: bytes, place: tuple[int | str, ...]
-) -> InvalidRequest:
-    fault = error.errors(include_url=False)[0]
-    loc = (*place, *fault["loc"])
-    field = _path(loc)
-    if fault["type"] == "missing":
-        return InvalidRequest(f"`{field}` is required", field)
-    given = fault["input"]
-    if fault["type"] == "value_error":
-        rule = str(fault["ctx"]["error"])
-        # Of a field with parts, the part that breaks the rule.
-        given = getattr(fault["ctx"]["error"], "given", given)
-    elif fault["type"] == "too_short":
-        rule = f"must have at least {fault['ctx']['min_length']} item"
-    elif fault["type"] == "model_type":
-        rule = "must be an object"
-    else:
-        rule = fault["msg"].replace("Input should", "must")
-    is_rounded = isinstance(given, float) and not _MIN_WHOLE < given < _MAX_WHOLE
-    digits = _digits(body, loc) if is_rounded and fault["type"].startswith("int") else None
-    if digits is not None:
-        rule = f"must be a whole number between {_MIN_WHOLE} and {_MAX_WHOLE}"
-        return InvalidRequest(f"`{field}` {rule}. Given: {_cut(digits)}", field)
-    return InvalidRequest(f"`{field}` {rule}. Given: {quoted(given)}", field)
-
-
-def _digits(body: bytes, loc: tuple[int | str, ...]) -> str | None:
-    """A whole number as it was written, where the parser made a float of it; else None."""
-    # Only for an error's text: slower, but it lets us look at the digits.
-    value = json.loads(body, parse_int=_Digits)
-    for step in loc:
-        # A place may name the branch of a union, which is no place of the body.
-        if (isinstance(value, dict) and step in value) or isinstance(value, list):
-            value = value[step]  # type: ignore[index]
-    if not isinstance(value, _Digits) or len(value) < _MIN_BIG_LEN:
-        return None
-    return str(value)
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    path = ""
-    for step in loc:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
-    return path
-
-
-def quoted(value: Any) -> str:
-    """The value as JSON, cut to what a line can hold."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    return _cut(orjson.dumps(_cut(value) if isinstance(value, str) else value).decode())
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_QUOTED_LEN else text[:_MAX_QUOTED_LEN] + "..."

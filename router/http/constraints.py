@@ -107,7 +107,8 @@ class ConstraintRoutes:
             judging = self._judges.judge(constraint.spec, texts)
             judged = await unless_disconnected(request, judging)
         except ConstraintRefused as error:
-            raise ConstraintRefused(str(error), error.reason, error.details, "grammar") from error
+            told = f"`grammar`: {error}"
+            raise ConstraintRefused(told, error.reason, error.details, "grammar") from error
         return Response(_answer(texts, judged), media_type="application/json")
 
 

@@ -4,11 +4,13 @@ Hand-written checks, since a union's errors name every member but not the rule, 
 million token ids would be tried against each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
+
+from router.given import WrongPart
 
 Prompt = str | tuple[int, ...]
 
@@ -22,7 +24,10 @@ def _strings(value: Any) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
-    raise ValueError("must be a string or a list of strings")
+    given = value
+    if isinstance(value, list):
+        given = next(item for item in value if not isinstance(item, str))
+    raise WrongPart("must be a string or a list of strings", given)
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
@@ -38,9 +43,20 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
             return tuple(value)
         if all(_is_ids(item) for item in value):
             return tuple(tuple(item) for item in value)
-    raise ValueError(
-        "must be a string, a list of token ids, or a list of one or more of either, not empty"
-    )
+    rule = "must be a string, a list of token ids, or a list of one or more of either, not empty"
+    raise WrongPart(rule, _misfit(value))
+
+
+def _misfit(prompts: Any) -> Any:
+    """What is no prompt, or of another kind than the first; else all of it."""
+    if not isinstance(prompts, list):
+        return prompts
+    kinds: tuple[Callable[[Any], bool], ...]
+    kinds = (lambda item: type(item) is int, lambda item: isinstance(item, str), _is_ids)
+    is_first = next((kind for kind in kinds if prompts and kind(prompts[0])), None)
+    if is_first is None:
+        return prompts[0] if prompts else prompts
+    return next(item for item in prompts if not is_first(item))
 
 
 def _is_ids(value: Any) -> bool:
@@ -49,16 +65,14 @@ def _is_ids(value: Any) -> bool:
 
 def _logit_bias(value: Any) -> Mapping[int, float]:
     """Token ids, which JSON spells as strings, with what to add to their logits."""
-    rule = "must be an object of token ids with numbers"
     if not isinstance(value, dict):
-        raise ValueError(rule)
+        raise ValueError("must be an object of token ids with numbers")
     biases: dict[int, float] = {}
     for key, bias in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 12) or type(bias) not in (
-            int,
-            float,
-        ):
-            raise ValueError(f"{rule}, but holds `{key[:20]}`")
+        if not (key.isascii() and key.isdigit() and len(key) < 12):
+            raise WrongPart("must be an object whose keys are token ids", key)
+        if type(bias) not in (int, float):
+            raise WrongPart(f"must be an object of token ids with numbers, as `{key}`", bias)
         biases[int(key)] = float(bias)
     return MappingProxyType(biases)
 

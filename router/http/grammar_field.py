@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from constraints.spec import Whitespace
+from router.given import WrongPart
 from router.grammar import GRAMMAR_TYPES, RawGrammar
 
 _WRAPPED = "json_schema"
@@ -30,14 +31,6 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 # What is to be done where the tokens would run out: end the text in time, or let it be cut.
 CUTS: Mapping[str, bool] = MappingProxyType({"finish": False, "cut": True})
-
-
-class WrongPart(ValueError):
-    """A part of a field breaks the field's rule; `given` is what stands in its place."""
-
-    def __init__(self, rule: str, given: Any) -> None:
-        super().__init__(rule)
-        self.given = given
 
 
 def read_options(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from router.errors import InvalidRequest, Unserved
+from router.given import quoted, wrong
 from router.http.body import Schema
 
 # The values that say what is so anyway; for an object, those of each of its keys.
@@ -52,7 +53,7 @@ class WatchedSchema(Schema):
 
 def _check_object(field: str, value: Any, values: Mapping[str, tuple[Any, ...]]) -> None:
     if value is not None and not isinstance(value, dict):
-        raise InvalidRequest(f"`{field}` must be an object", field)
+        raise wrong(field, "must be an object", value)
     for key, inner in (value or {}).items():
         _check_value(f"{field}.{key[:60]}", inner, values.get(key, ()))
 
@@ -60,9 +61,11 @@ def _check_object(field: str, value: Any, values: Mapping[str, tuple[Any, ...]])
 def _check_value(field: str, value: Any, values: tuple[Any, ...]) -> None:
     if value is None or value in values:
         return
+    if not values:
+        raise Unserved(f"`{field}` is not served yet; leave it out", field)
     shown = " or ".join(f"`{orjson.dumps(allowed).decode()}`" for allowed in values)
-    advice = f"leave it out or say {shown}" if shown else "leave it out"
-    raise Unserved(f"`{field}` is not served yet; {advice}", field)
+    rule = f"is not served yet; leave it out or say {shown}"
+    raise Unserved(f"`{field}` {rule}. Given: {quoted(value)}", field)
 
 
 def _documented(values: Harmless) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, Unserved
+from router.given import quoted, wrong
 from router.http.body import Schema
 from router.http.openai.tool_grammar import Offer, OfferedTool
 
@@ -77,12 +78,11 @@ def offered_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> Offered:
         name = "" if choice is None else choice.name or ""
         if name not in by_name:
             field = "tool_choice.name"
-            raise InvalidRequest(f"`{field}` must be the name of one of `tools`", field)
+            raise wrong(field, "must be the name of one of `tools`", choice and choice.name)
         wanted = (by_name[name],)
     elif kind == "any" and not wanted:
-        raise InvalidRequest(
-            "`tool_choice` asks for a call, but there are no `tools`", "tool_choice"
-        )
+        rule = "asks for a call, but there are no `tools`"
+        raise wrong("tool_choice.type", rule, kind)
     offer = None
     if wanted and kind != "none":
         alone = kind == "tool" or (choice is not None and bool(choice.disable_parallel_tool_use))
@@ -92,11 +92,12 @@ def offered_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> Offered:
 
 def _offered(tool: Tool, place: str) -> OfferedTool:
     if tool.type not in (None, "custom"):
-        raise Unserved(f"`{place}` is of a type of Anthropic's own, which is not served", place)
+        rule = "must be `custom`: types of Anthropic's own are not served"
+        raise Unserved(f"`{place}.type` {rule}. Given: {quoted(tool.type)}", f"{place}.type")
     schema = tool.input_schema
     if schema is None:
         raise InvalidRequest(f"`{place}.input_schema` is required", f"{place}.input_schema")
     if schema.get("type", "object") != "object":
         field = f"{place}.input_schema.type"
-        raise InvalidRequest(f"`{field}` must be `object`", field)
+        raise wrong(field, "must be `object`", schema["type"])
     return OfferedTool(tool.name, {"type": "object", **schema}, f"{place}.input_schema")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest
+from router.given import quoted, wrong
 from router.http.conversation import Turn
 
 _ROLES = ("user", "assistant", "system")
@@ -22,7 +23,7 @@ def _read_text(value: Any, place: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise InvalidRequest(f"`{place}` must be a string or a list of blocks", place)
+        raise wrong(place, "must be a string or a list of blocks", value)
     return "".join(_block(block, f"{place}[{index}]") for index, block in enumerate(value))
 
 
@@ -30,17 +31,17 @@ def _block(block: Any, place: str) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
         return str(block["text"])
-    given = f" Given: a block of type `{kind[:60]}`" if isinstance(kind, str) else ""
-    raise InvalidRequest(
-        f'`{place}` must be a block like {{"type": "text", "text": ...}}; this model reads text.'
-        + given,
-        place,
-    )
+    given = quoted(block)
+    if isinstance(kind, str):
+        given = f"the text {quoted(block.get('text'))}"
+        given = given if kind == "text" else f"a block of type {quoted(kind)}"
+    rule = 'must be a block like {"type": "text", "text": ...}; this model reads text'
+    raise InvalidRequest(f"`{place}` {rule}. Given: {given}", place)
 
 
 def _read_turns(value: Any) -> tuple[Turn, ...]:
     if not isinstance(value, list) or not value:
-        raise InvalidRequest("`messages` must be a list of at least one message", "messages")
+        raise wrong("messages", "must be a list of at least one message", value)
     turns = [
         turn
         for index, message in enumerate(value)
@@ -61,11 +62,11 @@ def _is_text(turn: Turn) -> bool:
 
 def _read_message(message: Any, place: str) -> list[Turn]:
     if not isinstance(message, dict):
-        raise InvalidRequest(f"`{place}` must be an object with `role` and `content`", place)
+        raise wrong(place, "must be an object with `role` and `content`", message)
     role = message.get("role")
     if role not in _ROLES:
         words = ", ".join(f"`{word}`" for word in _ROLES)
-        raise InvalidRequest(f"`{place}.role` must be one of {words}", f"{place}.role")
+        raise wrong(f"{place}.role", f"must be one of {words}", role)
     content, place = message.get("content"), f"{place}.content"
     if not isinstance(content, list):
         return [Turn(role, _read_text(content, place))]
@@ -88,15 +89,20 @@ def _read_message(message: Any, place: str) -> list[Turn]:
 def _read_call(block: dict[str, Any], place: str) -> dict[str, Any]:
     """In OpenAI's words."""
     call_id, name, given = block.get("id"), block.get("name"), block.get("input")
-    if not (isinstance(call_id, str) and isinstance(name, str) and isinstance(given, dict)):
-        raise InvalidRequest(f"`{place}` must have an `id`, a `name` and `input`, an object", place)
+    for field, value, kind, rule in (
+        ("id", call_id, str, "must be a string"),
+        ("name", name, str, "must be a string"),
+        ("input", given, dict, "must be an object"),
+    ):
+        if not isinstance(value, kind):
+            raise wrong(f"{place}.{field}", rule, value)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
 
 
 def _read_result(block: dict[str, Any], place: str) -> Turn:
     call_id, content = block.get("tool_use_id"), block.get("content")
     if not isinstance(call_id, str):
-        raise InvalidRequest(f"`{place}.tool_use_id` must be a string", f"{place}.tool_use_id")
+        raise wrong(f"{place}.tool_use_id", "must be a string", call_id)
     text = "" if content is None else _read_text(content, f"{place}.content")
     return Turn("tool", text, call_id=call_id)
 

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from router.beam_search.words import EarlyStopping
+from router.given import WrongPart
 from router.http.body import Schema
-from router.http.grammar_field import Grammar, WrongPart
+from router.http.grammar_field import Grammar
 from router.http.lmtp.schema import LogitBias, PromptBody
 
 # Of all three: beyond, the scores of long traces are no numbers any more.

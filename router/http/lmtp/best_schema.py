@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from router.http.grammar_field import WrongPart
+from router.given import WrongPart
 from router.http.lmtp.beam_schema import BeamBody, SearchBody, token_ids
 
 # A message could hold more of them than a search keeps.

@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
+from router.given import WrongPart
 from router.http.body import Schema
-from router.http.grammar_field import Grammar, WrongPart
+from router.http.grammar_field import Grammar
 
 _NUMBERS = (int, float)
 

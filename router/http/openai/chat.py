@@ -9,7 +9,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequest, Unserved
+from router.errors import Unserved
+from router.given import wrong
 from router.http.constraint_told import told_of_constraint
 from router.http.exchange import Exchange
 from router.http.openai.answers import CHAT_EVENTS, LAST_EVENT, ChatCompletion
@@ -149,11 +150,12 @@ class ChatRoutes:
     def _check_template(self, body: ChatBody) -> None:
         name, names = body.chat_template, self._template.names
         if name is not None and name not in names:
-            raise InvalidRequest(
-                "`chat_template` must be the name of one of the model's templates, "
+            raise wrong(
+                "chat_template",
+                "must be the name of one of the model's templates, "
                 f"{', '.join(names) or 'of which there are none'}; templates of clients are not "
                 "run",
-                "chat_template",
+                name,
             )
 
     def _logprobs(self, body: ChatBody) -> ChatLogprobs | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from router.errors import InvalidRequest
+from router.given import wrong
 from router.http.body import Schema
 from router.http.fields import LogitBias, Strings
 from router.http.meaning import as_meant
@@ -91,6 +92,8 @@ class OpenAiBody(Promises, Formats):
         """Raises InvalidRequest for what would otherwise be silently ignored."""
         self.named_grammar()
         self.refuse_promises()
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options", "needs `stream` to be true", self.stream)
 
     def _raw(
         self,

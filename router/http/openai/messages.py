@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, Unserved
-from router.http.body import Schema, quoted
+from router.given import quoted
+from router.http.body import Schema
 
 # Roles whose messages are nothing without a content.
 _SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
@@ -165,6 +166,7 @@ def _check_part(part: Any, place: str) -> None:
 
 def _check_call(call: ToolCall, place: str) -> None:
     if call.type != "function":
-        raise Unserved(f"`{place}` is of type `{call.type[:60]}`: only functions are served", place)
+        rule = f"must be `function`: others are not served. Given: {quoted(call.type)}"
+        raise Unserved(f"`{place}.type` {rule}", f"{place}.type")
     if call.function is None:
         raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")

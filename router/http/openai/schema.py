@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from router.errors import InvalidRequest, Unserved
+from router.given import wrong
 from router.http.fields import Prompts
 from router.http.openai.common import OpenAiBody
 from router.http.openai.messages import Message
@@ -93,14 +94,14 @@ class ChatBody(OpenAiBody):
             value = getattr(self, name)
             if value is not None and not words.fullmatch(value):
                 known = words.pattern.replace("|", ", ")
-                raise InvalidRequest(f"`{name}` must be one of {known}. Given: {value[:60]}", name)
+                raise wrong(name, f"must be one of {known}", value)
         _ = self.offered
         super().check_supported()
 
     def to_raw(self, limits: Limits) -> RawParams:
         """The raw parameters. Raises InvalidRequest for what contradicts itself or the limits."""
         if self.top_logprobs and not self.logprobs:
-            raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
+            raise wrong("top_logprobs", "needs `logprobs` to be true", self.top_logprobs)
         if self.continue_final_message and self.add_generation_prompt:
             field = "continue_final_message"
             message = f"`{field}` and `add_generation_prompt` cannot both be true"

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, ToolsRefused, Unserved
+from router.given import wrong
 from router.http.body import Schema
 from router.http.openai.tool_grammar import Offer, OfferedTool
 
@@ -218,7 +219,7 @@ def _parameters(function: Function, place: str) -> dict[str, Any]:
     if schema is None:
         return _NO_PARAMETERS
     if schema.get("type", "object") != "object":
-        raise InvalidRequest(f"`{place}.type` must be `object`", f"{place}.type")
+        raise wrong(f"{place}.type", "must be `object`", schema["type"])
     return {"type": "object", **schema}
 
 
@@ -228,9 +229,7 @@ def _check_each(tools: Sequence[Tool]) -> None:
         if tool.type == "custom":
             raise Unserved(f"`{place}` is of type `custom`: only functions are served", place)
         if tool.type != "function":
-            raise InvalidRequest(
-                f"`{place}.type` must be `function`. Given: `{tool.type[:60]}`", f"{place}.type"
-            )
+            raise wrong(f"{place}.type", "must be `function`", tool.type)
         if tool.function is None:
             raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")
 
@@ -248,7 +247,8 @@ def _check_choice(field: str, tools_field: str, names: Sequence[str], choice: To
         raise Unserved(f"`{field}` of type `{choice.word}` is not served", field)
     wanted = (choice.name,) if choice.word == _NAMED else choice.allowed
     if not names and (choice.word == "required" or wanted is not None):
-        raise InvalidRequest(f"`{field}` asks for a call, but there are no `{tools_field}`", field)
+        rule = f"asks for a call, but there are no `{tools_field}`"
+        raise wrong(field, rule, choice.name or choice.word)
     for name in wanted or ():
         if name not in names:
             raise ToolsRefused(

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from router.errors import InvalidRequest
+from router.given import wrong
 from router.http.body import Schema
 from router.http.fields import LogitBias
 from router.http.grammar_field import Grammar
@@ -84,9 +84,8 @@ class CompatBody(GenerateBody):
 def to_raw(parameters: Parameters) -> RawParams:
     """Raises InvalidRequest for an adapter, since none is loaded."""
     if parameters.adapter_id is not None:
-        raise InvalidRequest(
-            "`adapter_id` names an adapter, but this server has none loaded", field="adapter_id"
-        )
+        rule = "names an adapter, but this server has none loaded"
+        raise wrong("adapter_id", rule, parameters.adapter_id)
     return RawParams(
         best_of=parameters.best_of,
         temperature=parameters.temperature,

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from router.errors import InvalidRequest
+from router.given import wrong
 from router.http.body import Schema
 from router.http.errors import HttpError
 from router.http.tgi.schema import Parameters
@@ -76,15 +77,13 @@ class Texts:
         """The prompts of a tensor. Raises InvalidRequest, and HttpError for broken UTF-8."""
         if tensor.datatype not in _KINDS:
             rule = f"must be `{BYTES}`: prompts are texts"
-            raise InvalidRequest(
-                f"`{place}.datatype` {rule}. Given: `{tensor.datatype[:60]}`", place
-            )
+            raise wrong(f"{place}.datatype", rule, tensor.datatype)
         items = _flat(tensor.data)
         if items and all(type(item) is int and 0 <= item < 256 for item in items):
             return cls((_decoded(bytes(items), place),), None)
         if not items or not all(isinstance(item, str) for item in items):
             rule = "must be strings, or the bytes of one text as whole numbers from 0 to 255"
-            raise InvalidRequest(f"`{place}.data` {rule}, not empty", place)
+            raise wrong(f"{place}.data", f"{rule}, not empty", _misfit(items))
         if not _holds(tensor.shape, len(items)):
             shape = "x".join(map(str, tensor.shape[:_MAX_DEPTH])) or "a scalar"
             counts = f"Given: {shape}, and {len(items)} strings"
@@ -114,6 +113,14 @@ def _decoded(text: bytes, place: str) -> str:
     except UnicodeDecodeError as error:
         message = f"`{place}.data` is not valid UTF-8 at byte {error.start}"
         raise HttpError(422, "utf8", message, field=place) from error
+
+
+def _misfit(items: list[Any]) -> Any:
+    """Of elements that are no texts, the one to show; all of them if there are none."""
+    others = (item for item in items if not isinstance(item, str))
+    has_texts = any(isinstance(item, str) for item in items)
+    misfits = others if has_texts else (i for i in items if type(i) is not int or not 0 <= i < 256)
+    return next(misfits, items)
 
 
 def _flat(data: list[Any]) -> list[Any]:

@@ -163,7 +163,6 @@ def test_a_chat_is_the_same_streamed_and_whole(client: InferenceClient) -> None:
         {"temperature": 0.0, "presence_penalty": 0.5},
         {"temperature": 0.0, "stop": ["."]},
         {"temperature": 0.0, "logprobs": True, "top_logprobs": 2},
-        {"temperature": 0.0, "stream_options": {"include_usage": True}},
         {"temperature": 0.9, "seed": 4, "n": 2},
         {"temperature": 0.0, "response_format": {"type": "text"}},
         {"temperature": 0.0, "extra_body": {"min_tokens": 12}},

@@ -52,7 +52,7 @@ _OPENAI = {
     "n": 1,
     "stop": ["x"],
     "logit_bias": {"5": 1.0},
-    "stream_options": {"include_usage": True},
+    "stream_options": None,
 }
 _ROUTES: dict[str, dict[str, Any]] = {
     "/": _TGI | {"stream": False},

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, Unserved
-from router.http.body import quoted
+from router.given import quoted, wrong
 from router.http.openai.responses.items import (
     FunctionCall,
     FunctionOutput,
@@ -54,16 +54,17 @@ def _read_items(value: Any) -> tuple[Item | Reference, ...]:
     if isinstance(value, str):
         return (Message(new_item_id("msg"), "user", (value,)),)
     if not isinstance(value, list) or not value:
-        rule = "must be a string or a list of at least one item"
-        raise InvalidRequest(f"`input` {rule}. Given: {quoted(value)}", "input")
+        raise wrong("input", "must be a string or a list of at least one item", value)
     return tuple(_read_item(item, f"input[{index}]") for index, item in enumerate(value))
 
 
 def _read_item(item: Any, place: str) -> Item | Reference:
     if not isinstance(item, dict):
-        raise InvalidRequest(f"`{place}` must be an object", place)
+        raise wrong(place, "must be an object", item)
     # Both are known by what they have, where their type is not said.
-    kind = item.get("type") or ("message" if "role" in item else "item_reference")
+    kind = item.get("type") or (
+        "item_reference" if "id" in item and "role" not in item else "message"
+    )
     if kind == "message":
         return _read_message(item, place)
     if kind == "function_call":
@@ -72,10 +73,9 @@ def _read_item(item: Any, place: str) -> Item | Reference:
         return _read_output(item, place)
     if kind == "item_reference":
         return Reference(_read_string(item, "id", place))
-    shown = f" Given: `{kind[:60]}`" if isinstance(kind, str) else ""
     raise Unserved(
         f"`{place}` must be an item of type `message`, `function_call`, `function_call_output` or "
-        f"`item_reference`; others are not served yet.{shown}",
+        f"`item_reference`; others are not served yet. Given: {quoted(kind)}",
         place,
     )
 
@@ -84,7 +84,7 @@ def _read_message(item: dict[str, Any], place: str) -> Message:
     role = item.get("role")
     if role not in _ROLES:
         words = ", ".join(f"`{word}`" for word in _ROLES)
-        raise InvalidRequest(f"`{place}.role` must be one of {words}", f"{place}.role")
+        raise wrong(f"{place}.role", f"must be one of {words}", role)
     item_id = _read_id(item, "msg", place)
     content, place_of_content = item.get("content"), f"{place}.content"
     kinds = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
@@ -111,7 +111,7 @@ def _read_output(item: dict[str, Any], place: str) -> FunctionOutput:
 def _read_string(item: dict[str, Any], field: str, place: str) -> str:
     value = item.get(field)
     if not isinstance(value, str):
-        raise InvalidRequest(f"`{place}.{field}` must be a string", f"{place}.{field}")
+        raise wrong(f"{place}.{field}", "must be a string", value)
     return value
 
 
@@ -119,7 +119,7 @@ def _read_id(item: dict[str, Any], kind: str, place: str) -> str:
     item_id = item.get("id")
     if item_id is not None and not (isinstance(item_id, str) and 0 < len(item_id) <= _MAX_ID_LEN):
         rule = f"must be a string of 1 to {_MAX_ID_LEN} characters, or absent"
-        raise InvalidRequest(f"`{place}.id` {rule}", f"{place}.id")
+        raise wrong(f"{place}.id", rule, item_id)
     return item_id or new_item_id(kind)
 
 
@@ -129,7 +129,7 @@ def _read_status(item: dict[str, Any], place: str) -> str:
         return "completed"
     if status not in _STATUSES:
         rule = "must be `completed`, `incomplete` or `in_progress`"
-        raise InvalidRequest(f"`{place}.status` {rule}", f"{place}.status")
+        raise wrong(f"{place}.status", rule, status)
     return str(status)
 
 
@@ -137,7 +137,7 @@ def _read_parts(content: Any, kinds: tuple[str, ...], place: str) -> str | tuple
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequest(f"`{place}` must be a string or a list of parts", place)
+        raise wrong(place, "must be a string or a list of parts", content)
     return tuple(_read_part(part, kinds, f"{place}[{i}]") for i, part in enumerate(content))
 
 
@@ -145,12 +145,12 @@ def _read_part(part: Any, kinds: tuple[str, ...], place: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in kinds and isinstance(part.get("text"), str):
         return str(part["text"])
-    given = f" Given: a part of type `{kind[:60]}`" if isinstance(kind, str) else ""
-    raise InvalidRequest(
-        f'`{place}` must be a part like {{"type": "{kinds[0]}", "text": ...}}; '
-        f"this model reads text.{given}",
-        place,
-    )
+    given = quoted(part)
+    if isinstance(kind, str):
+        given = f"the text {quoted(part.get('text'))}"
+        given = given if kind in kinds else f"a part of type {quoted(kind)}"
+    rule = f'must be a part like {{"type": "{kinds[0]}", "text": ...}}; this model reads text'
+    raise InvalidRequest(f"`{place}` {rule}. Given: {given}", place)
 
 
 _TEXT: dict[str, Any] = {"type": "string"}

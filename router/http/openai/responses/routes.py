@@ -250,10 +250,12 @@ def _owner(request: Request) -> bytes:
 
 
 def _not_found(what: str, wanted_id: str, field: str) -> HttpError:
+    # Of a path's id nobody asks where it stands.
+    place = "" if field == "response_id" else f"`{field}`: "
     return HttpError(
         404,
         _NOT_FOUND.get(field, "item_not_found"),
-        f"{what} `{wanted_id[:100]}` is not known: it was never stored, was deleted, or is "
+        f"{place}{what} `{wanted_id[:100]}` is not known: it was never stored, was deleted, or is "
         "forgotten, since responses are kept in memory and within bounds",
         field=field,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from router.errors import InvalidRequest, Unserved
+from router.given import quoted
 from router.http.body import Schema
 from router.http.openai.tool_grammar import Offer
 from router.http.openai.tools import Function, Name, ToolChoice, offered_functions, read_choice
@@ -60,9 +61,8 @@ def check_tools(tools: Sequence[Tool]) -> None:
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if tool.type != "function":
-            raise Unserved(
-                f"`{place}` is of type `{tool.type[:60]}`: only functions are served", place
-            )
+            rule = f"must be `function`: others are not served. Given: {quoted(tool.type)}"
+            raise Unserved(f"`{place}.type` {rule}", f"{place}.type")
         if tool.name is None:
             raise InvalidRequest(
                 f"`{place}.name` is required: a function's fields stand beside `type`, not below "

@@ -43,19 +43,19 @@ from tests.router.rig import asking, settled
             "`messages[0].content[0]`",
         ),
         ({"system": [{"type": "text"}]}, "`system[0]`"),
-        ({"tools": [{"name": "look", "type": "bash_20250124"}]}, "`tools[0]`"),
+        ({"tools": [{"name": "look", "type": "bash_20250124"}]}, "`tools[0].type`"),
         ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "`tools[0].name`"),
         ({"tools": [LOOK, LOOK]}, "`tools`"),
         ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "b"}}, "`tool_choice.name`"),
-        ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
+        ({"tool_choice": {"type": "any"}}, "`tool_choice.type`"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
             "`messages[0].content[0].tool_use_id`",
         ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]},
-            "`messages[0].content[0]`",
+            "`messages[0].content[0].name` must be a string. Given: null",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]},

@@ -52,14 +52,13 @@ OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
         {},
         {"n": 2, "return_token_ids": True, "service_tier": "auto"},
         {"logprobs": True, "top_logprobs": 2},
-        {"stream_options": OPTIONS, "max_tokens": 1},
-        {"stream_options": {"include_usage": True}},
     ],
 )
-async def test_chats_answer_what_the_document_says(fields: Any) -> None:
+@pytest.mark.parametrize("options", [None, OPTIONS, {"include_usage": True}])
+async def test_chats_answer_what_the_document_says(fields: Any, options: Any) -> None:
     async with housing(saying_after_hi("a🙂")) as house:
         answer = await post(house, CHAT, {"messages": HI, "prompt_logprobs": 1, **fields})
-        chunks = await stream(house, CHAT, {"messages": HI, **fields})
+        chunks = await stream(house, CHAT, {"messages": HI, "stream_options": options, **fields})
 
     ChatCompletion.model_validate(answer, strict=True)
     assert chunks
@@ -75,13 +74,14 @@ async def test_chats_answer_what_the_document_says(fields: Any) -> None:
         {"logprobs": 2, "echo": True},
         {"logprobs": 0},
         {"echo": True, "max_tokens": 0, "logprobs": 1},
-        {"stream_options": OPTIONS, "max_tokens": 1},
     ],
 )
-async def test_completions_answer_what_the_document_says(fields: Any) -> None:
+@pytest.mark.parametrize("options", [None, OPTIONS])
+async def test_completions_answer_what_the_document_says(fields: Any, options: Any) -> None:
+    streamed = {"prompt": PROMPT, "stream_options": options, **fields}
     async with housing(saying_after_hi("a🙂")) as house:
         answer = await post(house, COMPLETIONS, {"prompt": PROMPT, "prompt_logprobs": 1, **fields})
-        chunks = await stream(house, COMPLETIONS, {"prompt": PROMPT, **fields})
+        chunks = await stream(house, COMPLETIONS, streamed)
 
     TextCompletion.model_validate(answer, strict=True)
     assert chunks

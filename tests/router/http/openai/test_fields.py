@@ -30,7 +30,6 @@ HINTS = {
     "prompt_cache_retention": "24h",
     "safety_identifier": "x",
     "spaces_between_special_tokens": True,
-    "stream_options": {"include_obfuscation": True},
     "store": False,
     "modalities": ["text"],
     "reasoning_effort": "none",
@@ -55,6 +54,22 @@ async def test_hints_and_what_is_so_anyway_are_taken() -> None:
 
     assert answer["choices"] == plain["choices"]
     assert "service_tier" not in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [(CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "a"})]
+)
+@pytest.mark.parametrize("streams", [{}, {"stream": None}, {"stream": False}])
+async def test_options_of_streams_need_a_stream(path: str, asked: Any, streams: Any) -> None:
+    body = {**asked, "stream_options": {"include_usage": True}, **streams}
+    async with housing(FakeShard()) as house:
+        answer = await house.client.post(path, json=body)
+
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "stream_options"
+    given = "false" if streams.get("stream") is False else "null"
+    assert error["message"] == f"`stream_options` needs `stream` to be true. Given: {given}"
 
 
 async def test_nulls_say_nothing() -> None:

@@ -32,8 +32,8 @@ OUTPUT = {"type": "function_call_output", "call_id": "c", "output": ""}
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"tool_choice": {"type": "custom", "name": "look"}}, "tool_choice"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [LOOK, {"type": "custom", "name": "free"}]}, "tools[1]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [LOOK, {"type": "custom", "name": "free"}]}, "tools[1].type"),
         ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input[0]"),
     ],
 )
@@ -58,7 +58,8 @@ async def test_what_is_not_served_is_refused_by_name(fields: Any, field: str) ->
         ({"input": [{"role": "user", "content": "hi", "id": 7}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": "hi", "status": "odd"}]}, "input[0].status"),
         ({"input": "a" * 121}, "input"),
-        ({"input": [{}]}, "input[0].id"),
+        ({"input": [{}]}, "input[0].role"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id"),
         ({"input": [{**CALL, "name": 7}]}, "input[0].name"),
         ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
@@ -130,7 +131,7 @@ async def test_what_cannot_be_counted_is_refused_by_name() -> None:
         body = {"input": "hi", "tools": [{"type": "web_search"}]}
         status, error = await refuse(house, body, f"{PATH}/input_tokens")
 
-    assert (status, error["param"]) == (422, "tools[0]")
+    assert (status, error["param"]) == (422, "tools[0].type")
 
 
 async def test_a_tool_that_is_not_there_cannot_be_chosen() -> None:

@@ -281,7 +281,7 @@ async def test_tokenize_answers_a_bare_list_with_byte_offsets() -> None:
         ({"stop": "a"}, "parameters.stop"),
         ({"stop": [""]}, "stop"),
         ({"seed": -1}, "seed"),
-        ({"seed": 2**64}, "parameters.seed"),
+        ({"seed": 2**64}, "seed"),
         ({"seed": 1, "best_of": 2, "do_sample": True}, "seed"),
         ({"top_n_tokens": 6}, "top_n_tokens"),
         ({"truncate": 0}, "truncate"),

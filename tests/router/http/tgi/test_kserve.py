@@ -139,7 +139,7 @@ async def test_without_parameters_prompts_are_sampled() -> None:
         ({"inputs": [tensor([], [0])]}, "validation", "not empty"),
         ({"inputs": [tensor(["a", 1], [2])]}, "validation", "`inputs[0].data` must be strings"),
         ({"inputs": [tensor(["a"], [2])]}, "validation", "Given: 2, and 1 strings"),
-        ({"inputs": [tensor(["a"], [1], datatype="FP32")]}, "validation", "`FP32`"),
+        ({"inputs": [tensor(["a"], [1], datatype="FP32")]}, "validation", 'Given: "FP32"'),
         ({"inputs": [tensor(["a", ""], [2])]}, "validation", "in `inputs[0]`"),
         ({"inputs": [tensor(["a"] * 9, [9])]}, "validation", "at most 8 prompts. Given: 9"),
     ],

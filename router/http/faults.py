@@ -1,0 +1,104 @@
+"""What is wrong with a body, by its schema: the field, the rule, what was given.
+
+Whole numbers that the JSON parser does not hold are read exactly here, so that a field's own rule
+can refuse them.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from router.errors import InvalidRequest
+from router.given import wrong
+
+Place = tuple[int | str, ...]
+
+# What the JSON parser reads exactly; beyond it makes floats of whole numbers.
+_MIN_WHOLE = -(1 << 63)
+_MAX_WHOLE = (1 << 64) - 1
+# No rule lets through what has as many; reading more of them takes ever longer.
+_MAX_DIGITS = 100
+_RULES = {
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "extra_forbidden": "is not a parameter of this route",
+}
+
+
+class _Digits(str):
+    """A whole number, unread."""
+
+    __slots__ = ()
+
+
+def first_fault(error: ValidationError, place: Place) -> InvalidRequest:
+    """The first thing that is wrong with what stands at `place` of a body."""
+    fault = error.errors(include_url=False)[0]
+    field = _path((*place, *fault["loc"]))
+    if fault["type"] == "missing":
+        return InvalidRequest(f"`{field}` is required", field)
+    given = fault["input"]
+    if fault["type"] == "value_error":
+        rule = str(fault["ctx"]["error"])
+        # Of a field with parts, the part that breaks the rule.
+        given = getattr(fault["ctx"]["error"], "given", given)
+    elif fault["type"] == "too_short":
+        rule = f"must have at least {fault['ctx']['min_length']} item"
+    else:
+        rule = _RULES.get(fault["type"], fault["msg"].replace("Input should", "must"))
+    return wrong(field, rule, given)
+
+
+def with_exact_numbers(error: ValidationError, body: bytes, place: Place, value: Any) -> Any:
+    """`value`, which stands at `place` of `body`, with its whole numbers that the parser made
+    floats of, where these are what is wrong; None where there are none."""
+    found = dict(_numbers(error, body, place))
+    for loc, number in found.items():
+        value = _put(value, loc, number)
+    return value if found else None
+
+
+def _numbers(error: ValidationError, body: bytes, place: Place) -> Iterator[tuple[Place, int]]:
+    read: Any = None
+    for fault in error.errors(include_url=False):
+        given = fault["input"]
+        is_rounded = isinstance(given, float) and not _MIN_WHOLE < given < _MAX_WHOLE
+        if not is_rounded or not fault["type"].startswith("int"):
+            continue
+        # Only for what is refused: slower, but it lets us look at the digits.
+        read = json.loads(body, parse_int=_Digits) if read is None else read
+        digits = _at(read, (*place, *fault["loc"]))
+        if isinstance(digits, _Digits):
+            yield fault["loc"], int(digits[:_MAX_DIGITS])
+
+
+def _at(value: Any, loc: Place) -> Any:
+    for step in loc:
+        # A place may name the branch of a union, which is no place of the body.
+        if _has(value, step):
+            value = value[step]
+    return value
+
+
+def _put(value: Any, loc: Place, number: int) -> Any:
+    if not loc:
+        return number
+    step, rest = loc[0], loc[1:]
+    if not _has(value, step):
+        return _put(value, rest, number)
+    changed = value.copy()
+    changed[step] = _put(value[step], rest, number)
+    return changed
+
+
+def _has(value: Any, step: int | str) -> bool:
+    return isinstance(value, list) or (isinstance(value, dict) and step in value)
+
+
+def _path(loc: Place) -> str:
+    path = ""
+    for step in loc:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
