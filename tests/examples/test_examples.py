@@ -1,5 +1,9 @@
-"""Every example runs on the bundled model, and shows what it is there to show."""
+"""Every example runs on the bundled model, and shows what it is there to show.
 
+So do the snippets of the page about queries.
+"""
+
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,12 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from client.query import Result, model, read_file, run_all_sync
+from client.query import Result, model, read_file, run_all_sync, run_sync
 from tests.integration.server import RunningServer, launched
 
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGE = EXAMPLES.parent / "docs" / "queries.md"
+# A program, of the query language or of Python, and what it shows.
+_BLOCK = r"^```{}\n((?:(?!```).*\n)*)```\n"
+_SHOWN = re.compile(_BLOCK.format("(python)?") + _BLOCK.format(""), re.MULTILINE)
+SNIPPETS = _SHOWN.findall(PAGE.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +36,12 @@ def results(server: RunningServer, name: str) -> tuple[Result[object], ...]:
 
 
 def printed(server: RunningServer, name: str) -> list[str]:
+    return printed_by(server, next(EXAMPLES.glob(f"*_{name}.py")))
+
+
+def printed_by(server: RunningServer, script: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, next(EXAMPLES.glob(f"*_{name}.py"))],
+        [sys.executable, script],
         env={"TANDEM_URL": server.url, "PYTHONPATH": str(EXAMPLES.parent), "PATH": ""},
         capture_output=True,
         text=True,
@@ -107,6 +120,24 @@ def test_nested(server: RunningServer) -> None:
 
     assert again == "And Doric Caldman once more: Eldhaven."
     assert requests.startswith("4 requests")
+
+
+@pytest.mark.parametrize(("language", "program", "shown"), SNIPPETS)
+def test_a_snippet_of_the_page_shows_what_is_printed_there(
+    server: RunningServer, tmp_path: Path, language: str, program: str, shown: str
+) -> None:
+    if language:
+        script = tmp_path / "snippet.py"
+        script.write_text(program)
+        assert printed_by(server, script) == shown.splitlines()
+        return
+    result = run_sync(program, url=server.url)
+
+    assert result.prompt == shown.removesuffix("\n")
+
+
+def test_the_page_has_snippets() -> None:
+    assert len(SNIPPETS) == 8
 
 
 def test_every_example_is_tried_here() -> None:
