@@ -9,15 +9,14 @@ Everything runs in one event loop; the roster is changed here alone.
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 from fleet.errors import LoadFailed, NoRoom, NotNow, ShuttingDown, StillLoading
+from fleet.lease import Lease, Waiting, WaitingRoom
 from fleet.metrics import FleetMetrics
 from fleet.names import Model
 from fleet.roster import Check, Load, Roster, State
@@ -31,44 +30,6 @@ _NEXT_SERVER_S = 1.0
 _DOING: Mapping[State, str] = MappingProxyType(
     {State.LOADING: "loaded", State.CHECKING: "fetched or checked"}
 )
-
-
-class Lease:
-    """One request's use of a loaded model, which stays for as long as it lasts."""
-
-    def __init__(self, model: Model, server: Server, generation: int, end: Callable[[], None]):
-        self.model = model
-        self.generation = generation
-        self._server = server
-        self._end: Callable[[], None] | None = end
-
-    @property
-    def socket(self) -> Path:
-        """Where the model's server answers."""
-        return self._server.socket
-
-    def release(self) -> None:
-        """Gives it back; once more does nothing."""
-        if self._end is not None:
-            end, self._end = self._end, None
-            end()
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    model: Model
-    granted: "asyncio.Future[Lease]"
 
 
 class Keeper:
@@ -89,7 +50,7 @@ class Keeper:
         self._clock = clock
         self._servers: dict[str, Server] = {}
         self._models: dict[str, Model] = {}
-        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._waiting = WaitingRoom()
         self._tasks: set[asyncio.Task[None]] = set()
         # Checks and loads, of which a model has one at a time.
         self._coming: dict[str, asyncio.Task[None]] = {}
@@ -166,7 +127,7 @@ class Keeper:
         self._is_closing = True
         for coming in self._coming.values():
             coming.cancel()
-        for name in list(self._waiting):
+        for name in self._waiting.names():
             self._refuse(name, ShuttingDown("the server is shutting down", _NEXT_SERVER_S))
         if self._alarm is not None:
             self._alarm.cancel()
@@ -185,8 +146,7 @@ class Keeper:
     async def _wait(self, model: Model) -> Lease:
         name, started_s = model.name, self._clock()
         self._models[name] = model
-        waiting = _Waiting(model, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(name, deque()).append(waiting)
+        waiting = self._waiting.enter(model)
         self._roster.wait(name, started_s)
         self._metrics.waiting.set(self._metrics.waiting.value() + 1)
         self._advance()
@@ -206,12 +166,9 @@ class Keeper:
             self._metrics.waiting.set(self._metrics.waiting.value() - 1)
             self._forget(waiting)
 
-    def _forget(self, waiting: _Waiting) -> None:
+    def _forget(self, waiting: Waiting) -> None:
         """One who got nothing waits no more."""
-        queue = self._waiting.get(waiting.model.name)
-        if queue is not None and waiting in queue:
-            queue.remove(waiting)
-            waiting.granted.cancel()
+        if self._waiting.leave(waiting):
             self._roster.unwait(waiting.model.name)
             self._advance()
 
@@ -258,13 +215,10 @@ class Keeper:
             self._alarm = asyncio.get_running_loop().call_later(delay_s, self._advance)
 
     def _grant(self) -> None:
-        for name, queue in list(self._waiting.items()):
-            while queue and self._roster.berth(name).is_open:
-                waiting = queue.popleft()
+        for name in self._waiting.names():
+            while self._roster.berth(name).is_open and (waiting := self._waiting.next(name)):
                 self._roster.unwait(name)
                 waiting.granted.set_result(self._lease(waiting.model))
-            if not queue:
-                del self._waiting[name]
 
     def _lease(self, model: Model) -> Lease:
         generation = self._roster.enter(model.name, self._clock())
@@ -276,11 +230,10 @@ class Keeper:
         return Lease(model, self._servers[model.name], generation, end)
 
     def _refuse(self, name: str, error: NotNow) -> None:
-        queue = self._waiting.pop(name, None)
-        if not queue:
-            return
-        self._roster.unwait(name, len(queue))
-        for waiting in queue:
+        refused = self._waiting.clear(name)
+        if refused:
+            self._roster.unwait(name, len(refused))
+        for waiting in refused:
             waiting.granted.set_exception(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -10,13 +10,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from fleet.memory import anonymous_bytes
+from fleet.memory import anonymous_bytes, free_bytes
 from fleet.names import Model
 from launcher.child import Child
 from launcher.console import Console
@@ -109,7 +109,9 @@ class ServerRules:
         """The command that looks a model over, for which so many bytes of the host may be freed."""
         # What others hold of it they may give back.
         argv = self._serve(model, self.memory_fraction)
-        return [*argv, "--dry-run", "--memory-to-come", str(memory_to_come)]
+        argv += ["--dry-run", "--memory-to-come", str(memory_to_come)]
+        # Each takes a core for seconds, beside who computes; fetching takes none.
+        return [*argv, "--turn-file", str(self.folder / "turn")]
 
     def _serve(self, model: Model, share: float) -> list[str]:
         argv = [sys.executable, "-m", "launcher", "serve", model.source]
@@ -148,42 +150,46 @@ class LaunchedServer:
 class LaunchedServers:
     """Starts children, each with a number of its own.
 
-    A model is not looked over again while its files are as they were when it was found in order.
+    A model is not looked over again while its files are as they were when it was found in order,
+    and there is as much memory as it was known to fit into.
     """
 
-    def __init__(self, rules: ServerRules, environ: Mapping[str, str], console: Console) -> None:
+    def __init__(
+        self,
+        rules: ServerRules,
+        environ: Mapping[str, str],
+        console: Console,
+        free: Callable[[], int | None] = free_bytes,
+    ) -> None:
         self._rules = rules
+        self._free = free
         self._environ = {name: text for name, text in environ.items() if name not in _FRONTS_OWN}
         self._console = console
         self._num_started = 0
         self._children: set[Child] = set()
-        self._sound: dict[str, object] = {}
-        # Each takes a core for seconds, beside who computes. Folders wait for no download.
-        self._checking = {is_folder: asyncio.Semaphore(1) for is_folder in (True, False)}
+        self._sound: dict[str, _Sound] = {}
 
     async def check(self, model: Model) -> None:
         """Looks a model over in a child of its own; fetches it if need be."""
         files = await asyncio.to_thread(_files_of, model)
-        if self._is_sound(model, files):
+        memory = await asyncio.to_thread(self._memory)
+        if self._is_sound(model, files, memory):
             return
-        async with self._checking[files is not None]:
-            if self._is_sound(model, files):
-                return
-            to_come = await asyncio.to_thread(_held_by, self._running())
-            child = await self._child(model.name, self._rules.check_argv(model, to_come))
-            try:
-                code = await child.wait()
-            finally:
-                await child.stop(_FAILED_STOP_S)
+        child = await self._child(model.name, self._rules.check_argv(model, memory.to_come))
+        try:
+            code = await child.wait()
+        finally:
+            await child.stop(_FAILED_STOP_S)
         if code:
             raise DidNotStart(reason_of(child))
-        self._remember(model, files)
+        self._remember(model, files, memory)
 
     async def start(self, model: Model, num_others: int) -> LaunchedServer:
         """A child that answers GET /health/ready."""
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
         files = await asyncio.to_thread(_files_of, model)
+        memory = await asyncio.to_thread(self._memory)
         child = await self._child(model.name, self._rules.argv(model, socket, num_others))
         try:
             while not await answers_health("", 0, uds=socket):
@@ -194,7 +200,7 @@ class LaunchedServers:
         except BaseException:
             await child.stop(_FAILED_STOP_S)
             raise
-        self._remember(model, files)
+        self._remember(model, files, memory)
         self._children = {*self._running(), child}
         stop_timeout_s = self._rules.graceful_timeout_s + _STOP_SLACK_S
         return LaunchedServer(child, socket, stop_timeout_s)
@@ -208,17 +214,40 @@ class LaunchedServers:
     def _running(self) -> set[Child]:
         return {child for child in self._children if child.returncode is None}
 
-    def _is_sound(self, model: Model, files: object) -> bool:
-        return model.source in self._sound and self._sound[model.source] == files
+    def _memory(self) -> "_Memory":
+        to_come = sum(anonymous_bytes(child.pid) for child in self._running())
+        free = self._free()
+        return _Memory(to_come, None if free is None else free + to_come)
 
-    def _remember(self, model: Model, files: object) -> None:
+    def _is_sound(self, model: Model, files: object, memory: "_Memory") -> bool:
+        known = self._sound.get(model.source)
+        if known is None or known.files != files:
+            return False
+        return known.room is None or memory.room is None or memory.room >= known.room
+
+    def _remember(self, model: Model, files: object, memory: "_Memory") -> None:
         if len(self._sound) >= _MAX_REMEMBERED:
             self._sound.clear()
-        self._sound[model.source] = files
+        known = self._sound.get(model.source)
+        rooms = [memory.room, known.room if known and known.files == files else None]
+        room = min((each for each in rooms if each is not None), default=None)
+        self._sound[model.source] = _Sound(files, room)
 
 
-def _held_by(children: Iterable[Child]) -> int:
-    return sum(anonymous_bytes(child.pid) for child in children)
+@dataclass(frozen=True, slots=True)
+class _Sound:
+    """A model that was in order with these files, and fitted into so many bytes of the host."""
+
+    files: object
+    room: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Bytes of the host: what our children would give back, and what there is with it."""
+
+    to_come: int
+    room: int | None
 
 
 def _files_of(model: Model) -> tuple[tuple[str, int, int], ...] | None:

@@ -23,7 +23,7 @@ from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constrain
 from launcher.console import Console
 from launcher.constraint_options import CONSTRAINT_KINDS, CheckOptions
 from launcher.declared import Told, flags_for, not_for_servers, takes
-from launcher.dry_run import DryRun
+from launcher.dry_run import Beside, DryRun
 from launcher.environment import describe
 from launcher.errors import BadSetting, LauncherError
 from launcher.from_options import hub_cache, model_ids, settings_of
@@ -71,7 +71,8 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
             console = Console(options.logs.json_output)
             work = Supervisor(settings, environ, console).run
             if options.logs.dry_run:
-                work = DryRun(settings, environ, console, options.fleet.memory_to_come).run
+                beside = Beside(options.fleet.memory_to_come, options.fleet.turn_file)
+                work = DryRun(settings, environ, console, beside).run
             raise typer.Exit(asyncio.run(work()))
     check_models(
         models,

@@ -7,7 +7,9 @@ No weight is read and nothing listens, so another server may go on beside it.
 
 import asyncio
 import signal
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.child import Child
@@ -20,6 +22,20 @@ from launcher.stop_request import Stopped, StopRequest
 _STOP_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What else there is. `memory_to_come`: bytes that others would give back. `turn_file`: what is
+    locked by the one process, of those that name it, that looks a model over."""
+
+    memory_to_come: int = 0
+    turn_file: Path | None = None
+
+    def flags(self) -> list[str]:
+        """As the process is told."""
+        turn = [] if self.turn_file is None else ["--turn-file", str(self.turn_file)]
+        return ["--memory-to-come", str(self.memory_to_come), *turn]
+
+
 class DryRun:
     """Owner of the process that looks the model over."""
 
@@ -28,12 +44,12 @@ class DryRun:
         settings: ServeSettings,
         environ: Mapping[str, str],
         console: Console,
-        memory_to_come: int = 0,
+        beside: Beside,
     ) -> None:
         self._settings = settings
         self._environ = environ
         self._console = console
-        self._memory_to_come = memory_to_come
+        self._beside = beside
         self._child: Child | None = None
         self._stop = StopRequest(self._on_signal)
 
@@ -41,7 +57,8 @@ class DryRun:
         """Answers the exit code: 0 where the model may be loaded, else 1 with the reason told."""
         self._stop.listen(self._settings.parent_pid)
         try:
-            folder = await self._look_over()
+            with tempfile.TemporaryDirectory(prefix="tandem-check-") as told:
+                folder = await self._look_over(Path(told, "folder"))
             check_tokenizer(self._settings, self._environ, folder)
         except (BadSetting, ChildFailed) as error:
             self._console.say(f"error: {error}", "ERROR")
@@ -55,15 +72,15 @@ class DryRun:
         self._console.say(f"{self._settings.model_id} may be loaded")
         return 0
 
-    async def _look_over(self) -> Path:
+    async def _look_over(self, folder_file: Path) -> Path:
         settings = self._settings
         self._child = child = await Child.start(
             "check",
-            settings.check_argv(self._memory_to_come),
+            [*settings.check_argv(folder_file), *self._beside.flags()],
             settings.shard_environ(0, self._environ),
             self._console,
         )
-        # What is fetched takes as long as it takes.
+        # What is fetched takes as long as it takes; the process itself gives up in a silence.
         limit_s = settings.startup_timeout_s if Path(settings.model_id).is_dir() else None
         try:
             await self._stop.or_stop(asyncio.wait_for(child.wait(), limit_s))
@@ -73,7 +90,7 @@ class DryRun:
             ) from error
         if child.returncode != 0:
             raise ChildFailed(child.death_notice())
-        return Path(child.last_lines[-1])
+        return Path(folder_file.read_text())
 
     def _on_signal(self, signum: signal.Signals, num_signals: int) -> None:
         self._console.say(f"{signum.name}: stopping")

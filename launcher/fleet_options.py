@@ -29,3 +29,10 @@ class FleetOptions:
         hidden=True,
         min=0,
     )
+    turn_file: Path | None = option(
+        None,
+        "What dry runs lock, of which one at a time is to take a core.",
+        envvar=None,
+        for_servers=False,
+        hidden=True,
+    )

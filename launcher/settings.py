@@ -50,10 +50,10 @@ class ServeSettings:
         argv += ["--uds-path", self.uds_path, "--parent-pid", str(os.getpid())]
         return argv + _revision(self.revision) + list(self.shard_flags)
 
-    def check_argv(self, memory_to_come: int) -> list[str]:
-        """The command that looks the model over; `memory_to_come` bytes would be given back."""
+    def check_argv(self, folder_file: Path) -> list[str]:
+        """The command that looks the model over, and writes its folder into this file."""
         argv = [sys.executable, "-m", "model_server", "check", self.model_id]
-        argv += ["--memory-to-come", str(memory_to_come)]
+        argv += ["--parent-pid", str(os.getpid()), "--folder-file", str(folder_file)]
         return argv + _revision(self.revision) + list(self.shard_flags)
 
     def shard_environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
@@ -94,6 +94,7 @@ class ServeSettings:
     def download_argv(self) -> list[str]:
         """The command that fetches the checkpoint and prints its folder."""
         argv = [sys.executable, "-m", "model_server", "download-weights", self.model_id]
+        argv += ["--parent-pid", str(os.getpid())]
         return argv + _revision(self.revision)
 
 

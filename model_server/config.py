@@ -19,16 +19,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from model_server.errors import ConfigRefused
+from model_server.flags import parser
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
-DEVICES = ("auto", "cpu", "cuda")
-ATTENTIONS = ("auto", "reference", "cpu", "cpu-op", "cuda")
-DEFAULT_UDS_PATH = "/tmp/tandem-shard"
 # Beyond this a score may leave float32; any delta of some dozens decides alone already.
 _MAX_DELTA = 1e6
 # By these OpenMP is told where its threads run.
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +34,7 @@ class DownloadConfig:
     model_id: str
     revision: str | None
     allow_pickle: bool = False
+    parent_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +94,23 @@ class CheckConfig:
     """A model that is looked over and not loaded: as it would be served, beside what else is there.
 
     `memory_to_come`: bytes of the host that others would give back before it is loaded.
+    `folder_file`: where its folder is written, if all is in order. `turn_file`: what is locked
+    while it is examined, so that of several one at a time takes a core.
     """
 
     serve: ServeConfig
     memory_to_come: int
+    folder_file: Path | None = None
+    turn_file: Path | None = None
 
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> ServeConfig | CheckConfig | DownloadConfig:
     """Read `argv` (without the program's name). Raises ConfigRefused; --help exits."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     if args.command == "download-weights":
-        return DownloadConfig(args.model_id, args.revision, args.allow_pickle)
+        return DownloadConfig(args.model_id, args.revision, args.allow_pickle, args.parent_pid)
     if args.command == "quantize":
         raise ConfigRefused(
             "quantize: Tandem does not write quantized checkpoints; "
@@ -120,7 +121,9 @@ def parse(
     if args.speculate:
         raise ConfigRefused(f"--speculate {args.speculate}: speculation is not served yet")
     serve = _serve_config(args, environ)
-    return CheckConfig(serve, args.memory_to_come) if args.command == "check" else serve
+    if args.command == "check":
+        return CheckConfig(serve, args.memory_to_come, args.folder_file, args.turn_file)
+    return serve
 
 
 def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> ServeConfig:
@@ -207,67 +210,3 @@ def _collector(text: str | None) -> str | None:
             "path: it is OTLP over gRPC, commonly at port 4317"
         )
     return text
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m model_server", description="One tensor-parallel shard of Tandem."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="load a model and serve it to the router over gRPC")
-    _add_serving(serve)
-    check = commands.add_parser(
-        "check", help="say whether a model could be served, without loading it"
-    )
-    _add_serving(check)
-    check.add_argument("--memory-to-come", type=int, default=0, help=argparse.SUPPRESS)
-    download = commands.add_parser("download-weights", help="fetch a checkpoint from the hub")
-    _add_model(download)
-    download.add_argument(
-        "--allow-pickle", action="store_true", help="take .bin weights when there are no others"
-    )
-    quantize = commands.add_parser("quantize", help="not offered; says what to do instead")
-    _add_model(quantize)
-    quantize.add_argument("out")
-    return parser
-
-
-def _add_serving(serve: argparse.ArgumentParser) -> None:
-    _add_model(serve)
-    serve.add_argument("--sharded", action=argparse.BooleanOptionalAction, default=None)
-    serve.add_argument("--dtype", choices=DTYPES, default="auto")
-    serve.add_argument("--device", choices=DEVICES, default="auto")
-    serve.add_argument("--attention", choices=ATTENTIONS, default="auto")
-    serve.add_argument("--quantize", help="not served yet")
-    serve.add_argument("--speculate", type=int, default=0, help="not served yet")
-    serve.add_argument("--trust-remote-code", action=argparse.BooleanOptionalAction, default=False)
-    serve.add_argument("--uds-path", default=DEFAULT_UDS_PATH, help="socket; -RANK is appended")
-    serve.add_argument("--listen", help="HOST:PORT instead of a socket; rank r takes PORT + r")
-    serve.add_argument("--advertise-host", help="the name by which the router reaches this host")
-    serve.add_argument("--kv-blocks", type=int, help="blocks of the KV pool (default: by memory)")
-    serve.add_argument("--cuda-memory-fraction", type=float, default=0.9)
-    serve.add_argument(
-        "--watermark-gamma", type=float, default=0.5, help="share of the tokens that it favours"
-    )
-    serve.add_argument(
-        "--watermark-delta", type=float, default=2.0, help="what it adds to their logits"
-    )
-    serve.add_argument(
-        "--logger-level", default="INFO", type=str.upper, choices=LOG_LEVELS, metavar="LEVEL"
-    )
-    serve.add_argument(
-        "--json-output",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="log in JSON lines",
-    )
-    serve.add_argument(
-        "--otlp-endpoint", help="send traces to this collector, http://HOST:PORT (OTLP over gRPC)"
-    )
-    serve.add_argument("--otlp-service-name", default="text-generation-inference.server")
-    serve.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_id", metavar="MODEL_ID", help="a local folder or a hub id")
-    parser.add_argument("--revision", help="branch, tag or commit on the hub")

@@ -5,6 +5,7 @@ ShardError
  +-- ModelRefused        the checkpoint cannot be served, with the reason
  |    +-- CheckpointBroken   files are missing, truncated or unreadable
  |    +-- ArchitectureUnfit  the load-time gate found attention that cannot be paged
+ |    +-- FetchStalled       the hub began to send it, or not, and sends nothing any more
  +-- InvalidStep         a call breaks the contract: lengths, blocks, ids
  |    +-- UnknownBatch       no batch of that id
  |    +-- ConstraintRefused  a constraint cannot be compiled for this model
@@ -32,6 +33,10 @@ class CheckpointBroken(ModelRefused):
 
 class ArchitectureUnfit(ModelRefused):
     """The model's attention cannot be paged, or does not agree with its own implementation."""
+
+
+class FetchStalled(ModelRefused):
+    """Nothing of the checkpoint came from the hub for too long; a thread still waits for it."""
 
 
 class InvalidStep(ShardError):

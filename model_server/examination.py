@@ -16,6 +16,8 @@ import torch
 
 from model_server import checkpoint, gate, zoo
 from model_server.errors import ArchitectureUnfit, ModelRefused
+from model_server.model_facts import ModelFacts
+from model_server.sharding import can_shard
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ def examine(settings: ModelSettings, world_size: int) -> Examined:
     empty = zoo.build_empty(config, trust_remote_code=trust)
     gate.check_class(empty.facts)
     empty.eos_token_ids(settings.folder)
-    is_sharded = zoo.can_shard(empty, world_size)
+    is_sharded = can_shard(empty, world_size)
     _try_small(config, settings, empty.facts)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
     is_quantized = getattr(config, "quantization_config", None) is not None
@@ -78,7 +80,7 @@ def examine(settings: ModelSettings, world_size: int) -> Examined:
     return Examined(config, dtype, is_sharded, weights_bytes)
 
 
-def _try_small(config: Any, settings: ModelSettings, facts: zoo.ModelFacts) -> None:
+def _try_small(config: Any, settings: ModelSettings, facts: ModelFacts) -> None:
     build = partial(zoo.build_small, trust_remote_code=settings.trust_remote_code)
     reason = gate.self_test(config, build)
     if reason is None:

@@ -19,9 +19,10 @@ from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.attention.reference import ReferenceAttention
 from model_server.errors import ArchitectureUnfit
 from model_server.kv_cache import LayerCache, LayerGeometry
+from model_server.model_facts import ModelFacts
 from model_server.small_config import NUM_TOKENS, WINDOW_LEN, shrink
 from model_server.step import SequenceStep, StepInputs
-from model_server.zoo import ModelFacts, ZooModel, quiet
+from model_server.zoo import ZooModel, quiet
 
 _PAGEABLE = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 

@@ -5,7 +5,6 @@ Weights are taken as safetensors only, unless pickled ones are asked for: unpick
 
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -17,6 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from model_server.errors import ModelRefused
+from model_server.fetching import fetch
 
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 
@@ -33,14 +33,14 @@ def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool =
     if folder.is_absolute() or model_id.startswith((".", "~")):
         raise ModelRefused(f"model folder {model_id!r} does not exist")
     try:
-        path = _fetch(model_id, revision, "*.safetensors")
+        path = fetch(model_id, revision, (*_SMALL_FILES, "*.safetensors"))
         if not any(path.glob("*.safetensors")):
             if not allow_pickle:
                 raise ModelRefused(
                     f"{model_id!r} offers no .safetensors weights; pickled ones run code when "
                     "they are loaded: pass --allow-pickle to download-weights if you trust them"
                 )
-            path = _fetch(model_id, revision, "*.bin")
+            path = fetch(model_id, revision, (*_SMALL_FILES, "*.bin"))
     except HFValidationError as error:
         raise ModelRefused(
             f"{model_id!r} is neither an existing folder nor a hub id (NAME or OWNER/NAME)"
@@ -57,11 +57,6 @@ def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool =
             f"{_first_line(error)}"
         ) from error
     return path
-
-
-def _fetch(model_id: str, revision: str | None, weights: str) -> Path:
-    patterns = [*_SMALL_FILES, weights]
-    return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns))
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,13 +10,11 @@ reaches those models that do not hand keyword arguments down. Which model may be
 known here; the gate decides that.
 """
 
-import inspect
 import logging
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +32,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from model_server.distributed import World
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused, OutOfMemory
+from model_server.model_facts import facts_of
 
 # What a layer's attention is asked: the module, query [num_tokens, num_heads, head_dim], key and
 # value [num_tokens, num_kv_heads, dim], the mask and all other arguments as they were handed in.
@@ -75,27 +74,6 @@ def _paged_attention(
 AttentionInterface.register(_PAGED, _paged_attention)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What a model's config says of it, in one spelling.
-
-    `layer_types` is empty when the config gives none; `config_window_len` is what a config names
-    as its sliding window, whether or not any layer uses it. `max_position_embeddings` None: there
-    is no such limit in the config.
-    """
-
-    model_type: str
-    class_name: str
-    vocab_size: int
-    num_layers: int
-    max_position_embeddings: int | None
-    layer_types: tuple[str, ...]
-    config_window_len: int | None
-    chunk_len: int | None
-    routes_attention: bool
-    keeps_chosen_logits: bool
-
-
 class ZooModel:
     """A causal language model of transformers, called on flattened batches.
 
@@ -104,7 +82,7 @@ class ZooModel:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self.facts = _facts(module)
+        self.facts = facts_of(module)
         # Older models read the batch back from the device to warn about padding.
         for part in module.modules():
             if hasattr(part, "warn_if_padding_and_no_attention_mask"):
@@ -258,46 +236,6 @@ def load(
     return ZooModel(module.eval())
 
 
-def can_shard(model: ZooModel, world_size: int) -> bool:
-    """Whether so many ranks divide the model among them; False: each of them computes all of it.
-
-    Raises ModelRefused when its heads cannot be divided by the number of ranks.
-    """
-    if world_size == 1:
-        return False
-    plan: Mapping[str, str] = model.module.tp_plan or {}
-    if not plan:
-        _log.warning(
-            "%s has no plan for tensor parallelism: each of %d ranks holds and computes all of it",
-            model.facts.class_name,
-            world_size,
-        )
-        return False
-    attention = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value")
-    if not any(
-        name.rpartition(".")[2] in attention and style == "colwise" for name, style in plan.items()
-    ):
-        return True
-    config = model.module.config.get_text_config()
-    is_mixed = getattr(config, "is_heterogeneous", False)
-    for layer in config.per_layer_config if is_mixed else (config,):
-        _require_divisible(model.facts.class_name, layer, world_size)
-    return True
-
-
-def _require_divisible(class_name: str, config: Any, world_size: int) -> None:
-    num_heads = config.num_attention_heads
-    for name, count in (
-        ("num_attention_heads", num_heads),
-        ("num_key_value_heads", getattr(config, "num_key_value_heads", None) or num_heads),
-    ):
-        if count % world_size:
-            raise ModelRefused(
-                f"{name} {count} is no multiple of {world_size} shards;"
-                f" serve {class_name} with another --num-shard"
-            )
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep the library's remarks about a probe's model out of the log."""
@@ -340,43 +278,6 @@ def _require_whole(folder: Path, report: Mapping[str, Any]) -> None:
             raise CheckpointBroken(f"{folder}: {fault} ({len(names)}): {shown}")
     if unexpected := sorted(report.get("unexpected_keys") or ()):
         _log.info("%s: %d weights are of no use, %s", folder, len(unexpected), unexpected[0])
-
-
-def _facts(module: Any) -> ModelFacts:
-    config = module.config.get_text_config()
-    return ModelFacts(
-        model_type=module.config.model_type,
-        class_name=type(module).__name__,
-        vocab_size=int(config.vocab_size),
-        num_layers=int(config.num_hidden_layers),
-        max_position_embeddings=_max_position_embeddings(config),
-        layer_types=tuple(getattr(config, "layer_types", None) or ()),
-        config_window_len=_config_window_len(config),
-        chunk_len=getattr(config, "attention_chunk_size", None),
-        routes_attention=bool(module._supports_attention_backend),
-        keeps_chosen_logits="logits_to_keep" in inspect.signature(module.forward).parameters,
-    )
-
-
-def _config_window_len(config: Any) -> int | None:
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    return getattr(config, "sliding_window", None)
-
-
-def _max_position_embeddings(config: Any) -> int | None:
-    """The positions that a model can tell apart, whatever its batch mates.
-
-    LongRoPE takes other frequencies for the whole batch as soon as one position lies past the
-    original length, and dynamic RoPE does past the maximum. Up to there both stand still.
-    """
-    limit = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
-        original = kind.get("original_max_position_embeddings")
-        if kind.get("rope_type") in ("longrope", "dynamic") and original:
-            limit = min(limit or original, original)
-    return None if limit is None else int(limit)
 
 
 def _no_warning(*_: object) -> None:

@@ -22,7 +22,8 @@ from websockets.exceptions import WebSocketException
 from fleet.errors import FleetError, NotNow, ServerGone
 from fleet.http.errors import http_error
 from fleet.http.stream_book import StreamBook
-from fleet.keeper import Keeper, Lease
+from fleet.keeper import Keeper
+from fleet.lease import Lease
 from fleet.metrics import FleetMetrics
 from fleet.names import Model
 from router.errors import RouterError

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,11 +146,15 @@ def test_a_check_is_a_dry_run_with_the_servers_flags() -> None:
     assert argv[argv.index("--dtype") + 1] == "float32"
     # What others fill of a GPU they may give back.
     assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
-    assert argv[-3:] == ["--dry-run", "--memory-to-come", "1073741824"]
+    assert argv[-5:-2] == ["--dry-run", "--memory-to-come", "1073741824"]
+    # One at a time takes a core.
+    assert argv[-2:] == ["--turn-file", "/tmp/f/turn"]
 
 
-def counting(tmp_path: Path, *, is_sound: bool) -> LaunchedServers:
-    """Servers whose check writes a line of a file."""
+def counting(
+    tmp_path: Path, *, is_sound: bool, free: Callable[[], int | None] = lambda: None
+) -> LaunchedServers:
+    """Servers whose check writes a line of a file, where so many bytes are free."""
     end = "" if is_sound else "print('error: no weights'); raise SystemExit(1)"
     script = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); {end}"
 
@@ -158,7 +162,7 @@ def counting(tmp_path: Path, *, is_sound: bool) -> LaunchedServers:
         def check_argv(self, model: object, memory_to_come: int) -> list[str]:
             return [sys.executable, "-c", script]
 
-    return LaunchedServers(Counted((), tmp_path, 1, 0.9, 1.0), os.environ, Console())
+    return LaunchedServers(Counted((), tmp_path, 1, 0.9, 1.0), os.environ, Console(), free)
 
 
 async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
@@ -167,10 +171,21 @@ async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
     folder = tmp_path / "model"
     folder.mkdir()
     servers, sound = counting(tmp_path, is_sound=True), Model("m", str(folder))
-    await asyncio.gather(servers.check(sound), servers.check(sound))
+    await servers.check(sound)
+    await servers.check(sound)
     assert (tmp_path / "runs").read_text() == "x"
     (folder / "config.json").write_text("{}")
     await servers.check(sound)
+    assert (tmp_path / "runs").read_text() == "xx"
+
+
+async def test_a_sound_model_is_looked_over_again_where_less_memory_is_left_than_it_fitted_into(
+    tmp_path: Path,
+) -> None:
+    left = iter([8, 9, 7, 7, 8])
+    servers = counting(tmp_path, is_sound=True, free=lambda: next(left) << 30)
+    for _ in range(5):
+        await servers.check(Model("m", str(tmp_path / "none")))
     assert (tmp_path / "runs").read_text() == "xx"
 
 

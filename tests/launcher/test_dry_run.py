@@ -1,5 +1,6 @@
 """`launcher serve --dry-run`: a model and its settings looked over without being loaded."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,15 +13,29 @@ from launcher.settings import BUNDLED_MODEL
 pytestmark = pytest.mark.slow
 
 
-def dry_run(*args: str) -> subprocess.CompletedProcess[str]:
+def dry_run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "launcher", "serve", *args, "--dry-run"]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        argv,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_a_model_in_order_may_be_loaded() -> None:
     said = dry_run()
     assert (said.returncode, said.stdout) == (0, "")
     assert "may be loaded" in said.stderr.splitlines()[-1]
+
+
+def test_what_a_library_says_at_the_end_is_taken_for_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'bye')")
+    said = dry_run(PYTHONPATH=str(tmp_path))
+    assert said.returncode == 0
+    assert "check | bye" in said.stderr
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import os
 import socket
 from pathlib import Path
 
@@ -155,6 +156,13 @@ def test_a_revision_reaches_shards_and_download() -> None:
     with_revision = settings(revision="v2")
     assert "--revision v2" in " ".join(with_revision.shard_argv())
     assert "--revision v2" in " ".join(with_revision.download_argv())
+
+
+def test_no_child_outlives_a_launcher_that_was_killed() -> None:
+    parent = f"--parent-pid {os.getpid()}"
+    each = (settings().shard_argv(), settings().download_argv(), settings().check_argv(Path("f")))
+    for argv in (*each, settings().router_argv(Path("t"))):
+        assert parent in " ".join(argv)
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from model_server.errors import ModelRefused
+from model_server.fetching import unless_still
 from model_server.hub import find_checkpoint
 
 COMMIT = "c" * 40
 REPOS = {
     "someone/safe": {"config.json": b"{}", "model.safetensors": b"weights", "notes.md": b"no"},
+    "someone/stuck": {"config.json": b"{}", "model.safetensors": b"x" * 1000},
     "someone/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
 }
 
@@ -59,8 +62,14 @@ class Hub(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        if body is not None:
-            self.wfile.write(body)
+        if body is None:
+            return
+        if self.path.startswith("/someone/stuck/") and self.path.endswith(".safetensors"):
+            self.wfile.write(body[:10])
+            self.wfile.flush()
+            time.sleep(20)
+            return
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Keep the test's output clean."""
@@ -132,3 +141,38 @@ def test_without_the_hub_the_cache_has_to_do(hub_environ: dict[str, str]) -> Non
     unreachable = {**hub_environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
     assert download(unreachable, "someone/safe").stdout == first
     assert "could not be fetched" in download(unreachable, "someone/other").stdout
+
+
+def test_a_fetch_to_which_nothing_comes_any_more_is_given_up(hub_environ: dict[str, str]) -> None:
+    code = (
+        "import os; from model_server.errors import FetchStalled\n"
+        "from model_server.fetching import fetch\n"
+        "try: fetch('someone/stuck', None, ['*'], silence_s=1.0)\n"
+        "except FetchStalled as error: print(error, flush=True); os._exit(0)\n"
+    )
+    argv = [sys.executable, "-c", code]
+    run = subprocess.run(argv, env=hub_environ, capture_output=True, text=True, timeout=18)
+    message = "'someone/stuck' could not be fetched from the hub: nothing came for 1 s"
+    assert run.stdout.strip() == message
+
+
+def test_what_comes_slowly_is_waited_for() -> None:
+    begun_s = time.monotonic()
+
+    def work() -> str:
+        time.sleep(1.0)
+        return "done"
+
+    def come() -> tuple[int, int]:
+        return int(10 * (time.monotonic() - begun_s)), 0
+
+    assert unless_still(work, come, silence_s=0.4) == "done"
+    assert unless_still(work, lambda: (0, 0), silence_s=0.4) is None
+
+
+def test_what_fails_meanwhile_is_raised_as_it_is() -> None:
+    def work() -> str:
+        raise OSError("no route")
+
+    with pytest.raises(OSError, match="no route"):
+        unless_still(work, lambda: (0, 0), silence_s=5.0)
