@@ -19,7 +19,7 @@ from client.query.conditions.bounds import (
 from client.query.conditions.evaluate import operand
 from client.query.conditions.expressions import FALSE, opposite
 from client.query.conditions.kinds import INT, HoleKind
-from client.query.conditions.letter_case import FOLDS, MAX_LETTERS, one_of
+from client.query.conditions.letter_case import FOLDS, MAX_LETTERS, containing, one_of
 from client.query.conditions.linear import Linear
 from client.query.conditions.operators import PIECES, operator_of, strings
 from client.query.conditions.relating import Missing, described
@@ -74,10 +74,18 @@ def _side(term: Term, current: Current) -> _Side:
             return _applied(name, about, term.place, current)
         case Calculated():
             return _calculated(term, current)
-        case Opaque(text=text) if current.kind.schema is None and current.kind.python is str:
-            folds = (fold for fold in FOLDS if text == f"{current.name}.{fold}()")
-            return next(map(_Folded, folds), _DARK)
+        case Opaque():
+            fold = fold_of(term, current)
+            return _DARK if fold is None else _Folded(fold)
     return _DARK
+
+
+def fold_of(term: Term, current: Current) -> str | None:
+    """`lower` of X.lower(), `upper` of X.upper(), where the hole X is a text; None of all else."""
+    is_text = current.kind.schema is None and current.kind.python is str
+    if not is_text or not isinstance(term, Opaque):
+        return None
+    return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
 
 
 def _calculated(term: Calculated, current: Current) -> _Side:
@@ -142,10 +150,16 @@ def compared(term: Compared, current: Current) -> Bounds:
         return OPEN
     if relation in compare.FLIPPED:
         return _against(right, compare.FLIPPED[relation], left.value, term.place, current)
-    if relation in ("in", "not in") and right == _HOLE:
-        found = exactly(compare.contained(current.kind, left.value, term.place))
-        return found if relation == "in" else turned(found)
-    return OPEN
+    if relation not in ("in", "not in"):
+        return OPEN
+    match right, bare(left.value):
+        case _Sort("hole"), _:
+            found = exactly(compare.contained(current.kind, left.value, term.place))
+        case _Folded(fold), str() as text:
+            found = exactly(containing(fold, text))
+        case _:
+            return OPEN
+    return found if relation == "in" else turned(found)
 
 
 def _against(

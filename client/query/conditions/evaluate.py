@@ -136,9 +136,16 @@ def _made(term: Opaque | Calculated, make: Callable[[], object]) -> object:
     except TandemError:
         raise
     except Exception as error:
-        hint = hints.meant_by(error, OPERATORS)
+        hint = _hint(error)
         what = f"`{term.text}` raised {type(error).__name__}: {error}{hint}"
         raise ProgramFailed(what, term.place) from error
+
+
+def _hint(error: Exception) -> str:
+    name = hints.unknown_name(error)
+    if name is not None and name.lower() in OPERATORS:
+        return f"; `{name}` is an operator of conditions: Python's own code cannot use what it says"
+    return hints.meant_by(error, OPERATORS)
 
 
 def _measured(term: Called, values: Values) -> object:

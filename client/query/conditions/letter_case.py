@@ -1,9 +1,12 @@
-"""Comparisons with X.lower() or X.upper(), as patterns over the characters that become a text.
+"""What is said of X.lower() or X.upper(), as patterns over the characters that become a text.
 
-    X.lower() == "ok"    [Oo][Kk\\u212a]        X.upper() == "SS"    (?:[Ss\\u017f][Ss\\u017f]|[ßẞ])
+    X.lower() == "ok"     [Oo][Kk\\u212a]        X.upper() == "SS"   (?:[Ss\\u017f][Ss\\u017f]|[ßẞ])
+    "ok" in X.lower()     anything before it and behind
 
 Python takes each character by itself, so this is exact; but for one: what a capital sigma becomes
-in lower case depends on the letters around it, so texts with a sigma are for checks.
+in lower case depends on the letters around it, so texts with a sigma are for checks. Where a text
+is within another one, a character that becomes several may have a part of them in it: X.upper()
+begins with "S" for `ßa`.
 """
 
 import re
@@ -24,20 +27,91 @@ MAX_LETTERS = _MAX_LEN // 3
 # Beyond these two planes Unicode has no letters with two cases.
 _END_OF_LETTERS = 0x20000
 _NOTHING = "(?!)"
+_ANYTHING = "(?s:.*)"
+# What a character becomes has at most three, so that a part of it has at most two.
+_PARTS = (1, 2)
 
 
 def one_of(fold: str, texts: Collection[str]) -> Expression | None:
     """The texts that become one of these; None where a mask cannot say it."""
+    return _any_of(texts, lambda text: [_pattern(fold, text)])
+
+
+def beginning_with(fold: str, texts: Collection[str]) -> Expression | None:
+    """The texts that become what begins with one of these; None where a mask cannot say it."""
+    return _any_of(texts, lambda text: _heads(fold, text), behind=_ANYTHING)
+
+
+def ending_with(fold: str, texts: Collection[str]) -> Expression | None:
+    """The texts that become what ends with one of these; None where a mask cannot say it."""
+    return _any_of(texts, lambda text: _tails(fold, text, _exactly), before=_ANYTHING)
+
+
+def containing(fold: str, text: str) -> Expression | None:
+    """The texts that become what has this in it; None where a mask cannot say it."""
+
+    def ways(text: str) -> list[str | None]:
+        inside = _sources(fold).that_hold(text)
+        return [*_tails(fold, text, _heads), _set(inside)]
+
+    return _any_of((text,), ways, before=_ANYTHING, behind=_ANYTHING)
+
+
+def _any_of(
+    texts: Collection[str],
+    ways: Callable[[str], list[str | None]],
+    *,
+    before: str = "",
+    behind: str = "",
+) -> Expression | None:
+    """The texts of all ways for all texts; a way that is None cannot be said."""
     if sum(map(len, texts)) > MAX_LETTERS:
         return None
-    patterns = [_pattern(fold, text) for text in texts]
-    if any(pattern is None for pattern in patterns):
-        return None
-    possible = [pattern for pattern in patterns if pattern != _NOTHING]
-    whole = "|".join(pattern for pattern in possible if pattern is not None)
+    patterns: list[str] = []
+    for text in texts:
+        for pattern in ways(text):
+            if pattern is None:
+                return None
+            if pattern != _NOTHING:
+                patterns.append(pattern)
+    whole = "|".join(dict.fromkeys(patterns))
     if len(whole) > _MAX_LEN:
         return None
-    return Matches(whole) if possible else OneOf(())
+    if not patterns:
+        return OneOf(())
+    return Matches(f"{before}(?:{whole}){behind}" if before or behind else whole)
+
+
+def _exactly(fold: str, text: str) -> list[str | None]:
+    return [_pattern(fold, text)]
+
+
+def _heads(fold: str, text: str) -> list[str | None]:
+    """Texts that become this one, the last character perhaps more than it."""
+    ways = [_pattern(fold, text)]
+    for size in _PARTS[: len(text)]:
+        chars = _sources(fold).that_begin(text[-size:])
+        ways.append(_joined(_pattern(fold, text[:-size]), _set(chars)))
+    return ways
+
+
+def _tails(fold: str, text: str, rest: Callable[[str, str], list[str | None]]) -> list[str | None]:
+    """Texts that become this one, the first character perhaps more than it; then the rest."""
+    ways = rest(fold, text)
+    for size in _PARTS[: len(text)]:
+        chars = _set(_sources(fold).that_end(text[:size]))
+        ways += [_joined(chars, way) for way in rest(fold, text[size:])]
+    return ways
+
+
+def _joined(one: str | None, other: str | None) -> str | None:
+    if _NOTHING in (one, other):
+        return _NOTHING
+    return None if one is None or other is None else one + other
+
+
+def _set(chars: str) -> str:
+    return f"[{''.join(map(re.escape, chars))}]" if chars else _NOTHING
 
 
 def _pattern(fold: str, text: str) -> str | None:
@@ -74,7 +148,7 @@ def _ways(group: str, sources: "_Sources") -> str:
         for length in range(1, min(end, 3) + 1):
             chars, before = sources.of(group[end - length : end]), ways[end - length]
             if chars and before != _NOTHING:
-                options.append(before + f"[{''.join(map(re.escape, chars))}]")
+                options.append(before + _set(chars))
         if options:
             ways[end] = options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
         if len(ways[end]) > _MAX_LEN:
@@ -84,15 +158,34 @@ def _ways(group: str, sources: "_Sources") -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """What letters come from. changed: by letters, the characters that become them."""
+    """What letters come from.
+
+    changed: by letters, the characters that become them; several: those of two letters and three
+    """
 
     changed: Mapping[str, str]
+    several: Mapping[str, str]
     vanishing: frozenset[str]
 
     def of(self, letters: str) -> str:
         """The characters that become these letters: one stays what it is, or is among them."""
         itself = letters if len(letters) == 1 and letters not in self.vanishing else ""
         return itself + self.changed.get(letters, "")
+
+    def that_begin(self, letters: str) -> str:
+        """The characters that become these letters and more."""
+        return self._that(lambda whole: whole != letters and whole.startswith(letters))
+
+    def that_end(self, letters: str) -> str:
+        """The characters that become more and these letters."""
+        return self._that(lambda whole: whole != letters and whole.endswith(letters))
+
+    def that_hold(self, letters: str) -> str:
+        """The characters that become these letters with others on both sides."""
+        return self._that(lambda whole: letters in whole[1:-1])
+
+    def _that(self, fits: Callable[[str], bool]) -> str:
+        return "".join(chars for whole, chars in self.several.items() if fits(whole))
 
 
 @lru_cache(maxsize=2)
@@ -104,4 +197,5 @@ def _sources(fold: str) -> _Sources:
         if letters != char:
             changed[letters] = changed.get(letters, "") + char
             vanishing.add(char)
-    return _Sources(changed, frozenset(vanishing))
+    several = {letters: chars for letters, chars in changed.items() if len(letters) > 1}
+    return _Sources(changed, several, frozenset(vanishing))

@@ -16,10 +16,11 @@ from client.query.conditions.bounds import (
     require_text,
     turned,
 )
-from client.query.conditions.comparisons import compared
+from client.query.conditions.comparisons import compared, fold_of
 from client.query.conditions.evaluate import as_condition, evaluate, operand
 from client.query.conditions.expressions import FALSE, all_of, any_of
 from client.query.conditions.kinds import HoleKind
+from client.query.conditions.letter_case import beginning_with, ending_with
 from client.query.conditions.operators import STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing
 from client.query.conditions.terms import (
@@ -113,12 +114,25 @@ def _condition(term: Called, current: Current) -> Bounds:
         usage = f'as in {name}({current.name}, ".")'
         what = f"`{name}` is about a hole and phrases that are known, {usage}"
         raise BadCondition(what, term.place)
+    fold = fold_of(about, current)
+    if fold is not None and is_known:
+        return exactly(_folded(fold, name, [bare(value) for value in known], term.place))
     if not is_about_hole:
         return _edge_of_known(name, operand(about, current.values), others, current)
     require_text(name, current.kind, term.place)
     if not is_known:
         return OPEN
     return exactly(text_term(name, [bare(value) for value in known], term.place))
+
+
+def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> where.Expression | None:
+    """An operator on X.lower() or X.upper(); None where a mask cannot say it."""
+    match text_term(name, known, place):
+        case where.StartsWith(phrases):
+            return beginning_with(fold, phrases)
+        case where.EndsWith(phrases):
+            return ending_with(fold, phrases)
+    return None
 
 
 def _edge_of_known(name: str, about: object, others: Sequence[Term], current: Current) -> Bounds:

@@ -1,6 +1,7 @@
 """Python's parser on parts of a program, its trees placed where these parts stand."""
 
 import ast
+import re
 import warnings
 from collections.abc import Sequence
 
@@ -16,6 +17,9 @@ _FOREIGN = {
     "&&": "; write `and` for &&",
     "||": "; write `or` for ||",
 }
+
+_SHOUTED = re.compile(r"\b(?:AND|OR|NOT|IN|IS)\b")
+_STRING = re.compile(r"""(['"]).*?\1""")
 
 # Nodes that stand somewhere.
 PLACED = (
@@ -147,6 +151,9 @@ def _hint(line: str, before: str) -> str:
     for sign, hint in _FOREIGN.items():
         if sign in line:
             return hint
+    shouted = _SHOUTED.search(_STRING.sub("", line))
+    if shouted is not None:
+        return f"; write `{shouted[0].lower()}` for {shouted[0]}"
     if before in ('"', "'"):
         return f"; the string ends here, at {before}: write \\{before} for the sign itself"
     return ""

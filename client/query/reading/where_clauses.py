@@ -15,6 +15,7 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from client.query.conditions.letter_case import FOLDS
 from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading import names
@@ -195,8 +196,7 @@ class WhereClauses:
         function = node.func
         if (
             isinstance(function, ast.Attribute)
-            and isinstance(function.value, ast.Name)
-            and function.value.id in self._holes
+            and self._is_text(function.value)
             and function.attr in _METHODS
             and len(node.args) == 1
             and not node.keywords
@@ -205,6 +205,15 @@ class WhereClauses:
             parts = map(self._rewritten, (function.value, node.args[0]))
             return self._nodes.call("called", span, word, *parts)
         return self._opaque(node)
+
+    def _is_text(self, node: ast.expr) -> bool:
+        """Whether this is a hole, or a hole in lower or upper case."""
+        match node:
+            case ast.Name(name):
+                return name in self._holes
+            case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
+                return name in self._holes and attr in FOLDS
+        return False
 
     def _opaque(self, node: ast.expr) -> ast.expr:
         span = self._nodes.span(node)

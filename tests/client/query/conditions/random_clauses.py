@@ -28,6 +28,8 @@ _OPAQUE = (
     "{X}.lower() == {X}",
     "{X}.lower() in ['a', 'ab', 'ab.', '7 up']",
     "'AB' != {X}.upper()",
+    "'b' in {X}.lower()",
+    "starts_with({X}.upper(), 'A', 'CA')",
     "{X}.count('a') < 3",
     "{X}[:1] != ' '",
     "sum(map(ord, {X})) % 3 > 0",

@@ -5,10 +5,16 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.query.conditions.letter_case import FOLDS, one_of
+from client.query.conditions.letter_case import (
+    FOLDS,
+    beginning_with,
+    containing,
+    ending_with,
+    one_of,
+)
 from client.query.conditions.plan import StopMode
 from client.query.conditions.planner import plan
 from constraints.where.terms import Expression, Matches, OneOf
@@ -37,6 +43,65 @@ def test_a_text_matches_where_python_makes_the_wanted_text_of_it(
         assert said is not None
         for tried in (text, other, text.swapcase(), text.title()):
             assert holds(said, tried) == (become(tried) == wanted)
+
+
+PARTS = st.text(alphabet=LETTERS, max_size=3)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(FOLDS)), TEXTS, PARTS, st.data())
+def test_a_text_has_a_part_where_python_finds_it(
+    fold: str, text: str, other: str, data: st.DataObject
+) -> None:
+    become = FOLDS[fold]
+    whole = become(text)
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, len(whole)))
+    for part in (whole[start:end], become(other), other):
+        within, first, last = (
+            containing(fold, part),
+            beginning_with(fold, [part]),
+            ending_with(fold, [part]),
+        )
+        assert within is not None
+        assert first is not None
+        assert last is not None
+        for tried in (text, text.swapcase(), text + other, other + text, "\n" + text + "\n"):
+            assert holds(within, tried) == (part in become(tried))
+            assert holds(first, tried) == become(tried).startswith(part)
+            assert holds(last, tried) == become(tried).endswith(part)
+
+
+def test_a_character_may_bring_more_than_what_is_asked_for() -> None:
+    begins = beginning_with("upper", ["S"])
+    assert begins is not None
+    assert holds(begins, "ßa")
+    hot = containing("lower", "hi")
+    assert hot is not None
+    assert holds(hot, "OHİ")
+    assert not holds(hot, "H")
+
+
+@pytest.mark.parametrize(
+    ("clause", "kept"),
+    [
+        ("'fox' in X.lower()", "(?s:.*)(?:[fF][oO][xX])(?s:.*)"),
+        ("starts_with(X.lower(), 'a', 'b')", "(?:[aA]|[bB])(?s:.*)"),
+        ("ends_with(X.upper(), ['G'])", "(?s:.*)(?:[Gg])"),
+    ],
+)
+def test_parts_in_either_case_are_masks(clause: str, kept: str) -> None:
+    planned = plan((term(clause, "X"),), "X", str, {}, StopMode.CUT)
+    assert planned.checks == ()
+    assert planned.constraint is not None
+    assert kept in str(planned.constraint.value)
+
+
+def test_what_has_no_part_in_either_case_is_a_mask_as_well() -> None:
+    planned = plan((term("'fox' not in X.lower()", "X"),), "X", str, {}, StopMode.CUT)
+    assert planned.checks == ()
+    assert planned.constraint is not None
+    assert str(planned.constraint.value).startswith("not regex(X, ")
 
 
 @pytest.mark.parametrize("fold", FOLDS)

@@ -74,6 +74,8 @@ CLAUSES = [
 CONDITIONS = [
     ('"[X]" where len(X) <', "in the prompt's condition: invalid syntax", ""),
     ('"[X]" where len(X) < 3 && len(X) > 1', "invalid syntax; write `and` for &&", None),
+    ('"[X]" where len(X) < 3 AND X != "IN"', "; write `and` for AND", None),
+    ('"[X]" where X IN ["a"]', "; write `in` for IN", None),
     ('"[X]" where X == "a" || X == "b"', "invalid syntax; write `or` for ||", None),
     ('"[X]" where !(X == "a")', "the character '!' means nothing here; write `not`", "!"),
     ('"[X]" where len(X) < 3, len(X) > 1', "joined by `and`, not by a comma", None),

@@ -25,6 +25,7 @@ NAMES = [
 CALLS = [
     ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", 'stopsat(X, ".")'),
     ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word(X)"),
+    ('"[X]" where words(X)[0] == "a"', "`words` is an operator of conditions", "words(X)[0]"),
     ('"[X]" where X.starts_with("a")', "did you mean `startswith`?", 'X.starts_with("a")'),
     ("'Give {\"name\": 1} [X]'", "write '{{' and '}}' for the signs", '{"name": 1}'),
     ('async def f():\n  pass\n"{f()}[X]"', "not awaited; write {await ...}", "{f()}"),
