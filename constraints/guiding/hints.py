@@ -17,8 +17,13 @@ MAX_SOURCE_LEN = 1 << 20
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
-# In a pattern: a class, an escape, something special, or a run of plain characters.
-_PIECES = re.compile(r"\[(?:[^\]\\]|\\.)*\]|\\(.)|\{[\d,]*\}|[()|?*+.^$]|([^\\\[\](){}|?*+.^$]+)")
+# In a pattern: a class of two or three characters.
+_FEW = re.compile(r"\[[^\W_^][^\]\\-]{1,2}\]")
+# A class, an escape, something special, or a run of plain characters.
+_PIECES = re.compile(
+    r"\[(?:[^\]\\]|\\.)*\]|\\(.)|\{[\d,]*\}|\(\?(?:[a-zA-Z-]*[:)]|P<\w+>)"
+    r"|[()|?*+.^$]|([^\\\[\](){}|?*+.^$]+)"
+)
 
 
 def hints_of(spec: ConstraintSpec) -> tuple[bytes, ...]:
@@ -56,10 +61,15 @@ def _of_schema(spec: ConstraintSpec) -> list[str]:
 
 
 def _of_pattern(pattern: str) -> list[str]:
-    """Runs of plain characters, without those that a repetition takes for itself."""
+    """Runs of plain characters, without those that a repetition takes for itself.
+
+    Of two or three characters that may stand somewhere, as in `[fF][oO][xX]`, the first one does.
+    """
     runs, run = [], ""
     for match in _PIECES.finditer(pattern):
         escaped, plain = match.groups()
+        if _FEW.fullmatch(match.group()):
+            plain = match.group()[1]
         if escaped is not None and not escaped.isalnum():
             plain = escaped
         if plain is not None:

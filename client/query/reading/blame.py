@@ -1,8 +1,10 @@
 """Exceptions of a program's own code, pointed at the place of the program that they came from."""
 
 import re
+import sysconfig
 from collections.abc import Callable, Iterator
 from inspect import unwrap
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
 
 from client.query import hints
@@ -12,6 +14,12 @@ from client.query.place import Place
 from client.query.program import Program
 from client.query.reading.text import Span, Text
 
+# Where code lies that programs' authors did not write: Python's, installed packages, and our own.
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[2]),
+    "<frozen",
+)
 # Names of Python's that programs use most.
 _BUILTINS = ("bool", "dict", "enumerate", "float", "list", "print", "range", "sorted", "str", "zip")
 # A string on one line with a hole of this name in it.
@@ -28,10 +36,29 @@ def blame(error: Exception, program: Program) -> QueryError:
             error.source = program.source
             error.place = error.place or place
         return error
-    what = f"{type(error).__name__}: {error}{_hint(error, program)}"
+    said = f": {error}" if str(error) else ""
+    what = f"{type(error).__name__}{said}{_hint(error, program)}"
     failed = ProgramFailed(what, place, program.source)
     failed.__cause__ = error
+    helper = _helper(error, program)
+    if helper is not None:
+        failed.add_note(f"raised in {helper}")
     return failed
+
+
+def _helper(error: BaseException, program: Program) -> str | None:
+    """Where outside of the program, in code of its author's, an exception came from."""
+    found = _innermost(error, program)
+    called = None if found is None else found.tb_next
+    helper = None
+    while called is not None:
+        if not called.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+            helper = called
+        called = called.tb_next
+    if helper is None:
+        return None
+    code = helper.tb_frame.f_code
+    return f"{code.co_name} ({code.co_filename}:{helper.tb_lineno})"
 
 
 def _as_raised(error: Exception) -> Exception:

@@ -115,3 +115,8 @@ def test_a_choice_hints_at_its_shortest_strings() -> None:
     hints = hints_of(ConstraintSpec(Kind.CHOICE, choices))
     assert hints[0] == b"x"
     assert len(hints) == MAX_HINTS
+
+
+def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
+    pattern = "(?s:.*)(?:[fF][oO][xX]|[kK\u212a]a[^b][a-z]+)(?P<end>i+)(?s:.*)"
+    assert set(hints_of(ConstraintSpec(Kind.REGEX, pattern))) == {b"fox", b"ka", b"i"}

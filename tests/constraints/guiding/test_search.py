@@ -138,3 +138,10 @@ def test_an_alphabet_takes_the_shortest_tokens_where_a_byte_has_none() -> None:
     assert {tokens[each] for each in alphabet.ids.tolist()} == {b"a", b"bb", b"bc", b"c"}
     assert not alphabet.is_whole
     assert alphabet.singles[ord("b")] is None
+
+
+def test_a_word_in_either_case_is_come_by_in_any_text() -> None:
+    spec = pattern("(?s:[^:]*)(?:[qQ][uU][iI][cC][kK] [fF][oO][xX])(?s:.*)")
+    found = language_of(spec, VOCABULARY).matcher().shortest(12)
+    assert found is not None
+    assert "quick fox" in text_of(list(found), VOCABULARY)

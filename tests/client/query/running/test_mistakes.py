@@ -1,5 +1,7 @@
 """What beginners write, and what they are told: where, what, and what they may have meant."""
 
+import re
+
 import pytest
 
 from client.query import (
@@ -43,11 +45,33 @@ async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
     assert _marked(caught.value) == marked
 
 
+async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
+    def inner() -> None:
+        raise KeyError("no")
+
+    def helper() -> None:
+        inner()
+
+    with pytest.raises(ProgramFailed) as caught:
+        await run('"a"\nhelper()', {"helper": helper}, model=ScriptedModel(list))
+
+    assert _marked(caught.value) == "helper()"
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"raised in inner \(.*test_mistakes\.py:\d+\)", note)
+
+
+async def test_what_a_library_raises_is_the_programs_fault_alone() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run('import json\njson.loads("{")', model=ScriptedModel(list))
+
+    assert not hasattr(caught.value, "__notes__")
+
+
 async def test_an_iterator_that_is_empty_is_told_where_it_is() -> None:
     with pytest.raises(ProgramFailed) as caught:
         await run("x = 1\nnext(iter([]))", model=ScriptedModel(lambda prompt: ["a"]))
 
-    assert caught.value.message == "StopIteration: "
+    assert caught.value.message == "StopIteration"
     assert _marked(caught.value) == "next(iter([]))"
 
 
