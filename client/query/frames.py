@@ -7,13 +7,14 @@ An error points into its program. What was under way in here says nothing more a
 dozens of lines. Mistakes of our own are no TandemErrors, and keep their frames.
 """
 
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from client.errors import TandemError
 
-_HERE = str(Path(__file__).parents[1])
+_HERE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class ErrorsWithoutFrames:

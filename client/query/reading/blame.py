@@ -1,5 +1,6 @@
 """Exceptions of a program's own code, pointed at the place of the program that they came from."""
 
+import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from client.query.reading.text import Span, Text
 # Where code lies that programs' authors did not write: Python's, installed packages, and our own.
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[2]),
+    f"{Path(__file__).parents[2]}{os.sep}",
     "<frozen",
 )
 # Names of Python's that programs use most.
