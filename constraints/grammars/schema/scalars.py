@@ -4,18 +4,26 @@ from constraints.errors import Malformed, NotEnforced
 from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import formats
 from constraints.grammars.schema.place import Handler, Place
-from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.reading import Json, shown
 
 # Whole numbers that a double holds exactly reach to here; the engine counts in doubles.
 _EXACT = 2**53
+# It counts characters in 32 bits.
+_MOST_COUNTED = 2**31
 _SMALLEST = 1e-9
 _LARGEST = 1e15
 _INEXACT = "{} is beyond the numbers that are held exactly"
 
 
-def _as_it_is(place: Place, value: Json, pointer: str) -> None:
-    keyword = pointer.rpartition("/")[2]
-    place.out[keyword] = value if keyword == "type" else int(value)
+def _type(place: Place, value: Json, pointer: str) -> None:
+    place.out["type"] = value
+
+
+def _count(place: Place, value: Json, pointer: str) -> None:
+    if value > _MOST_COUNTED:
+        place.walk.refuse(pointer, f"must be at most {_MOST_COUNTED}. Given: {shown(value)}")
+    else:
+        place.out[pointer.rpartition("/")[2]] = int(value)
 
 
 def _values(place: Place, value: Json, pointer: str) -> None:
@@ -120,7 +128,8 @@ def _format(place: Place, value: Json, pointer: str) -> None:
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(("type", "minLength", "maxLength", "minItems", "maxItems"), _as_it_is),
+    "type": _type,
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _count),
     **dict.fromkeys(("const", "enum"), _values),
     **dict.fromkeys(("minimum", "maximum"), _bound),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _exclusive_bound),

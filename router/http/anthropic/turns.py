@@ -32,7 +32,7 @@ def _block(block: Any, place: str) -> str:
     if kind == "text" and isinstance(block.get("text"), str):
         return str(block["text"])
     given = quoted(block)
-    if isinstance(kind, str):
+    if kind is not None:
         given = f"the text {quoted(block.get('text'))}"
         given = given if kind == "text" else f"a block of type {quoted(kind)}"
     rule = 'must be a block like {"type": "text", "text": ...}; this model reads text'

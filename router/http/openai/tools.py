@@ -248,7 +248,7 @@ def _check_choice(field: str, tools_field: str, names: Sequence[str], choice: To
     wanted = (choice.name,) if choice.word == _NAMED else choice.allowed
     if not names and (choice.word == "required" or wanted is not None):
         rule = f"asks for a call, but there are no `{tools_field}`"
-        raise wrong(field, rule, choice.name or choice.word)
+        raise wrong(field, rule, choice.name if choice.word == _NAMED else choice.word)
     for name in wanted or ():
         if name not in names:
             raise ToolsRefused(

@@ -86,6 +86,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         respond(text={"size": 5}),
         "`text.size` is not a parameter of this route. Given: 5",
     ),
+    (RESPONSES, respond(max_tool_calls=MANY), f"`max_tool_calls` must be between. Given: {MANY}"),
+    (RESPONSES, respond(max_tool_calls=-MANY), f"`max_tool_calls` must be between. Given: -{MANY}"),
     (RESPONSES, respond(input=[5]), "`input[0]` must be an object. Given: 5"),
     (RESPONSES, respond(input=[{"role": 5}]), "`input[0].role` must be one of. Given: 5"),
     (
@@ -100,6 +102,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         MESSAGES,
         message(messages=saying({"type": "text", "text": 5})),
         f"`messages[0].content[0]` {TURN}. Given: the text 5",
+    ),
+    (
+        MESSAGES,
+        message(messages=saying({"type": 5})),
+        f"`messages[0].content[0]` {TURN}. Given: a block of type 5",
     ),
     (MESSAGES, message(system=5), "`system` must be a string or a list of blocks. Given: 5"),
     (MESSAGES, message(max_tokens=MANY), f"`max_tokens` must be at most. Given: {MANY}"),

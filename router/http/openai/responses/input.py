@@ -146,7 +146,7 @@ def _read_part(part: Any, kinds: tuple[str, ...], place: str) -> str:
     if kind in kinds and isinstance(part.get("text"), str):
         return str(part["text"])
     given = quoted(part)
-    if isinstance(kind, str):
+    if kind is not None:
         given = f"the text {quoted(part.get('text'))}"
         given = given if kind in kinds else f"a part of type {quoted(kind)}"
     rule = f'must be a part like {{"type": "{kinds[0]}", "text": ...}}; this model reads text'

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind
 from router.errors import InvalidRequest
+from router.given import wrong
 from router.grammar import RawGrammar
 from router.http.body import Schema
 from router.http.conversation import Setting
@@ -38,6 +39,7 @@ _Includable = Literal[
     "web_search_call.results",
 ]
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_MAX_TOOL_CALLS = (1 << 31) - 1
 _MAX_PAIRS, _MAX_KEY_LEN, _MAX_VALUE_LEN = 16, 64, 512
 
 _COUNTED: Mapping[str, Harmless] = MappingProxyType(
@@ -207,6 +209,10 @@ class ResponseBody(CountInputBody):
         """Raises InvalidRequest for what cannot be served."""
         super().check()
         _check_metadata(self.metadata or {})
+        # It has no effect, but is told back.
+        if not 0 <= (self.max_tool_calls or 0) <= _MAX_TOOL_CALLS:
+            rule = f"must be between 0 and {_MAX_TOOL_CALLS}"
+            raise wrong("max_tool_calls", rule, self.max_tool_calls)
 
     def to_raw(self, limits: Limits) -> RawParams:
         """The raw parameters. Raises InvalidRequest for what breaks a rule."""
