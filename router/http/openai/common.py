@@ -130,6 +130,7 @@ class OpenAiBody(Promises, Formats):
             # Whoever is told none is spared them, and may have forced tokens for nothing.
             raw_logprobs=bool(tops) or self.num_draws > self.num_choices,
             grammar=grammar,
+            grammar_parts=self.grammar_parts(),
             decoder_input_details=scores_prompt or self.prompt_logprobs is not None,
             names={
                 "grammar": name,

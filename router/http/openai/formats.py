@@ -185,6 +185,23 @@ class Formats(Schema):
 
         Raises InvalidRequest for several, and for what says none; Unserved.
         """
+        found = self._shaped()
+        if self.bad_words:
+            found = _without(self.bad_words, found)
+        if found is None:
+            return None
+        (name, grammar), pattern = found, "guided_whitespace_pattern"
+        return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
+
+    def grammar_parts(self) -> tuple[NamedGrammar, ...]:
+        """A pattern beside `bad_words` by itself, to be refused in its own words and places."""
+        found = self._shaped() if self.bad_words else None
+        if found is None or found[1].kind is not Kind.REGEX:
+            return ()
+        return ((found[0], replace(found[1], cuts=True)),)
+
+    def _shaped(self) -> NamedGrammar | None:
+        """What is asked for beside `bad_words`."""
         found: list[NamedGrammar] = []
         wanted = None if self.response_format is None else self.response_format.grammar()
         if wanted is not None:
@@ -199,12 +216,7 @@ class Formats(Schema):
         if len(found) > 1:
             first, second = found[0][0], found[1][0]
             raise InvalidRequest(f"`{first}` and `{second}` cannot both shape an answer", second)
-        if self.bad_words:
-            found = [_without(self.bad_words, *found)]
-        if not found:
-            return None
-        (name, grammar), pattern = found[0], "guided_whitespace_pattern"
-        return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
+        return found[0] if found else None
 
 
 def _without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGrammar:

@@ -120,8 +120,33 @@ async def test_a_form_is_checked_and_asked_of_the_shard(
         await post(house, path, {**asked, "max_tokens": 9, "stop": "!", **fields})
         sent = first_request(house).constraint
 
-    assert checks.asked == [(expected, StopRule(("!",), kept=False), 9, expected.cuts)]
+    assert checks.asked[-1] == (expected, StopRule(("!",), kept=False), 9, expected.cuts)
     assert sent.text == expected.spec.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"guided_regex": "[a-z"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "[a-z"}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "regex", "value": "[a-z"}}, "response_format"),
+    ],
+)
+async def test_a_pattern_beside_bad_words_is_refused_in_its_own_places(
+    fields: dict[str, Any], field: str
+) -> None:
+    def refuse(constraint: Constraint) -> ConstraintRefused | None:
+        if constraint.spec != ConstraintSpec(Kind.REGEX, "[a-z"):
+            return None
+        return ConstraintRefused("position 0: never closed", "malformed", {"position": 0})
+
+    checks = FakeChecks(refuse)
+    async with housing(saying_after_hi("x"), checks=checks) as house, house.client as client:
+        body = {"messages": HI, "bad_words": ["no"], **fields}
+        error = (await client.post(CHAT, json=body)).json()["error"]
+
+    assert error["message"] == f"`{field}`: position 0: never closed"
+    assert error["constraint"] == {"reason": "malformed", "position": 0}
 
 
 @pytest.mark.parametrize("satisfied", [True, False])
