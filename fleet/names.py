@@ -29,6 +29,8 @@ _PART = re.compile(r"[^\x00-\x20\x7f/\\.-][^\x00-\x1f\x7f/\\]*")
 _MAX_LISTED = 1000
 _MAX_REMEMBERED = 1000
 _MAX_LOOKUPS = 4
+# The hub itself is asked again and again for some minutes.
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +89,23 @@ class ListedModels:
 class AnyModel:
     """Every model below `root`, by its path there; every model of `hub`, unless there is none.
 
-    What the hub does not have is remembered for `memory_s`, and asked for once at a time.
+    What the hub does not have is remembered for `memory_s`, and asked for once at a time. Who asks
+    waits for at most `patience_s`; what was found later is there for the next one.
     """
 
     def __init__(
-        self, root: Path, hub: Hub | None, memory_s: float, clock: Callable[[], float]
+        self,
+        root: Path,
+        hub: Hub | None,
+        memory_s: float,
+        clock: Callable[[], float],
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self._root = root.resolve()
         self._hub = hub
         self._memory_s = memory_s
         self._clock = clock
+        self._patience_s = patience_s
         self._refusals: dict[str, tuple[float, UnknownModel | NotNow]] = {}
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_MAX_LOOKUPS)
@@ -157,9 +166,22 @@ class AnyModel:
         lookup = self._lookups.get(name)
         if lookup is None:
             lookup = self._lookups[name] = asyncio.create_task(self._look_up(name))
-            lookup.add_done_callback(lambda _: self._lookups.pop(name))
-        # One who leaves does not take the answer from the others.
-        await asyncio.shield(lookup)
+            lookup.add_done_callback(lambda task: self._looked_up(name, task))
+        try:
+            async with asyncio.timeout(self._patience_s):
+                # One who leaves does not take the answer from the others.
+                await asyncio.shield(lookup)
+        except TimeoutError:
+            raise LoadFailed(
+                f"the hub was asked for {name!r} and has not answered in {self._patience_s:g} s",
+                self._memory_s,
+            ) from None
+
+    def _looked_up(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._lookups[name]
+        if not task.cancelled():
+            # Everybody may have left before; then it is remembered alone.
+            task.exception()
 
     async def _look_up(self, name: str) -> None:
         assert self._hub is not None

@@ -1,6 +1,8 @@
 """Which names mean which models, and which are refused before a file is looked at."""
 
 import asyncio
+import contextlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,25 @@ async def test_listed_models_are_these_alone(root: Path) -> None:
 async def test_a_name_that_is_too_long_for_a_file_is_unknown(root: Path) -> None:
     with pytest.raises(UnknownModel, match="too long"):
         await AnyModel(root, None, 1.0, lambda: 0.0).find("x" * 300)
+
+
+async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path) -> None:
+    answers = threading.Event()
+
+    class SlowHub(FakeHub):
+        def require(self, name: str) -> None:
+            super().require(name)
+            answers.wait(30)
+
+    hub = SlowHub("some/where")
+    names = AnyModel(root, hub, 1.0, lambda: 0.0, patience_s=0.05)
+    with pytest.raises(LoadFailed, match=r"'some/where' and has not answered in 0\.05 s"):
+        await names.find("some/where")
+    answers.set()
+    # The first question is still the one that is answered.
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(LoadFailed):
+                found = await names.find("some/where")
+                break
+    assert found == Model("some/where", "some/where")
