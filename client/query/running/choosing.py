@@ -32,7 +32,7 @@ def chosen(values: Sequence[str], scored: Sequence[Scored], *, normalised: bool)
     choice = choice_of(values, scored)
     best = best_of(choice, normalised=normalised)
     one = scored[list(values).index(best)]
-    return HoleAnswer(text=best, logprob=one.total, choice=choice)
+    return HoleAnswer(text=best, logprob=one.total, num_tokens=len(one.token_ids), choice=choice)
 
 
 def _shares(scores: Mapping[str, float]) -> Mapping[str, float]:

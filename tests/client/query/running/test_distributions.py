@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from client import query
 from client.query.errors import Unsatisfiable
 from client.query.program import Context
 from client.words import ScoreCall
@@ -45,6 +46,24 @@ async def test_the_normalised_one_decides_where_asked_for() -> None:
     result = await run(pick, ScriptedModel(in_turn("because"), liked), normalised=True)
 
     assert result["X"] == "yessss"
+
+
+@pytest.mark.parametrize(
+    ("where", "max_len", "num_left"),
+    [(" where len(tokens(Y)) <= len(tokens(X))", None, 2), ("", 5, 3)],
+)
+async def test_the_tokens_of_a_chosen_value_are_counted(
+    where: str, max_len: int | None, num_left: int
+) -> None:
+    model = ScriptedModel(in_turn("a"), liked)
+    decoder = query.argmax(max_len=max_len) if max_len else query.argmax()
+
+    await query.run(
+        f'"[X]" distribution X in ["no", "yessss"]\n"[Y]"{where}', model=model, decoder=decoder
+    )
+
+    (call,) = model.generate_calls
+    assert call.max_tokens == num_left
 
 
 async def test_conditions_restrict_the_support() -> None:
