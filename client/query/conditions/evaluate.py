@@ -182,6 +182,9 @@ def _pieces(name: str, about: object, place: Place) -> Pieces:
     if name == "tokens":
         if not isinstance(about, Finished):
             raise BadCondition("only holes have tokens, a string has none", place)
+        if not about.has_tokens:
+            what = "nobody counts the tokens of a nested query's value, or of one to be scored"
+            raise BadCondition(f"{what}: count its words or characters", place)
         return Pieces(name, about.num_tokens)
     items = FUNCTIONS[name].apply((Phrase(text),))
     assert isinstance(items, Phrases)

@@ -17,11 +17,14 @@ class Finished:
     value:      what its variable is bound to
     text:       what stands in the prompt; lengths of a number are those of its text
     num_tokens: of the model, without the end and with a dropped stop phrase; None: not known
+    has_tokens: whether it ever will be; not of what a nested query makes, nor of a value that is
+                yet to be scored
     """
 
     value: object
     text: str
     num_tokens: int | None = None
+    has_tokens: bool = True
 
     @property
     def shown(self) -> str:

@@ -105,7 +105,7 @@ def score_call(arrival: Arrival, refused: tuple[str, ...]) -> ScoreCall | None:
 
 
 def _is_allowed(arrival: Arrival, value: str) -> bool:
-    values = {**arrival.values, arrival.hole.name: known.Finished(value, value)}
+    values = {**arrival.values, arrival.hole.name: known.Finished(value, value, has_tokens=False)}
     try:
         return all(evaluate(term, values) is not False for term in _terms(arrival))
     except QueryError as error:

@@ -129,7 +129,7 @@ class Frame:
 
     async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
         """The conditions on a nested query's value: no mask keeps these."""
-        values = {**self.values, hole.name: known.Finished(value, text)}
+        values = {**self.values, hole.name: known.Finished(value, text, has_tokens=False)}
         own = (Check(term, names_of(term), written(term)) for term in terms)
         about = [check for check in (*self._promises, *own) if hole.name in check.names]
         left = [check for check in self._promises if hole.name not in check.names]
@@ -148,7 +148,8 @@ class Frame:
     async def _bind(self, hole: Hole, value: object, text: str, num_tokens: int | None) -> object:
         for decorator in reversed(hole.decorators):
             value = await _decorated(decorator, value, text)
-        self.values[hole.name] = known.Finished(value, text, num_tokens)
+        has_tokens = num_tokens is not None
+        self.values[hole.name] = known.Finished(value, text, num_tokens, has_tokens)
         return value
 
     async def _stuck(self, error: QueryError, hole: Hole) -> NoReturn:

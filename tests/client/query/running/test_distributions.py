@@ -5,8 +5,10 @@ import math
 import pytest
 
 from client import query
-from client.query.errors import Unsatisfiable
+from client.query.errors import BadCondition, Unsatisfiable
+from client.query.execution import Choices
 from client.query.program import Context
+from client.query.reading.reader import read
 from client.words import ScoreCall
 from tests.client.query.running.programs import checked, hole, one_of, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
@@ -64,6 +66,25 @@ async def test_the_tokens_of_a_chosen_value_are_counted(
 
     (call,) = model.generate_calls
     assert call.max_tokens == num_left
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        '"[X]" where len(tokens(X)) < 2 distribution X in ["no", "yes"]',
+        '"[X: inner] [Y]" where len(tokens(Y)) == len(tokens(X))',
+        '"[X: inner]" where len(tokens(X)) < 3',
+    ],
+)
+async def test_tokens_that_nobody_counts_are_no_condition(program: str) -> None:
+    inner = read('"[Z]"\nreturn Z', name="inner")
+    nested = query.AsyncQuery[[], object, object](inner, Choices())
+
+    with pytest.raises(BadCondition, match="count its words or characters") as caught:
+        await query.run(program, {"inner": nested}, model=ScriptedModel(lambda _: ["a"], liked))
+
+    assert caught.value.place is not None
+    assert program[caught.value.place.column - 1 :].startswith("tokens(X)")
 
 
 async def test_conditions_restrict_the_support() -> None:
