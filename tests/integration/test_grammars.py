@@ -103,3 +103,20 @@ def test_a_grammar_that_greed_leaves_no_text_is_a_contradiction(server: RunningS
     assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
     assert refused.json()["constraint"]["reason"] == "contradiction"
     assert "rule `start` has no text" in refused.text
+
+
+def test_answers_are_texts_that_are_not_a_terminal(server: RunningServer) -> None:
+    grammar = 'start: A "!"\nA: ~/(?s:.*)[ea!](?s:.*)/'
+    for seed in range(6):
+        body = {"prompt": "Say", "max_tokens": 12, "temperature": 1.5, "seed": seed}
+        answer = posted(server, "/v1/completions", {**body, "guided_grammar": grammar}).json()
+        assert re.fullmatch(r"[^ea!]*!", answer["choices"][0]["text"])
+        assert "\ufffd" not in answer["choices"][0]["text"]
+
+
+def test_a_wrong_pattern_beside_bad_words_is_refused_as_it_is_alone(server: RunningServer) -> None:
+    body = {"prompt": "Say", "max_tokens": 12, "guided_regex": "a[b-"}
+    alone = posted(server, "/v1/completions", body).json()
+    beside = posted(server, "/v1/completions", {**body, "bad_words": ["no"]}).json()
+    assert "position" in alone["error"]["message"]
+    assert beside["error"] == alone["error"]

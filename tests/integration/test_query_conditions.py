@@ -48,6 +48,10 @@ def value_of(server: RunningServer, hole: str, where: str, **names: object) -> o
             "X.count('e') % 2 == 0 and len(X) < 9",
             lambda text: text.count("e") % 2 == 0 and len(text) < 9,
         ),
+        (
+            '"fox" in X.lower() and X.upper().startswith("A") and "e" not in X.lower()',
+            lambda text: "fox" in text.lower() and text[0] in "aA" and "e" not in text.lower(),
+        ),
     ],
 )
 def test_what_comes_satisfies(server: RunningServer, where: str, holds: object) -> None:
