@@ -38,6 +38,7 @@ from client.query import (
 from client.query.execution import RunOptions
 from client.query.reading.reader import read
 from client.query.running.ledger import total
+from client.query.running.plain import json_line
 from client.words import ServerNotice, Usage
 from launcher.errors import BadSetting
 from launcher.query_view import LiveView, Palette, finished, outcome, probabilities
@@ -144,7 +145,7 @@ async def _run(settings: QuerySettings, screen: Screen) -> None:
         with Live(view, console=screen.out, refresh_per_second=_REFRESHES_PER_S, transient=True):
             results = await _results(settings, program, screen, view)
     if settings.as_json:
-        screen.lines(json.dumps(as_object(result), ensure_ascii=False) for result in results)
+        screen.lines(json_line(as_object(result)) for result in results)
         return
     for index, result in enumerate(results):
         if len(results) > 1:

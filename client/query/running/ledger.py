@@ -1,12 +1,11 @@
 """What a run has sent, in the order of its answers; and the file that every call is written to."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from client.query.running.plain import fields_of, plain
+from client.query.running.plain import fields_of, json_line, plain
 from client.query.running.results import Request
 from client.words import Usage
 
@@ -60,5 +59,5 @@ class CallFile:
 
     def write(self, request: Request, call: object, answer: object) -> None:
         line = {**fields_of(request), "call": plain(call), "answer": plain(answer)}
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._file.write(json_line(line) + "\n")
         self._file.flush()

@@ -1,7 +1,12 @@
 """Frozen words as JSON's types, for files and for `launcher query --json`."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+
+# What JSON may hold as it is, but readers of lines take for the end of one, or cannot encode.
+_ESCAPED = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
 
 def plain(value: object) -> object:
@@ -15,6 +20,12 @@ def plain(value: object) -> object:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return str(value)
+
+
+def json_line(value: object) -> str:
+    """JSON that is one line whatever reads it, and can be encoded."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def fields_of(value: object) -> dict[str, object]:
