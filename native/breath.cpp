@@ -14,8 +14,6 @@
 namespace {
 
 constexpr long long kSecond = 1000000000LL;
-// A pause that takes so much longer than it was to take: somebody else wanted the core.
-constexpr long long kWaited = 500000LL;
 // The kernel may let a sleeper sleep for so much longer.
 constexpr unsigned long kSlack = 1000UL;
 
@@ -26,7 +24,7 @@ struct Breath {
     timer_t timer;
     // Whose timer it is, if there is one. A fork has its parent's memory and none of its timers.
     pid_t thread = 0;
-    long long every_ns = 0, pause_ns = 0, contended_every_ns = 0;
+    long long every_ns = 0, pause_ns = 0;
     long long due_ns = 0;  // of computing
 
     ~Breath() {
@@ -51,12 +49,9 @@ timespec as_timespec(long long ns) {
 void rest(int) {
     if (now_ns(CLOCK_THREAD_CPUTIME_ID) < breath.due_ns) return;
     const int kept = errno;
-    const long long begun_ns = now_ns(CLOCK_MONOTONIC);
     const timespec pause = as_timespec(breath.pause_ns);
     nanosleep(&pause, nullptr);
-    const bool waited = now_ns(CLOCK_MONOTONIC) - begun_ns > breath.pause_ns + kWaited;
-    breath.due_ns = now_ns(CLOCK_THREAD_CPUTIME_ID) +
-                    (waited ? breath.contended_every_ns : breath.every_ns);
+    breath.due_ns = now_ns(CLOCK_THREAD_CPUTIME_ID) + breath.every_ns;
     errno = kept;
 }
 
@@ -79,17 +74,14 @@ int begin() {
 }  // namespace
 
 // From now on the calling thread sleeps for `pause_ns` each time that it has computed for
-// `every_ns`; for `contended_every_ns`, where others took its core meanwhile. `every_ns` 0: it does
-// so no longer. Answers 0 or an errno.
-extern "C" int tandem_breathe(long long every_ns, long long pause_ns,
-                              long long contended_every_ns) {
+// `every_ns`. `every_ns` 0: it does so no longer. Answers 0 or an errno.
+extern "C" int tandem_breathe(long long every_ns, long long pause_ns) {
     if (breath.thread != thread_id()) {
         if (every_ns == 0) return 0;
         if (const int error = begin()) return error;
     }
     breath.every_ns = every_ns;
     breath.pause_ns = pause_ns;
-    breath.contended_every_ns = contended_every_ns;
     breath.due_ns = now_ns(CLOCK_THREAD_CPUTIME_ID) + every_ns;
     const timespec ring = as_timespec(every_ns / 2);
     const itimerspec rings = {ring, ring};

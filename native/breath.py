@@ -7,8 +7,7 @@ that does what could wait. A thread that breathes runs its core out of work ever
 
     | computes 1 ms | pause | computes 1 ms | pause | ...     2 % less for it, where nobody waits
 
-Where others want every core, pauses would be all that the thread's few turns are used for; after a
-pause in which it lost its core it computes longer.
+Where others want every core it is no worse off: what it leaves of a turn it is still owed.
 """
 
 import ctypes
@@ -26,7 +25,6 @@ _log = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("breath.cpp")
 _EVERY_NS = 1_000_000
 _PAUSE_NS = 20_000
-_CONTENDED_EVERY_NS = 10_000_000
 
 
 class Breath:
@@ -43,7 +41,7 @@ class Breath:
         if library is not None:
             self.path = path_of(library)
             self._breathe = library.tandem_breathe
-            self._breathe.argtypes = 3 * (ctypes.c_longlong,)
+            self._breathe.argtypes = 2 * (ctypes.c_longlong,)
 
     @classmethod
     def load(cls) -> "Breath":
@@ -77,7 +75,7 @@ class Breath:
     def _set(self, every_ns: int) -> None:
         if self._breathe is None:
             return
-        error = self._breathe(every_ns, _PAUSE_NS, _CONTENDED_EVERY_NS)
+        error = self._breathe(every_ns, _PAUSE_NS)
         if error:
             # A sandbox may forbid timers: it is a matter of others' speed alone.
             _log.debug("a thread cannot breathe: %s", os.strerror(error))

@@ -19,6 +19,7 @@ from constraints.worker.jobs import Bug, Check
 from constraints.worker.work import Work
 from constraints.worker.zygote import Zygote
 from native.breath import Breath
+from native.turns import take_long_turns
 
 # A worker serves few texts twice: what was found of them is remembered by its owner.
 _MAX_CACHED = 8
@@ -48,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
             answer = work.answer(Check(spec, StopRule(), told.max_len))
             if isinstance(answer, Bug):
                 sys.stderr.write(answer.trace)
+        take_long_turns()  # and so does whoever is forked
         Zygote(control, work.serve, told.memory_bytes).run()
     return 0
 

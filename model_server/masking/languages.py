@@ -23,6 +23,7 @@ from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
 from model_server.errors import ConstraintRefused
 from native.breath import Breath
+from native.turns import take_long_turns
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Prepared:
 def _give_way() -> None:
     """Compile where the steps leave room: what comes here ahead of its request takes longer."""
     if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        take_long_turns()
         limits.give_way(threading.get_native_id())
 
 

@@ -18,6 +18,8 @@ pytestmark = [
 ]
 
 COMPUTING_S = 0.1
+# It is one in a millisecond, or fewer, where a timer rings late.
+MIN_PAUSES = 20
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,13 @@ def breathing(breath: Breath) -> int:
 
 
 def test_it_leaves_its_core_again_and_again(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
-    # Where others want the core it is once in 10 ms.
-    assert elsewhere.submit(breathing, breath).result() >= COMPUTING_S / 0.01 / 2
+    assert elsewhere.submit(breathing, breath).result() >= MIN_PAUSES
 
 
 def test_it_stops_when_it_is_over(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
     elsewhere.submit(breathing, breath).result()
     pauses = elsewhere.submit(num_pauses, compute).result()
-    assert pauses < COMPUTING_S / 0.01 / 2
+    assert pauses < MIN_PAUSES
 
 
 def test_a_sleep_is_not_cut_short(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
@@ -75,7 +76,7 @@ def test_a_sleep_is_not_cut_short(breath: Breath, elsewhere: ThreadPoolExecutor)
 def test_a_fork_of_a_thread_that_breathed_has_a_timer_of_its_own(breath: Breath) -> None:
     with breath.breathing():
         pass
-    assert _breathing_in_a_fork(breath) >= COMPUTING_S / 0.01 / 2
+    assert _breathing_in_a_fork(breath) >= MIN_PAUSES
 
 
 def _in_a_fork(breath: Breath, answer: "multiprocessing.Queue[int]") -> None:
@@ -93,7 +94,7 @@ def _breathing_in_a_fork(breath: Breath) -> int:
 
 
 def test_a_fork_breathes_by_itself(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:
-    assert elsewhere.submit(_breathing_in_a_fork, breath).result() >= COMPUTING_S / 0.01 / 2
+    assert elsewhere.submit(_breathing_in_a_fork, breath).result() >= MIN_PAUSES
 
 
 def test_without_a_library_nothing_happens() -> None:
