@@ -36,6 +36,8 @@ def start_logging(level: str, *, json_output: bool) -> None:
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
     handler.setFormatter(_JsonFormatter() if json_output else text)
     number = _OFF if level == "off" else level.upper()
+    # The quiet ones have a level of their own, which may be below.
+    handler.setLevel(number)
     logging.basicConfig(level=number, handlers=[handler], force=True)
     for name in _QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -45,7 +45,8 @@ def test_json_output_is_one_object_a_line(tier: str) -> None:
 
 
 def test_a_log_that_is_off_says_nothing() -> None:
-    code = SAY.format(tier="router", json=True).replace('"INFO"', '"off"')
+    libraries = 'logging.getLogger("uvicorn.error").error("a library has a level of its own")\n'
+    code = SAY.format(tier="router", json=True).replace('"INFO"', '"off"') + libraries
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (run.stdout, run.stderr) == ("", "")
 
