@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from router.errors import InvalidRequest
-from router.given import wrong
+from router.given import cut, wrong
 
 Place = tuple[int | str, ...]
 
@@ -100,5 +100,7 @@ def _has(value: Any, step: int | str) -> bool:
 def _path(loc: Place) -> str:
     path = ""
     for step in loc:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+        # A step may be a client's own key, of any length.
+        name = f"[{step}]" if isinstance(step, int) else cut(step)
+        path += f".{name}" if path and isinstance(step, str) else name
     return path

@@ -86,6 +86,12 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         respond(text={"size": 5}),
         "`text.size` is not a parameter of this route. Given: 5",
     ),
+    (
+        RESPONSES,
+        respond(text={"k" * 5000: 5}),
+        f"`text.{'k' * 60}...` is not a parameter of this route. Given: 5",
+    ),
+    (CHAT, chat(metadata={"k" * 5000: 5}), f"`metadata.{'k' * 60}...` must be a valid. Given: 5"),
     (RESPONSES, respond(max_tool_calls=MANY), f"`max_tool_calls` must be between. Given: {MANY}"),
     (RESPONSES, respond(max_tool_calls=-MANY), f"`max_tool_calls` must be between. Given: -{MANY}"),
     (RESPONSES, respond(input=[5]), "`input[0]` must be an object. Given: 5"),
