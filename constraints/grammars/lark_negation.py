@@ -6,6 +6,7 @@ part of the same conjunction, as in `/[a-z]+/ & ~A`, nothing broken can be left.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from constraints.grammars.lark_reader import Word, lines
 
@@ -23,22 +24,33 @@ def about_texts(text: str, found: Sequence[Word], written: Mapping[int, str]) ->
     """
     changed = dict(written)
     for line in lines(found):
-        for sign, last in _negations(line):
-            changed[sign.start] = "~("
-            inner = changed.get(last.start, text[last.start : last.end])
-            changed[last.start] = f"{inner} | {_BROKEN})"
+        for signs, last, lets_in_broken in _negations(line):
+            # The engine knows no sign before a sign; two of them say nothing.
+            changed.update({sign.start: "" for sign in signs})
+            if len(signs) % 2 == 0:
+                continue
+            changed[signs[0].start] = "~"
+            if lets_in_broken:
+                changed[signs[0].start] = "~("
+                inner = changed.get(last.start, text[last.start : last.end])
+                changed[last.start] = f"{inner} | {_BROKEN})"
     return changed
 
 
-def _negations(line: Sequence[Word]) -> Iterator[tuple[Word, Word]]:
-    """The signs of negations that may let in what is no text, and the last word of each."""
-    # What is inside of another one comes first, so that its bracket is closed first.
+def _negations(line: Sequence[Word]) -> Iterator[tuple[Sequence[Word], Word, bool]]:
+    """Signs in a row, the last word of what they negate, whether that may let in what is no text.
+
+    What is inside of another one comes first, so that its bracket is closed first.
+    """
+    closed_by, is_beside_text = _groups(line)
     for index in range(len(line) - 1, -1, -1):
-        if not _negates(line, index):
+        if not _negates(line, index) or (index and _negates(line, index - 1)):
             continue
-        end = _end_of_atom(line, index + 1)
-        if end <= len(line) and not _is_beside_text(line, index, end):
-            yield line[index], line[end - 1]
+        atom = _behind_signs(line, index)
+        end = _end_of_atom(line, atom, closed_by)
+        if end <= len(line):
+            is_held = is_beside_text[index] and _is_operand(line, index, end)
+            yield line[index:atom], line[end - 1], not is_held
 
 
 def _negates(line: Sequence[Word], index: int) -> bool:
@@ -47,51 +59,67 @@ def _negates(line: Sequence[Word], index: int) -> bool:
     return len(rest) == 2 and rest[0].text == "~" and rest[1].kind != "number"
 
 
-def _end_of_atom(line: Sequence[Word], start: int) -> int:
-    """Behind the group, the range of characters or the one word that begins here, or is negated."""
+def _behind_signs(line: Sequence[Word], start: int) -> int:
+    """The first word from here on that is no sign of a negation, or the line's last."""
     while line[start].text == "~" and start + 1 < len(line):
         start += 1
+    return start
+
+
+def _end_of_atom(line: Sequence[Word], start: int, closed_by: Mapping[int, int]) -> int:
+    """Behind the group, the range of characters or the one word that begins here."""
     if line[start].text in _OPENING:
-        return _matching(line, start, 1) + 1
+        return closed_by.get(start, len(line)) + 1
     is_range = start + 1 < len(line) and line[start + 1].text == ".."
     return start + (3 if is_range else 1)
 
 
-def _matching(line: Sequence[Word], start: int, step: int) -> int:
-    """The bracket that belongs to this one, to the right or the left; the line's end without."""
-    depth = 0
-    at = start
-    while 0 <= at < len(line):
-        depth += (line[at].text in _OPENING) - (line[at].text in _CLOSING)
-        if depth == 0:
-            return at
-        at += step
-    return at
+def _is_operand(line: Sequence[Word], start: int, end: int) -> bool:
+    """Whether line[start:end] is a whole part of a conjunction."""
+    is_first = start == 0 or line[start - 1].text in ("&", *_OPENING, *_BORDERS)
+    return is_first and (end == len(line) or line[end].text in ("&", *_CLOSING, *_BORDERS))
 
 
-def _is_beside_text(line: Sequence[Word], index: int, end: int) -> bool:
-    """Whether the negation is a whole part of a conjunction that has a part without negations."""
-    before = [] if index == 0 else _operands(line, index - 1, -1)
-    after = [] if end == len(line) else _operands(line, end, 1)
-    if before[:1] not in ([], [[]]) or after[:1] not in ([], [[]]):
-        return False
-    others = before[1:] + after[1:]
-    return any(not any(word.text == "~" for word in other) for other in others)
+@dataclass(slots=True)
+class _Conjunction:
+    """Parts joined by `&`, as they are read."""
+
+    has_text: bool = False
+    part_has_sign: bool = False
+
+    def end_part(self) -> None:
+        self.has_text |= not self.part_has_sign
+        self.part_has_sign = False
 
 
-def _operands(line: Sequence[Word], start: int, step: int) -> list[list[Word]]:
-    """Parts of the conjunction from here to its border, the first of them what is at hand."""
-    found: list[list[Word]] = [[]]
-    ends = _CLOSING if step > 0 else _OPENING
-    at = start
-    while 0 <= at < len(line) and line[at].text not in (*ends, *_BORDERS):
-        if line[at].text == "&":
-            found.append([])
-            at += step
-            continue
-        behind = at + step
-        if line[at].text in (*_OPENING, *_CLOSING):
-            behind = _matching(line, at, step) + step
-        found[-1] += line[min(at, behind - step) : max(at, behind - step) + 1]
-        at = behind
-    return found
+def _groups(line: Sequence[Word]) -> tuple[dict[int, int], list[bool]]:
+    """Where each bracket is closed; by word, whether its conjunction has a part without signs."""
+    closed_by: dict[int, int] = {}
+    of_word: list[_Conjunction] = []
+    # Of each open bracket its place and the conjunction around it; whether signs came inside.
+    around: list[tuple[int, _Conjunction]] = []
+    has_sign = [False]
+    now = _Conjunction()
+    for index, word in enumerate(line):
+        if word.text in _CLOSING and around:
+            now.end_part()
+            opening, now = around.pop()
+            closed_by[opening] = index
+            inside = has_sign.pop()
+            now.part_has_sign |= inside
+            has_sign[-1] |= inside
+        of_word.append(now)
+        if word.text == "~":
+            now.part_has_sign = has_sign[-1] = True
+        elif word.text == "&":
+            now.end_part()
+        elif word.text in _BORDERS:
+            now.end_part()
+            now = _Conjunction()
+        elif word.text in _OPENING:
+            around.append((index, now))
+            has_sign.append(False)
+            now = _Conjunction()
+    for conjunction in (now, *(outer for _, outer in around)):
+        conjunction.end_part()
+    return closed_by, [conjunction.has_text for conjunction in of_word]
