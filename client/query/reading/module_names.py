@@ -30,7 +30,7 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, nodes: Nodes, bound: set[str]) -> None:
         self._nodes = nodes
         self._bound = bound
-        # Of the functions around a statement: the names that each binds for itself.
+        # Of the functions and classes around a statement: the variables that each has for itself.
         self._around: list[set[str]] = []
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -39,6 +39,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
         self._within(node)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        # What a class binds is no variable of the functions in it.
+        self._around.append(set())
+        self.generic_visit(node)
+        self._around.pop()
         return node
 
     def _within(self, node: _FunctionT) -> None:

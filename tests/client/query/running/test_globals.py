@@ -38,6 +38,21 @@ async def test_a_decoder_may_call_such_a_function() -> None:
     assert [each.value for each in await run_all(text, model=ScriptedModel(in_turn()))] == [1]
 
 
+async def test_a_class_may_change_a_variable_of_its_program_in_its_body_and_in_methods() -> None:
+    text = """
+count = 0
+class Counter:
+    global count
+    count = 5
+    def bump(self):
+        global count
+        count += 1
+Counter().bump()
+return count
+"""
+    assert (await run(text, model=ScriptedModel(in_turn()))).value == 6
+
+
 async def test_functions_within_functions_mean_the_same_variable() -> None:
     text = """
 found = []
