@@ -54,24 +54,39 @@ def first_fault(error: ValidationError, place: Place) -> InvalidRequest:
 def with_exact_numbers(error: ValidationError, body: bytes, place: Place, value: Any) -> Any:
     """`value`, which stands at `place` of `body`, with its whole numbers that the parser made
     floats of, where these are what is wrong; None where there are none."""
-    found = dict(_numbers(error, body, place))
-    for loc, number in found.items():
-        value = _put(value, loc, number)
+    found = dict(_numbers(error, body, place, value))
+    for loc, exact in found.items():
+        value = _put(value, loc, exact)
     return value if found else None
 
 
-def _numbers(error: ValidationError, body: bytes, place: Place) -> Iterator[tuple[Place, int]]:
+def _numbers(
+    error: ValidationError, body: bytes, place: Place, value: Any
+) -> Iterator[tuple[Place, Any]]:
     read: Any = None
     for fault in error.errors(include_url=False):
-        given = fault["input"]
-        is_rounded = isinstance(given, float) and not _MIN_WHOLE < given < _MAX_WHOLE
-        if not is_rounded or not fault["type"].startswith("int"):
+        if not _is_rounded(fault["input"]) or not fault["type"].startswith("int"):
             continue
         # Only for what is refused: slower, but it lets us look at the digits.
         read = json.loads(body, parse_int=_Digits) if read is None else read
-        digits = _at(read, (*place, *fault["loc"]))
-        if isinstance(digits, _Digits):
-            yield fault["loc"], int(digits[:_MAX_DIGITS])
+        loc = fault["loc"]
+        # Of a list only the first fault is told, so that all of it is read.
+        loc = loc[:-1] if isinstance(loc[-1], int) else loc
+        given, digits = _at(value, loc), _at(read, (*place, *loc))
+        if isinstance(given, list):
+            yield loc, [_exact(*pair) for pair in zip(given, digits, strict=True)]
+        elif isinstance(digits, _Digits):
+            yield loc, _exact(given, digits)
+
+
+def _is_rounded(given: Any) -> bool:
+    return isinstance(given, float) and not _MIN_WHOLE < given < _MAX_WHOLE
+
+
+def _exact(given: Any, digits: Any) -> Any:
+    """The number, if the parser rounded it; `digits` is the same, unread."""
+    is_whole = _is_rounded(given) and isinstance(digits, _Digits)
+    return int(digits[:_MAX_DIGITS]) if is_whole else given
 
 
 def _at(value: Any, loc: Place) -> Any:
@@ -82,14 +97,14 @@ def _at(value: Any, loc: Place) -> Any:
     return value
 
 
-def _put(value: Any, loc: Place, number: int) -> Any:
+def _put(value: Any, loc: Place, exact: Any) -> Any:
     if not loc:
-        return number
+        return exact
     step, rest = loc[0], loc[1:]
     if not _has(value, step):
-        return _put(value, rest, number)
+        return _put(value, rest, exact)
     changed = value.copy()
-    changed[step] = _put(value[step], rest, number)
+    changed[step] = _put(value[step], rest, exact)
     return changed
 
 

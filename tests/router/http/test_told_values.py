@@ -52,6 +52,16 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         generate(logit_bias={"5": "a"}),
         f'`parameters.logit_bias` {BIAS}, as `5`. Given: "a"',
     ),
+    (
+        "/generate",
+        generate(stop_token_ids=[5, MANY, MANY]),
+        f"`stop_token_ids` must be of token ids. Given: {MANY}",
+    ),
+    (
+        "/generate",
+        generate(stop_token_ids=[MANY, 0.5]),
+        "`parameters.stop_token_ids[1]` must be a valid integer. Given: 0.5",
+    ),
     ("/generate", generate(logit_bias={"a": 1}), 'whose keys are token ids. Given: "a"'),
     ("/generate", generate(adapter_id="a"), '`adapter_id` names an adapter. Given: "a"'),
     (
