@@ -29,10 +29,14 @@ class ErrorsWithoutFrames:
 
 
 def _trim(error: BaseException) -> None:
-    traceback = None if isinstance(error, TandemError) else _from_outside(error.__traceback__)
-    error.__traceback__ = traceback
-    if error.__cause__ is not None and error.__cause__ is not error:
-        _trim(error.__cause__)
+    trimmed: set[int] = set()
+    cause: BaseException | None = error
+    # Causes may go round where a program raises again what it caught before.
+    while cause is not None and id(cause) not in trimmed:
+        trimmed.add(id(cause))
+        traceback = None if isinstance(cause, TandemError) else _from_outside(cause.__traceback__)
+        cause.__traceback__ = traceback
+        cause = cause.__cause__
 
 
 def _from_outside(traceback: TracebackType | None) -> TracebackType | None:

@@ -8,6 +8,7 @@ import pytest
 from client import query
 from client.errors import ServerFailed, TandemError
 from client.query import BadProgram, ProgramFailed, Unsatisfiable, run, run_sync
+from client.query.frames import ErrorsWithoutFrames
 from tests.client.query.running.failing import Failing
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
@@ -67,3 +68,14 @@ def test_a_cause_shows_the_programs_own_lines() -> None:
     assert cause is not None
     shown = traceback.extract_tb(cause.__traceback__)
     assert [frame.line for frame in shown] == ["helper()", 'raise KeyError("no")']
+
+
+def test_causes_that_go_round_are_gone_round_once() -> None:
+    error, cause = TandemError("the one"), ValueError("the other")
+    cause.__cause__ = error
+
+    with pytest.raises(TandemError) as caught, ErrorsWithoutFrames():
+        raise error from cause
+
+    assert caught.value is error
+    assert error.__cause__ is cause
