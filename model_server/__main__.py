@@ -27,6 +27,7 @@ from model_server.parent import end_when_orphaned, until_orphaned
 from model_server.server import listening
 from model_server.service import TextGenerationService
 from model_server.tracing import StepTracer, start_tracing
+from native.turns import take_long_turns
 
 _log = logging.getLogger("model_server")
 
@@ -81,7 +82,8 @@ async def _serve(settings: config.ServeConfig) -> int:
         loop.add_signal_handler(signum, stop.set)
     watch = asyncio.create_task(_stop_with_parent(settings.parent_pid, stop))
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
-    device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+    # What it starts to compute steps beside it takes long turns as well.
+    device_thread = ThreadPoolExecutor(1, "device", initializer=take_long_turns)
     service = await _load_unless_stopped(settings, device_thread, tracer, stop)
     # A collection would go through all that torch and transformers have made, for a third of a
     # second in which no step runs, whenever a constraint's compiling has made as much again.

@@ -3,19 +3,15 @@
 
 #include <omp.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 // Lets each of `num_threads` threads, the caller among them, run on any of these cores; or, bound,
-// on the core of its own number, of which there is one then. Writes the kernel's numbers of the
-// threads to `thread_ids`. Answers how many could not be placed.
-extern "C" int tandem_place_threads(int num_threads, int is_bound, int num_cores, const int *cores,
-                                    int *thread_ids) {
+// on the core of its own number, of which there is one then. Answers how many could not be placed.
+extern "C" int tandem_place_threads(int num_threads, int is_bound, int num_cores,
+                                    const int *cores) {
     int num_failed = 0;
 #pragma omp parallel num_threads(num_threads) reduction(+ : num_failed)
     {
         const int thread = omp_get_thread_num();
-        thread_ids[thread] = static_cast<int>(syscall(SYS_gettid));
         cpu_set_t allowed;
         CPU_ZERO(&allowed);
         for (int i = 0; i < num_cores; ++i) {

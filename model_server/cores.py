@@ -7,8 +7,6 @@ share a core for twenty milliseconds while the other core runs what could wait.
     both compute  ->  bound, one to a core
     one computes  ->  free to move: whoever wants the cores is to be given way to
 
-Either way their turns are long, see `native.turns`.
-
 It knows no model.
 """
 
@@ -22,7 +20,6 @@ from pathlib import Path
 import torch
 
 from native.library import NativeUnavailable, load_native
-from native.turns import take_long_turns
 
 # Of larger teams OpenMP ends threads and starts others, which begin on the one core of the first.
 _NUM_THREADS = 2
@@ -58,7 +55,7 @@ class Cores:
 
     def __init__(self, library: ctypes.CDLL, cores: Sequence[int]) -> None:
         self._place = library.tandem_place_threads
-        self._place.argtypes = (*3 * (ctypes.c_int,), *2 * (ctypes.POINTER(ctypes.c_int),))
+        self._place.argtypes = (*3 * (ctypes.c_int,), ctypes.POINTER(ctypes.c_int))
         self._cores = tuple(cores)
         self._all = sorted(os.sched_getaffinity(os.getpid()))
 
@@ -69,11 +66,7 @@ class Cores:
         is_bound = num_threads == most
         cores = self._cores if is_bound else self._all
         # All threads that there are, also those that compute nothing now.
-        thread_ids = (ctypes.c_int * most)()
-        placed = (ctypes.c_int * len(cores))(*cores)
-        num_failed = self._place(most, is_bound, len(cores), placed, thread_ids)
-        for thread_id in thread_ids:
-            take_long_turns(thread_id)
+        num_failed = self._place(most, is_bound, len(cores), (ctypes.c_int * len(cores))(*cores))
         if num_failed:
             # A sandbox may forbid it, or take cores away: it is a matter of speed alone.
             _log.debug("%d threads could not be placed on cores %s", num_failed, cores)

@@ -1,9 +1,9 @@
 """Lets a thread keep its core for long, once it has it.
 
 Idle work (SCHED_IDLE) is not all idle: Linux owes it some thousandths of its core, and gives it
-whole ticks, of 4 ms, when the slice of the thread that computes is over. A slice is 3 ms, unless
-somebody asks for another one, and that of those who wait counts if it is shorter. So threads of
-steps and idle work both ask for one that is longer than a step:
+whole ticks, of 4 ms, when the slice of the thread that computes is over. A slice is 1 to 3 ms,
+unless somebody asks for another one, and that of those who wait counts if it is shorter. So threads
+of steps and idle work both ask for one that is longer than a step:
 
     default     | step 4 ms | idle work 4 ms | step 4 ms, done |
     both long   | step 8 ms, done | idle work, until it breathes or a step's thread wakes up |
@@ -21,6 +21,8 @@ import sys
 _log = logging.getLogger(__name__)
 
 _SLICE_NS = 20_000_000
+# The calling thread's number.
+_OURS = 0
 # sched_setattr and sched_getattr, which older libraries have no functions for.
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
 
@@ -40,24 +42,24 @@ class _Attributes(ctypes.Structure):
     )
 
 
-def take_long_turns(thread_id: int = 0) -> None:
-    """Asks for long slices for a thread of ours, 0 for the calling one.
+def take_long_turns() -> None:
+    """Asks for long slices for the calling thread, and what it starts and forks from here on.
 
     To be called before a thread becomes idle work: then it cannot be asked for any more, and stays.
-    What the thread forks has them too. Elsewhere, in older kernels and in a sandbox that forbids it
-    nothing changes: it is a matter of others' speed alone.
+    Elsewhere, in older kernels and in a sandbox that forbids it nothing changes: it is a matter of
+    others' speed alone.
     """
-    attributes = _attributes(thread_id)
+    attributes = _attributes(_OURS)
     if attributes is None or attributes.policy != os.SCHED_OTHER:
         return
     attributes.slice_ns = _SLICE_NS
-    error = _call(0, thread_id, ctypes.byref(attributes), 0)
+    error = _call(0, _OURS, ctypes.byref(attributes), 0)
     if error:
-        _log.debug("thread %d takes turns as before: %s", thread_id, os.strerror(error))
+        _log.debug("a thread takes turns as before: %s", os.strerror(error))
 
 
-def slice_ns(thread_id: int = 0) -> int | None:
-    """A thread's slice; None where the system does not tell."""
+def slice_ns(thread_id: int = _OURS) -> int | None:
+    """The slice of a thread, or of the calling one; None where the system does not tell."""
     attributes = _attributes(thread_id)
     return None if attributes is None else attributes.slice_ns
 

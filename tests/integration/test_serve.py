@@ -1,6 +1,7 @@
 """The main job, end to end: real processes, the bundled model, real HTTP."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import httpx
 import pytest
 
 from launcher.settings import BUNDLED_MODEL
+from native.turns import slice_ns
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone
+from tests.native.kernel import needs_slices
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +62,17 @@ def test_the_stream_joined_is_the_answer(server: RunningServer) -> None:
     assert events[-1]["generated_text"] == whole
     texts = [e["token"]["text"] for e in events if not e["token"]["special"]]
     assert "".join(texts) == whole
+
+
+@needs_slices
+def test_those_who_compute_steps_take_long_turns_and_who_answers_does_not(
+    server: RunningServer,
+) -> None:
+    generate(server, "Once there was", max_new_tokens=2)
+    shard = server.pid_of("model_server")
+    slices = [slice_ns(int(task.name)) for task in Path(f"/proc/{shard}/task").iterdir()]
+    assert slices.count(20_000_000) >= len(os.sched_getaffinity(0))
+    assert (slice_ns(shard) or 0) < 20_000_000
 
 
 def test_chat_answers_and_ends(server: RunningServer) -> None:
