@@ -17,14 +17,16 @@ import errno
 import logging
 import os
 import sys
+from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
 
 _SLICE_NS = 20_000_000
 # The calling thread's number.
 _OURS = 0
-# sched_setattr and sched_getattr, which older libraries have no functions for.
-_CALLS = {"x86_64": (314, 315), "aarch64": (274, 275), "riscv64": (274, 275)}
+# The numbers of sched_setattr and sched_getattr: older libraries have no functions for them.
+_SET = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
+_GET = {"x86_64": 315, "aarch64": 275, "riscv64": 275}
 
 
 class _Attributes(ctypes.Structure):
@@ -53,7 +55,7 @@ def take_long_turns() -> None:
     if attributes is None or attributes.policy != os.SCHED_OTHER:
         return
     attributes.slice_ns = _SLICE_NS
-    error = _call(0, _OURS, ctypes.byref(attributes), 0)
+    error = _call(_SET, _OURS, ctypes.byref(attributes), 0)
     if error:
         _log.debug("a thread takes turns as before: %s", os.strerror(error))
 
@@ -69,14 +71,14 @@ def _attributes(thread_id: int) -> _Attributes | None:
         return None
     attributes = _Attributes()
     size = ctypes.sizeof(attributes)
-    error = _call(1, thread_id, ctypes.byref(attributes), size, 0)
+    error = _call(_GET, thread_id, ctypes.byref(attributes), size, 0)
     return None if error else attributes
 
 
-def _call(which: int, *arguments: object) -> int:
+def _call(numbers: Mapping[str, int], *arguments: object) -> int:
     """0 or an errno."""
-    numbers = _CALLS.get(os.uname().machine)
-    if numbers is None:
+    number = numbers.get(os.uname().machine)
+    if number is None:
         return errno.ENOSYS
     library = ctypes.CDLL(None, use_errno=True)
-    return 0 if library.syscall(numbers[which], *arguments) == 0 else ctypes.get_errno()
+    return 0 if library.syscall(number, *arguments) == 0 else ctypes.get_errno()

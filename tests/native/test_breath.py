@@ -1,6 +1,5 @@
 """A thread that breathes leaves its core while it computes, and only then."""
 
-import multiprocessing
 import resource
 import sys
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from native.breath import Breath
 from tests.native.compiler import needs_compiler
+from tests.native.forks import in_a_fork
 
 pytestmark = [
     needs_compiler,
@@ -79,18 +79,8 @@ def test_a_fork_of_a_thread_that_breathed_has_a_timer_of_its_own(breath: Breath)
     assert _breathing_in_a_fork(breath) >= MIN_PAUSES
 
 
-def _in_a_fork(breath: Breath, answer: "multiprocessing.Queue[int]") -> None:
-    answer.put(breathing(breath))
-
-
 def _breathing_in_a_fork(breath: Breath) -> int:
-    context = multiprocessing.get_context("fork")
-    answer: multiprocessing.Queue[int] = context.Queue()
-    process = context.Process(target=_in_a_fork, args=(breath, answer))
-    process.start()
-    pauses = answer.get(timeout=30)
-    process.join()
-    return pauses
+    return in_a_fork(lambda: breathing(breath)) or 0
 
 
 def test_a_fork_breathes_by_itself(breath: Breath, elsewhere: ThreadPoolExecutor) -> None:

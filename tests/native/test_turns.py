@@ -1,6 +1,5 @@
 """A thread that asks for long turns has them, as the kernel tells, and so has what it forks."""
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from native.turns import slice_ns, take_long_turns
+from tests.native.forks import in_a_fork
 from tests.native.kernel import needs_slices
 
 if sys.platform != "linux":
@@ -34,20 +34,14 @@ def test_a_thread_that_asks_for_long_turns_has_them_alone() -> None:
     assert (slice_ns() or 0) <= DEFAULT_NS
 
 
-def _tell_in_a_fork(answer: "multiprocessing.Queue[int | None]") -> None:
+def _as_idle_work() -> int | None:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    answer.put(slice_ns())
+    return slice_ns()
 
 
 def _forking() -> int | None:
     take_long_turns()
-    context = multiprocessing.get_context("fork")
-    answer: multiprocessing.Queue[int | None] = context.Queue()
-    process = context.Process(target=_tell_in_a_fork, args=(answer,))
-    process.start()
-    told = answer.get(timeout=30)
-    process.join()
-    return told
+    return in_a_fork(_as_idle_work)
 
 
 @needs_slices
