@@ -95,7 +95,8 @@ class Keeper:
         path = () if breath.path is None else ("--breath", str(breath.path))
         nursery = await Nursery.start((*self._arguments, *path))
         try:
-            await nursery.ready
+            # Shielded, as the nursery still tells of itself while a cancelled beginning ends it.
+            await asyncio.shield(nursery.ready)
         except BaseException:
             await nursery.close()
             raise

@@ -153,8 +153,9 @@ class Nursery:
             # A thread of a numeric library would not live on in a forked worker.
             "OPENBLAS_NUM_THREADS": "1",
         }
-        with theirs:
-            argv = ["-m", "constraints.worker", "--control-fd", str(theirs.fileno()), *arguments]
+        argv = ["-m", "constraints.worker", "--control-fd", str(theirs.fileno()), *arguments]
+        with contextlib.ExitStack() as unless_started, theirs:
+            unless_started.callback(control.close)
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *argv,
@@ -164,6 +165,7 @@ class Nursery:
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
             )
+            unless_started.pop_all()
         return cls(process, control)
 
     @property

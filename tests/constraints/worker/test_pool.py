@@ -18,26 +18,12 @@ from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
 from native.turns import slice_ns
 from tests.constraints.worker.pools import MAX_LEN, costly, pooling, regex, vocabulary_file
+from tests.constraints.worker.processes import children_of, num_sockets, zygotes
 from tests.native.compiler import needs_compiler
 from tests.native.kernel import needs_slices
 
 # Half a second of computing, or more.
 _COSTLY = costly()
-
-
-def children_of(pid: int) -> list[int]:
-    """Ids of a process's children, also of those that have ended and wait to be asked."""
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in path.read_text().split()] if path.exists() else []
-
-
-def zygotes() -> list[int]:
-    """Those of this process."""
-    return [pid for pid in children_of(os.getpid()) if b"constraints.worker" in _argv(pid)]
-
-
-def _argv(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def num_pauses(pid: int) -> int:
@@ -258,12 +244,7 @@ async def test_workers_hold_nothing_but_their_own_channel(tmp_path: Path) -> Non
         for number in range(3):
             await pool.do(regex(f"a{number}"))
         (zygote,) = zygotes()
-        await until(lambda: {_num_sockets(pid) for pid in children_of(zygote)} == {1})
-
-
-def _num_sockets(pid: int) -> int:
-    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return sum(link.startswith("socket:") for link in links)
+        await until(lambda: {num_sockets(pid) for pid in children_of(zygote)} == {1})
 
 
 async def test_a_tokenizer_that_will_not_do_is_told_at_once_and_for_good(tmp_path: Path) -> None:
