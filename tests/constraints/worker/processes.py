@@ -11,9 +11,10 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
-def zygotes() -> list[int]:
-    """Those of this process."""
-    return [pid for pid in children_of(os.getpid()) if b"constraints.worker" in _argv(pid)]
+def zygotes(owner: int | None = None) -> list[int]:
+    """Those of a process, or of this one."""
+    children = children_of(os.getpid() if owner is None else owner)
+    return [pid for pid in children if b"constraints.worker" in _argv(pid)]
 
 
 def _argv(pid: int) -> bytes:

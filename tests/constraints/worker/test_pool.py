@@ -274,7 +274,7 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"ready\n"
-        zygote = next(pid for pid in children_of(owner.pid) if b"constraints.worker" in _argv(pid))
+        (zygote,) = zygotes(owner.pid)
         family = [zygote, *children_of(zygote)]
         assert len(family) > 1
         owner.kill()
