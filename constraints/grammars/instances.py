@@ -1,11 +1,10 @@
 """Whether a finished text is an instance of a schema: what a lenient schema's masks left open.
 
 This is the judgement of the `jsonschema` package, which reads the schema as its draft says and
-fetches nothing. Patterns are Python's here, and some take time beyond all bounds on some texts: ask
-where it can be stopped.
+fetches nothing; numbers are exact. Patterns are Python's here, and some take time beyond all bounds
+on some texts: ask where it can be stopped.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import jsonschema
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from constraints.grammars.exact_numbers import exact, loads
 from constraints.grammars.schema.reading import Json, below
 
 MAX_VIOLATIONS = 20
@@ -22,6 +22,8 @@ _MAX_MESSAGE_LEN = 300
 # Without a `$schema` a schema is of the newest draft that it can be read by.
 _DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
 _UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType, re.error)
+# Of a keyword's value that is not what it must be.
+_WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
 
     What cannot be judged, such as a reference to another document, is a violation that says so.
     """
-    schema = json.loads(schema_text)
+    schema = loads(schema_text)
     try:
-        instance = json.loads(text)
+        instance = loads(text)
     except (ValueError, RecursionError) as error:
         return (Violation("", "", f"not JSON: {error}"),)
     try:
@@ -75,11 +77,13 @@ def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | 
     kinds: tuple[type[jsonschema.Validator], ...] = _DRAFTS
     if isinstance(schema, dict) and "$schema" in schema:
         kinds = (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
+        # Where it is met again, through a reference, the package would take its own validator.
+        schema = {key: value for key, value in schema.items() if key != "$schema"}
     for kind in kinds:
         try:
-            found = kind(schema, registry=registry).iter_errors(instance)
+            found = exact(kind)(schema, registry=registry).iter_errors(instance)
             return list(islice(found, MAX_VIOLATIONS))
-        except (TypeError, AttributeError, ValueError, KeyError):
+        except _WRONG_VALUES:
             continue
     return None
 

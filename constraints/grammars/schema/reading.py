@@ -12,12 +12,19 @@ Json = Any
 # The engine reads JSON no deeper than 128.
 MAX_DEPTH = 100
 _MAX_SHOWN_LEN = 60
+# Python reads few more.
+_MAX_INT_LEN = 4000
 
 
 def read(text: str) -> Json:
     """The value of a JSON text. Raises Malformed with a position, TooComplex."""
     try:
-        value = json.loads(text, object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
+        value = json.loads(
+            text,
+            object_pairs_hook=_no_key_twice,
+            parse_int=_integer,
+            parse_constant=_no_constant,
+        )
     except json.JSONDecodeError as error:
         raise Malformed(f"the schema is not JSON: {error}", error.pos) from None
     except RecursionError:
@@ -66,6 +73,12 @@ def _no_key_twice(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} stands twice in one object")
     return members
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_INT_LEN:
+        raise ValueError(f"an integer of {len(text)} digits is too large")
+    return int(text)
 
 
 def _no_constant(name: str) -> NoReturn:

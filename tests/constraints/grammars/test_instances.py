@@ -36,3 +36,64 @@ def test_items_in_a_list_are_read_by_the_draft_that_has_them() -> None:
 )
 def test_a_schema_that_is_none_cannot_be_followed(schema: str, text: str) -> None:
     assert told(schema, text) == ("the schema cannot be followed: a keyword's value is wrong",)
+
+
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+LONG = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ('{"multipleOf": 0.01}', "19.99"),
+        ('{"multipleOf": 0.1}', "1e400"),
+        ('{"multipleOf": 0.1}', LONG),
+        ('{"multipleOf": 3}', LONG),
+        ('{"multipleOf": 1e-300}', "1"),
+        ('{"multipleOf": 1e308}', "1e999999"),
+        (f'{{"multipleOf": 1{"0" * 400}}}', "0e5"),
+        ('{"multipleOf": 2}', "8" * 5000),
+        ('{"type": "integer"}', "9" * 5000),
+        ('{"type": "integer"}', "1.50e1"),
+        ('{"minimum": 1}', "1e400"),
+        ('{"const": 1}', "1.0"),
+        ('{"enum": [1e400]}', "10e399"),
+        ('{"$ref": "#/$defs/a", "$defs": {"a": {"multipleOf": 0.1}}}', "1e400"),
+        (f'{{"$schema": "{DRAFT_4}", "type": "integer"}}', "9" * 5000),
+        (
+            '{"$schema": "https://json-schema.org/draft/2020-12/schema",'
+            ' "properties": {"a": {"$ref": "#"}}, "multipleOf": 0.01}',
+            '{"a": 1e400}',
+        ),
+    ],
+)
+def test_numbers_are_judged_as_they_are_written(schema: str, text: str) -> None:
+    assert told(schema, text) == ()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "violation"),
+    [
+        ('{"multipleOf": 0.01}', "19.999", "19.999 is not a multiple of 0.01"),
+        ('{"multipleOf": 7}', "1e400", "1e+400 is not a multiple of 7"),
+        ('{"multipleOf": 0.5}', "1e-400", "1e-400 is not a multiple of 0.5"),
+        ('{"multipleOf": 2}', "1e-999999", "1e-999999 is not a multiple of 2"),
+        ('{"maximum": 9}', "1e400", "1e+400 is greater than the maximum of 9"),
+        ('{"type": "integer"}', "1.5", "1.5 is not of type 'integer'"),
+        ('{"uniqueItems": true}', "[1e400, 10e399]", "[1e+400, 1.0e+400] has non-unique elements"),
+        (f'{{"$schema": "{DRAFT_4}", "type": "integer"}}', "1.0", "1.0 is not of type 'integer'"),
+        ("{}", f"1e{LONG}", "not JSON: a number has too large an exponent"),
+        ("{}", "NaN", "not JSON: NaN is no JSON number"),
+    ],
+)
+def test_numbers_beyond_doubles_are_told_like_others(
+    schema: str, text: str, violation: str
+) -> None:
+    assert told(schema, text) == (violation,)
+
+
+def test_a_step_of_nothing_cannot_be_followed() -> None:
+    assert told('{"multipleOf": 1e-400, "maximum": 0.0}', "0") == ()
+    assert told('{"multipleOf": 0.0}', "0") == (
+        "the schema cannot be followed: a keyword's value is wrong",
+    )

@@ -1,0 +1,102 @@
+"""Numbers of JSON as they are written, and what the `jsonschema` package makes of them.
+
+It computes in doubles, where 19.99 is no multiple of 0.01, 1e400 is no number and what is beyond
+raises. Here numbers that a Python int or a double might change are decimals, and multiples exact.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+
+import jsonschema
+
+from constraints.grammars.schema.reading import Json
+
+# Longer integers are decimals: Python neither reads nor shows those that are much longer.
+_MAX_INT_LEN = 1000
+
+
+class NotReadable(ValueError):
+    """A number whose exponent has so many digits that nothing can count with it."""
+
+
+class Number(Decimal):
+    """Any number with a point or an exponent."""
+
+    def __repr__(self) -> str:
+        return str(self).replace("E", "e")
+
+
+class LongInteger(Number):
+    """An integer of very many digits."""
+
+
+def loads(text: str) -> Json:
+    """A JSON value with exact numbers. Raises ValueError, NotReadable and RecursionError."""
+    return json.loads(text, parse_float=_number, parse_int=_integer, parse_constant=_no_constant)
+
+
+def _number(text: str) -> Number:
+    try:
+        return Number(text)
+    except InvalidOperation:
+        raise NotReadable("a number has too large an exponent") from None
+
+
+def _integer(text: str) -> int | LongInteger:
+    return int(text) if len(text) <= _MAX_INT_LEN else LongInteger(text)
+
+
+def _no_constant(name: str) -> Json:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def is_multiple(value: int | Number, step: int | Number) -> bool:
+    """Whether `value` is a whole multiple of `step`, which is above 0; exactly."""
+    whole, exponent = _parts(value)
+    step_whole, step_exponent = _parts(step)
+    shift = exponent - step_exponent
+    if shift >= 0:
+        return whole * pow(10, shift, step_whole) % step_whole == 0
+    # What has fewer digits than zeros at its end is no number but 0.
+    zeros = -shift
+    is_possible = abs(whole).bit_length() > 3 * zeros
+    return not whole or (is_possible and whole % (step_whole * 10**zeros) == 0)
+
+
+def _parts(value: int | Number) -> tuple[int, int]:
+    """The digits as an integer, and the power of ten that it is multiplied by."""
+    if not isinstance(value, Decimal):
+        return int(value), 0
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int), "JSON has no infinity"
+    return int(Decimal((sign, digits, 0))), exponent
+
+
+@lru_cache(maxsize=32)
+def exact(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
+    """The same draft of JSON Schema for values that `loads` read."""
+    integers = kind.TYPE_CHECKER
+    takes_points = integers.is_type(1.0, "integer")
+
+    def is_integer(_: jsonschema.TypeChecker, value: object) -> bool:
+        if not isinstance(value, Number):
+            return integers.is_type(value, "integer")
+        is_whole = takes_points and value == value.to_integral_value()
+        return isinstance(value, LongInteger) or is_whole
+
+    multiples = dict.fromkeys({"multipleOf", "divisibleBy"} & kind.VALIDATORS.keys(), _multiple_of)
+    extend: Callable[..., type[jsonschema.Validator]] = jsonschema.validators.extend
+    return extend(kind, validators=multiples, type_checker=integers.redefine("integer", is_integer))
+
+
+def _multiple_of(
+    validator: jsonschema.Validator, step: Json, instance: Json, schema: Json
+) -> Iterator[jsonschema.ValidationError]:
+    if not validator.is_type(instance, "number"):
+        return
+    if not step > 0:
+        raise ValueError("no number is a multiple of it")
+    if not is_multiple(instance, step):
+        yield jsonschema.ValidationError(f"{instance!r} is not a multiple of {step!r}")
