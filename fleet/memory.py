@@ -1,9 +1,8 @@
-"""How much memory a session of processes would give back, and what there is; for Linux."""
+"""How much memory a session of processes would give back; for Linux."""
 
 from pathlib import Path
 
 _PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
 # Behind the command's name in brackets, which may hold anything: state, ppid, pgrp, session.
 _SESSION = 3
 
@@ -16,39 +15,6 @@ def anonymous_bytes(session_id: int, proc: Path = _PROC) -> int:
     return sum(
         _anonymous_of(folder) for folder in proc.glob("[0-9]*") if _session_of(folder) == session_id
     )
-
-
-def free_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
-    """What processes could still take of the host, or of the control group if that leaves less.
-
-    None where the system does not tell.
-    """
-    found = [number for number in (_of_host(proc), _of_group(cgroup)) if number is not None]
-    return min(found, default=None)
-
-
-def _of_host(proc: Path) -> int | None:
-    kilobytes = _told(proc / "meminfo").get("MemAvailable:")
-    return None if kilobytes is None else kilobytes * 1024
-
-
-def _of_group(cgroup: Path) -> int | None:
-    """Its bound less what is in no file: files are given back."""
-    try:
-        bound = (cgroup / "memory.max").read_text().strip()
-    except OSError:
-        return None
-    held = _told(cgroup / "memory.stat").get("anon")
-    return int(bound) - held if bound.isdecimal() and held is not None else None
-
-
-def _told(path: Path) -> dict[str, int]:
-    """The numbers of a file by the words in front of them."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return {}
-    return {words[0]: int(words[1]) for words in map(str.split, lines) if len(words) > 1}
 
 
 def _session_of(folder: Path) -> int | None:

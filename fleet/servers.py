@@ -16,12 +16,14 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from fleet.memory import anonymous_bytes, free_bytes
+from fleet.memory import anonymous_bytes
 from fleet.names import Model
 from launcher.child import Child
 from launcher.console import Console
 from launcher.readiness import answers_health
+from native.host_memory import HostMemory
 
+_HOST = HostMemory()
 _POLL_S = 0.05
 # A child's own steps of ending, behind its drain.
 _STOP_SLACK_S = 30.0
@@ -105,13 +107,13 @@ class ServerRules:
         share = self.memory_fraction * (num_others + 1) / self.max_loaded
         return [*self._serve(model, share), "--http-uds", str(socket)]
 
-    def check_argv(self, model: Model, memory_to_come: int) -> list[str]:
-        """The command that looks a model over, for which so many bytes of the host may be freed."""
-        # What others hold of it they may give back.
-        argv = self._serve(model, self.memory_fraction)
-        argv += ["--dry-run", "--memory-to-come", str(memory_to_come)]
+    def check_argv(self, model: Model, needs_file: Path) -> list[str]:
+        """The command that looks a model over, and writes what it needs of the host."""
+        # What others hold of a GPU they may give back.
+        argv = [*self._serve(model, self.memory_fraction), "--dry-run"]
         # Each takes a core for seconds, beside who computes; fetching takes none.
-        return [*argv, "--turn-file", str(self.folder / "turn")]
+        argv += ["--turn-file", str(self.folder / "turn")]
+        return [*argv, "--needs-file", str(needs_file)]
 
     def _serve(self, model: Model, share: float) -> list[str]:
         argv = [sys.executable, "-m", "launcher", "serve", model.source]
@@ -151,7 +153,9 @@ class LaunchedServers:
     """Starts children, each with a number of its own.
 
     A model is not looked over again while its files are as they were when it was found in order,
-    and there is as much memory as it was known to fit into.
+    and there is as much memory as it is known to fit into. Whether it fits is decided when it has
+    been looked over, by what is there then: fetching it may have taken hours. `available`: bytes of
+    the host, None where it does not tell.
     """
 
     def __init__(
@@ -159,37 +163,52 @@ class LaunchedServers:
         rules: ServerRules,
         environ: Mapping[str, str],
         console: Console,
-        free: Callable[[], int | None] = free_bytes,
+        available: Callable[[], int | None] = _HOST.available_bytes,
     ) -> None:
         self._rules = rules
-        self._free = free
+        self._available = available
         self._environ = {name: text for name, text in environ.items() if name not in _FRONTS_OWN}
         self._console = console
         self._num_started = 0
+        self._num_checks = 0
         self._children: set[Child] = set()
         self._sound: dict[str, _Sound] = {}
 
     async def check(self, model: Model) -> None:
         """Looks a model over in a child of its own; fetches it if need be."""
         files = await asyncio.to_thread(_files_of, model)
-        memory = await asyncio.to_thread(self._memory)
-        if self._is_sound(model, files, memory):
+        known = self._sound.get(model.source)
+        room = await asyncio.to_thread(self._room)
+        if known is not None and known.files == files and (room is None or room >= known.enough):
             return
-        child = await self._child(model.name, self._rules.check_argv(model, memory.to_come))
+        needed = await self._look_over(model)
+        room = await asyncio.to_thread(self._room)
+        if room is not None and needed > room:
+            raise DidNotStart(
+                f"weights of {needed / 2**30:.2f} GiB do not fit into the {room / 2**30:.2f} GiB"
+                " that the host could have available"
+            )
+        self._remember(model, _Sound(files, needed))
+
+    async def _look_over(self, model: Model) -> int:
+        """The bytes that it needs of the host."""
+        self._num_checks += 1
+        needs_file = self._rules.folder / f"needs-{self._num_checks}"
+        child = await self._child(model.name, self._rules.check_argv(model, needs_file))
         try:
-            code = await child.wait()
+            if await child.wait():
+                raise DidNotStart(reason_of(child))
+            return int(needs_file.read_text())
         finally:
             await child.stop(_FAILED_STOP_S)
-        if code:
-            raise DidNotStart(reason_of(child))
-        self._remember(model, files, memory)
+            needs_file.unlink(missing_ok=True)
 
     async def start(self, model: Model, num_others: int) -> LaunchedServer:
         """A child that answers GET /health/ready."""
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
         files = await asyncio.to_thread(_files_of, model)
-        memory = await asyncio.to_thread(self._memory)
+        available = await asyncio.to_thread(self._available)
         child = await self._child(model.name, self._rules.argv(model, socket, num_others))
         try:
             while not await answers_health("", 0, uds=socket):
@@ -200,7 +219,7 @@ class LaunchedServers:
         except BaseException:
             await child.stop(_FAILED_STOP_S)
             raise
-        self._remember(model, files, memory)
+        self._remember(model, _Sound(files, available or 0))
         self._children = {*self._running(), child}
         stop_timeout_s = self._rules.graceful_timeout_s + _STOP_SLACK_S
         return LaunchedServer(child, socket, stop_timeout_s)
@@ -214,40 +233,30 @@ class LaunchedServers:
     def _running(self) -> set[Child]:
         return {child for child in self._children if child.returncode is None}
 
-    def _memory(self) -> "_Memory":
-        to_come = sum(anonymous_bytes(child.pid) for child in self._running())
-        free = self._free()
-        return _Memory(to_come, None if free is None else free + to_come)
+    def _room(self) -> int | None:
+        """Bytes of the host that there are, and that our children would give back."""
+        available = self._available()
+        if available is None:
+            return None
+        return available + sum(anonymous_bytes(child.pid) for child in self._running())
 
-    def _is_sound(self, model: Model, files: object, memory: "_Memory") -> bool:
-        known = self._sound.get(model.source)
-        if known is None or known.files != files:
-            return False
-        return known.room is None or memory.room is None or memory.room >= known.room
-
-    def _remember(self, model: Model, files: object, memory: "_Memory") -> None:
+    def _remember(self, model: Model, found: "_Sound") -> None:
         if len(self._sound) >= _MAX_REMEMBERED:
             self._sound.clear()
         known = self._sound.get(model.source)
-        rooms = [memory.room, known.room if known and known.files == files else None]
-        room = min((each for each in rooms if each is not None), default=None)
-        self._sound[model.source] = _Sound(files, room)
+        if known is not None and known.files == found.files:
+            found = _Sound(found.files, min(known.enough, found.enough))
+        self._sound[model.source] = found
 
 
 @dataclass(frozen=True, slots=True)
 class _Sound:
-    """A model that was in order with these files, and fitted into so many bytes of the host."""
+    """A model that was in order with these files, for which so many bytes of the host are enough.
+
+    Told by a check they are what its weights take, by a load what there was."""
 
     files: object
-    room: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """Bytes of the host: what our children would give back, and what there is with it."""
-
-    to_come: int
-    room: int | None
+    enough: int
 
 
 def _files_of(model: Model) -> tuple[tuple[str, int, int], ...] | None:

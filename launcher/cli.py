@@ -71,7 +71,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
             console = Console(options.logs.json_output)
             work = Supervisor(settings, environ, console).run
             if options.logs.dry_run:
-                beside = Beside(options.fleet.memory_to_come, options.fleet.turn_file)
+                beside = Beside(options.fleet.turn_file, options.fleet.needs_file)
                 work = DryRun(settings, environ, console, beside).run
             raise typer.Exit(asyncio.run(work()))
     check_models(

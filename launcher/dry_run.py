@@ -24,16 +24,18 @@ _STOP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What else there is. `memory_to_come`: bytes that others would give back. `turn_file`: what is
-    locked by the one process, of those that name it, that looks a model over."""
+    """What else there is. `turn_file`: what is locked by the one process, of those that name it,
+    that looks a model over. `needs_file`: where the bytes are written that the model needs of the
+    host, if whoever asks is to decide whether it fits."""
 
-    memory_to_come: int = 0
     turn_file: Path | None = None
+    needs_file: Path | None = None
 
     def flags(self) -> list[str]:
         """As the process is told."""
         turn = [] if self.turn_file is None else ["--turn-file", str(self.turn_file)]
-        return ["--memory-to-come", str(self.memory_to_come), *turn]
+        needs = [] if self.needs_file is None else ["--needs-file", str(self.needs_file)]
+        return [*turn, *needs]
 
 
 class DryRun:

@@ -21,17 +21,16 @@ class FleetOptions:
     model_retry_after: float = knob_of(FleetConfig)
     # The front's own children are started with these.
     parent_pid: int | None = knob_of(FrontConfig, told=Told.FRONT, for_servers=False, hidden=True)
-    memory_to_come: int = option(
-        0,
-        "Bytes that others give back before the model is loaded.",
-        envvar=None,
-        for_servers=False,
-        hidden=True,
-        min=0,
-    )
     turn_file: Path | None = option(
         None,
         "What dry runs lock, of which one at a time is to take a core.",
+        envvar=None,
+        for_servers=False,
+        hidden=True,
+    )
+    needs_file: Path | None = option(
+        None,
+        "Where a dry run writes the bytes of the host that the model needs.",
         envvar=None,
         for_servers=False,
         hidden=True,

@@ -93,15 +93,16 @@ class ServeConfig:
 class CheckConfig:
     """A model that is looked over and not loaded: as it would be served, beside what else is there.
 
-    `memory_to_come`: bytes of the host that others would give back before it is loaded.
     `folder_file`: where its folder is written, if all is in order. `turn_file`: what is locked
-    while it is examined, so that of several one at a time takes a core.
+    while it is examined, so that of several one at a time takes a core. `needs_file`: where the
+    bytes are written that it needs of the host, for whoever knows what others will give back and
+    decides whether it fits; without it, what is available decides.
     """
 
     serve: ServeConfig
-    memory_to_come: int
     folder_file: Path | None = None
     turn_file: Path | None = None
+    needs_file: Path | None = None
 
 
 def parse(
@@ -122,7 +123,7 @@ def parse(
         raise ConfigRefused(f"--speculate {args.speculate}: speculation is not served yet")
     serve = _serve_config(args, environ)
     if args.command == "check":
-        return CheckConfig(serve, args.memory_to_come, args.folder_file, args.turn_file)
+        return CheckConfig(serve, args.folder_file, args.turn_file, args.needs_file)
     return serve
 
 

@@ -22,9 +22,9 @@ def parser() -> argparse.ArgumentParser:
         "check", help="say whether a model could be served, without loading it"
     )
     _add_serving(check)
-    check.add_argument("--memory-to-come", type=int, default=0, help=argparse.SUPPRESS)
     check.add_argument("--folder-file", type=Path, help=argparse.SUPPRESS)
     check.add_argument("--turn-file", type=Path, help=argparse.SUPPRESS)
+    check.add_argument("--needs-file", type=Path, help=argparse.SUPPRESS)
     download = commands.add_parser("download-weights", help="fetch a checkpoint from the hub")
     _add_model(download)
     _add_parent(download)

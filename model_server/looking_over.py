@@ -17,7 +17,12 @@ from model_server.config import CheckConfig
 from model_server.examination import examine
 from model_server.hub import find_checkpoint
 from model_server.loading import device_of, model_settings
-from model_server.memory import require_weights_fit
+from model_server.memory import (
+    available_bytes,
+    require_share,
+    require_weights_fit,
+    weights_of_all,
+)
 
 _NICENESS = 10
 
@@ -35,16 +40,23 @@ def look_over(settings: CheckConfig) -> Path:
     folder = find_checkpoint(serve.model_id, serve.revision)
     with _turn(settings.turn_file):
         examined = examine(model_settings(serve, folder, device), serve.world_size)
-    require_weights_fit(
-        device,
-        examined.bytes_of_rank(serve.world_size),
-        num_ranks=serve.world_size,
-        memory_fraction=serve.cuda_memory_fraction,
-        to_come=settings.memory_to_come,
-    )
+    _require_room(settings, device, examined.bytes_of_rank(serve.world_size))
     if settings.folder_file is not None:
         settings.folder_file.write_text(str(folder))
     return folder
+
+
+def _require_room(settings: CheckConfig, device: torch.device, rank_bytes: int) -> None:
+    """Raises OutOfMemory; what the host must have is told alone where a file is named for it."""
+    needed = weights_of_all(device, rank_bytes, settings.serve.world_size)
+    is_on_host = device.type != "cuda"
+    if not is_on_host:
+        # What others hold of it they may give back.
+        require_share(device, needed, settings.serve.cuda_memory_fraction)
+    elif settings.needs_file is None:
+        require_weights_fit(device, needed, available_bytes(device))
+    if settings.needs_file is not None:
+        settings.needs_file.write_text(str(needed if is_on_host else 0))
 
 
 @contextlib.contextmanager

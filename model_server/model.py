@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_server import gate, patches, zoo
+from model_server import gate, memory, patches, zoo
 from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
@@ -27,6 +27,9 @@ from model_server.kv_cache import KVCache, LayerCache, bytes_per_block
 from model_server.step import StepInputs
 
 _log = logging.getLogger(__name__)
+
+# More than any device has, between ranks that agree about a number.
+_UNTOLD = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +79,7 @@ class PagedModel:
         """
         examined = examine(settings, world.world_size)
         dtype = examined.dtype
+        _require_room(settings.device, examined.bytes_of_rank(world.world_size), world)
         model = zoo.load(
             settings.folder,
             examined.config,
@@ -175,6 +179,14 @@ class PagedModel:
         # What mask and arguments can say was learnt, and checked, by the probe.
         layer = self._layers[module.layer_idx]  # type: ignore[index]
         return self._backend.attend(layer.cache, query, key, value, inputs, layer.options)
+
+
+def _require_room(device: torch.device, rank_bytes: int, world: World) -> None:
+    """Raises OutOfMemory, on all ranks or on none: none reads weights before all have measured."""
+    available = memory.available_bytes(device)
+    least = world.smallest(_UNTOLD if available is None else available)
+    needed = memory.weights_of_all(device, rank_bytes, world.world_size)
+    memory.require_weights_fit(device, needed, None if least == _UNTOLD else least)
 
 
 def _tell(patched: patches.Patched) -> None:

@@ -141,28 +141,49 @@ def test_rules_of_one_place_give_it_all_the_memory() -> None:
 
 
 def test_a_check_is_a_dry_run_with_the_servers_flags() -> None:
-    argv = RULES.check_argv(model("a"), 1 << 30)
+    argv = RULES.check_argv(model("a"), Path("/tmp/f/needs"))
     assert argv[1:5] == ["-m", "launcher", "serve", "/models/a"]
     assert argv[argv.index("--dtype") + 1] == "float32"
     # What others fill of a GPU they may give back.
     assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
-    assert argv[-5:-2] == ["--dry-run", "--memory-to-come", "1073741824"]
     # One at a time takes a core.
-    assert argv[-2:] == ["--turn-file", "/tmp/f/turn"]
+    told = ["--dry-run", "--turn-file", "/tmp/f/turn", "--needs-file", "/tmp/f/needs"]
+    assert argv[-5:] == told
 
 
-def counting(
-    tmp_path: Path, *, is_sound: bool, free: Callable[[], int | None] = lambda: None
-) -> LaunchedServers:
-    """Servers whose check writes a line of a file, where so many bytes are free."""
+def counted(folder: Path, *, is_sound: bool = True, needed: int = 0) -> "Scripted":
+    """Rules by which a check writes a letter into a file, and that a model needs so much."""
     end = "" if is_sound else "print('error: no weights'); raise SystemExit(1)"
-    script = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); {end}"
+    runs = str(folder / "runs")
 
-    class Counted(ServerRules):
-        def check_argv(self, model: object, memory_to_come: int) -> list[str]:
-            return [sys.executable, "-c", script]
+    class Counted(Scripted):
+        def check_argv(self, model: object, needs_file: Path) -> list[str]:
+            tell = f"open({str(needs_file)!r}, 'w').write('{needed}')"
+            return [sys.executable, "-c", f"open({runs!r}, 'a').write('x'); {tell}; {end}"]
 
-    return LaunchedServers(Counted((), tmp_path, 1, 0.9, 1.0), os.environ, Console(), free)
+    return Counted((_ANSWERS,), folder, 1, 0.9, 1.0)
+
+
+def servers_of(
+    rules: ServerRules, available: Callable[[], int | None] = lambda: None
+) -> LaunchedServers:
+    """Servers on a host that has so many bytes available."""
+    return LaunchedServers(rules, os.environ, Console(), available)
+
+
+# A server that is ready at once, and holds 80 MiB.
+_ANSWERS = """
+import asyncio, sys
+held = bytearray(80 << 20)
+async def answer(reader, writer):
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
+    writer.close()
+async def serve():
+    server = await asyncio.start_unix_server(answer, sys.argv[1])
+    await server.serve_forever()
+asyncio.run(serve())
+"""
 
 
 async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
@@ -170,7 +191,7 @@ async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    servers, sound = counting(tmp_path, is_sound=True), Model("m", str(folder))
+    servers, sound = servers_of(counted(tmp_path)), Model("m", str(folder))
     await servers.check(sound)
     await servers.check(sound)
     assert (tmp_path / "runs").read_text() == "x"
@@ -179,21 +200,49 @@ async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
     assert (tmp_path / "runs").read_text() == "xx"
 
 
-async def test_a_sound_model_is_looked_over_again_where_less_memory_is_left_than_it_fitted_into(
-    tmp_path: Path,
-) -> None:
-    left = iter([8, 9, 7, 7, 8])
-    servers = counting(tmp_path, is_sound=True, free=lambda: next(left) << 30)
-    for _ in range(5):
-        await servers.check(Model("m", str(tmp_path / "none")))
+async def test_a_model_that_is_known_to_fit_is_not_looked_over_again(tmp_path: Path) -> None:
+    # Each check measures before, and once more where it looked the model over.
+    available = iter([9, 8, 8, 7, 6, 6])
+    servers = servers_of(counted(tmp_path, needed=7 << 30), lambda: next(available) << 30)
+    sound = Model("m", str(tmp_path / "none"))
+    for _ in range(3):
+        await servers.check(sound)
+    with pytest.raises(DidNotStart, match=r"^weights of 7\.00 GiB do not fit into the 6\.00 GiB"):
+        await servers.check(sound)
     assert (tmp_path / "runs").read_text() == "xx"
+
+
+async def test_whether_a_model_fits_is_decided_when_it_has_been_looked_over(tmp_path: Path) -> None:
+    # As when another one left, or came, while it was fetched.
+    model_of_7 = counted(tmp_path, needed=7)
+    more = iter([2, 9])
+    await servers_of(model_of_7, lambda: next(more)).check(Model("m", str(tmp_path / "none")))
+    less = iter([9, 2])
+    with pytest.raises(DidNotStart, match="do not fit"):
+        await servers_of(model_of_7, lambda: next(less)).check(Model("m", str(tmp_path / "none")))
+    assert list(tmp_path.glob("needs-*")) == []
+
+
+async def test_what_our_own_servers_hold_counts_as_room(tmp_path: Path) -> None:
+    servers = servers_of(counted(tmp_path, needed=60 << 20), lambda: 0)
+    with pytest.raises(DidNotStart, match="do not fit"):
+        await servers.check(Model("b", str(tmp_path / "none")))
+    server = await servers.start(model("a"), 0)
+    try:
+        await servers.check(Model("b", str(tmp_path / "none")))
+    finally:
+        await server.stop()
 
 
 async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: Path) -> None:
     class Fetching(ServerRules):
-        def check_argv(self, model: Model, memory_to_come: int) -> list[str]:
+        def check_argv(self, model: Model, needs_file: Path) -> list[str]:
             seconds = 0 if Path(model.source).is_dir() else 60
-            return [sys.executable, "-c", f"import time; time.sleep({seconds})"]
+            return [
+                sys.executable,
+                "-c",
+                f"import time; time.sleep({seconds}); open({str(needs_file)!r}, 'w').write('0')",
+            ]
 
     servers = LaunchedServers(Fetching((), tmp_path, 1, 0.9, 1.0), os.environ, Console())
     fetching = asyncio.create_task(servers.check(Model("far", "some/where")))
@@ -207,7 +256,7 @@ async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: 
 
 
 async def test_a_model_that_is_not_in_order_is_looked_over_each_time(tmp_path: Path) -> None:
-    servers = counting(tmp_path, is_sound=False)
+    servers = servers_of(counted(tmp_path, is_sound=False))
     for _ in range(2):
         with pytest.raises(DidNotStart, match=r"^no weights$"):
             await servers.check(Model("m", str(tmp_path / "none")))

@@ -47,6 +47,15 @@ def test_a_model_is_examined_when_its_turn_has_come_and_its_folder_told(tmp_path
     assert told.read_text() == str(BUNDLED_MODEL)
 
 
+def test_what_a_model_needs_of_the_host_is_told_to_who_asks(tmp_path: Path) -> None:
+    needs = tmp_path / "needs"
+    flags = ("--needs-file", str(needs), "--device", "cpu", "--dtype", "float32")
+    subprocess.run(check_argv(*flags), stdout=subprocess.DEVNULL, check=True, timeout=100)
+    weights = BUNDLED_MODEL / "model.safetensors"
+    # In the file they have two bytes each, and a header.
+    assert 0 < weights.stat().st_size * 2 - int(needs.read_text()) < 200_000
+
+
 def test_a_check_ends_with_who_asked_for_it(tmp_path: Path) -> None:
     turn, pid_file = tmp_path / "turn", tmp_path / "pid"
     script = (
