@@ -239,6 +239,11 @@ class Guide:
         """Tokens of the completion that is known to fit; asked for by `constraints.worker`."""
         return len(self._witness)
 
+    @property
+    def has_dead_ends(self) -> bool:
+        """Whether `fill` may leave tokens that `check` refuses."""
+        return self._needs_witness
+
     def witness_token(self) -> int | None:
         """The next token of the completion that is known to fit; None: the text may end here."""
         if self._due:

@@ -11,12 +11,14 @@ class Passed:
     dropped_phrases: see `Language`
     not_enforced:    JSON Pointers of what a lenient schema leaves out
     compile_s:       seconds of computing that it took to compile, and to find that text
+    has_dead_ends:   masks may leave tokens after which no text is known that can be completed
     """
 
     min_len: int
     dropped_phrases: tuple[str, ...]
     not_enforced: tuple[str, ...]
     compile_s: float
+    has_dead_ends: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,7 @@ class ConstraintCheck:
             replace(
                 constraint,
                 dropped_phrases=passed.dropped_phrases,
+                has_dead_ends=passed.has_dead_ends,
                 is_quick=passed.compile_s <= _QUICK_S,
                 prepare_by_s=until_s + _PREPARE_S,
             ),

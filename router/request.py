@@ -78,14 +78,16 @@ class Constraint:
 
     `cuts`: the client prefers an output that is cut at `max_new_tokens` to one that is steered to
     an end in time. `dropped_phrases` end the output and are no part of it, beside the stop strings
-    (`stops_before`); the check reads them off the constraint. `is_quick`: it compiles in no more
-    time than a step may wait for it, so that it need not be compiled ahead; else that is to be done
-    by `prepare_by_s`, of the monotonic clock.
+    (`stops_before`); the check reads them off the constraint. `has_dead_ends`: masks may leave
+    tokens after which the text cannot be completed in time, and only a shard can say. `is_quick`:
+    it compiles in no more time than a step may wait for it, so that it need not be compiled ahead;
+    else that is to be done by `prepare_by_s`, of the monotonic clock.
     """
 
     spec: ConstraintSpec
     cuts: bool = False
     dropped_phrases: tuple[str, ...] = ()
+    has_dead_ends: bool = True
     is_quick: bool = False
     prepare_by_s: float | None = field(default=None, compare=False)
 

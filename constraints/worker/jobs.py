@@ -116,6 +116,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
                 "dropped": list(answer.dropped_phrases),
                 "not_enforced": list(answer.not_enforced),
                 "compile_s": answer.compile_s,
+                "dead_ends": answer.has_dead_ends,
             }
         case Judged():
             return {
@@ -148,9 +149,8 @@ def answer_from_json(told: Mapping[str, Any]) -> Answer:
         )
         known = (tuple(told["dropped"]), tuple(told["not_enforced"]))
         return Judged(told["shortest"], told["min_len"], judgements, *known)
-    return Passed(
-        told["min_len"], tuple(told["dropped"]), tuple(told["not_enforced"]), told["compile_s"]
-    )
+    known = (tuple(told["dropped"]), tuple(told["not_enforced"]))
+    return Passed(told["min_len"], *known, told["compile_s"], told["dead_ends"])
 
 
 _PLAIN = (TooComplex, EngineFailed, IllegalToken)

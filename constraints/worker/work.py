@@ -102,7 +102,8 @@ class Work:
         # Raises Contradiction with the stop strings, DoesNotFit, TooComplex.
         guide = Guide(language, self._vocabulary, Budget(job.max_len, cuts=job.cuts), job.stops)
         compile_s = time.process_time() - started_s
-        return Passed(guide.needed_len, language.dropped_phrases, language.not_enforced, compile_s)
+        known = (language.dropped_phrases, language.not_enforced)
+        return Passed(guide.needed_len, *known, compile_s, guide.has_dead_ends)
 
 
 def _receive(channel: socket.socket) -> Job | None:

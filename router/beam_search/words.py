@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, Protocol, TypeAlias
 
-from constraints.spec import Kind
 from router.errors import RouterError
 from router.request import GenerateRequest
 
@@ -38,13 +37,11 @@ class Hole:
     def has_dead_ends(self) -> bool:
         """Whether its masks may leave tokens behind which the text cannot be completed in time.
 
-        Those of `where` know how many tokens are needed, but nothing of stop strings.
+        A check of the constraint knew of stop strings, and of bytes that no token spells; of stop
+        tokens it did not.
         """
-        constraint = self.request.constraint
-        if constraint is None:
-            return False
-        knows_distances = constraint.cuts or constraint.spec.kind is Kind.WHERE
-        return bool(self.request.stop.stop_strings) or not knows_distances
+        constraint, stop = self.request.constraint, self.request.stop
+        return constraint is not None and (constraint.has_dead_ends or bool(stop.stop_token_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

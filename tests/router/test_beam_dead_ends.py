@@ -114,7 +114,7 @@ def told_candidates(outcome: Outcome) -> list[tuple[tuple[int, ...], bool]]:
 
 @pytest.mark.parametrize(
     "constraint",
-    [None, Constraint(ConstraintSpec(Kind.WHERE, "len(X) < 9"))],
+    [None, Constraint(ConstraintSpec(Kind.WHERE, "len(X) < 9"), has_dead_ends=False)],
     ids=["free", "where"],
 )
 def test_nothing_is_asked_early_where_masks_see_all_dead_ends(

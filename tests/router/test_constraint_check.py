@@ -71,6 +71,29 @@ async def test_a_constraint_that_fits_comes_back_with_the_length_of_a_text(tmp_p
     assert checked.constraint.spec == constraint.spec
 
 
+@pytest.mark.parametrize(
+    ("constraint", "strings", "cuts", "has_dead_ends"),
+    [
+        (Constraint(ConstraintSpec(Kind.WHERE, "len(X) > 3")), (), False, False),
+        (Constraint(ConstraintSpec(Kind.WHERE, "len(X) > 3")), ("a",), False, True),
+        (regex("[ab]{3}"), (), False, True),
+        (regex("[ab]{3}"), (), True, False),
+        (regex("(?=.*a)b*a"), (), False, False),
+    ],
+    ids=["where", "stops", "regex", "cut", "automaton"],
+)
+async def test_it_is_told_whether_masks_may_lead_into_dead_ends(
+    tmp_path: Path,
+    constraint: Constraint,
+    strings: tuple[str, ...],
+    cuts: bool,
+    has_dead_ends: bool,
+) -> None:
+    async with checking(tmp_path) as (check, _):
+        checked = await check.check(constraint, StopRule(strings), 9, cuts=cuts)
+    assert checked.constraint.has_dead_ends == has_dead_ends
+
+
 @pytest.mark.alone
 async def test_a_constraint_that_takes_long_to_compile_is_not_called_quick(tmp_path: Path) -> None:
     many = json.dumps([f"{number} and more" for number in range(20_000)])

@@ -48,7 +48,7 @@ def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        Passed(3, ("\n",), ("/a~1b",), 0.25),
+        Passed(3, ("\n",), ("/a~1b",), 0.25, True),
         Judged("x", 1, (Judgement(True, None, (), 4), Judgement(False, 2, ("'é'",), 1, "broke"))),
         Judged(None, None, (), ("\n",), ("/a",)),
         Bug("Traceback"),
