@@ -21,11 +21,12 @@ from fleet.names import PLACEHOLDERS, Model, Names
 from router.errors import InvalidRequest, Overloaded
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.exchange import Exchange
-from router.http.lmtp.commands import FEATURES, VERSION
+from router.http.lmtp.commands import FEATURES, named_model, version_of
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame, NoFrame, read_frame, write_frame
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.services import SocketLimits
+from router.http.lmtp.stream_ids import stream_id_of
 
 _logger = logging.getLogger("fleet")
 
@@ -170,11 +171,10 @@ class FleetSocket:
             _logger.debug("a socket was closed already: %s", error)
 
     async def _take(self, frame: Frame) -> None:
-        stream_id = frame.payload.get("stream_id")
-        if type(stream_id) is not int:
-            message = f"`stream_id` must be a whole number. Given: {str(stream_id)[:60]!r}"
-            refusal = HttpError(400, "validation", message, field="stream_id")
-            await self._say("MSG", {"stream_id": None, **error_fields(refusal)})
+        try:
+            stream_id = stream_id_of(frame)
+        except InvalidRequest as error:
+            await self._say("MSG", {"stream_id": None, **error_fields(error)})
             return
         try:
             await self._answer(stream_id, frame)
@@ -196,7 +196,7 @@ class FleetSocket:
         if frame.command not in _OF_MODELS:
             raise HttpError(404, "unknown_command", f"Unknown command: {frame.command}")
         self._check_room(stream_id)
-        await self._channel(_named(frame)).put(stream_id, frame)
+        await self._channel(named_model(frame)).put(stream_id, frame)
 
     def _check_room(self, stream_id: int) -> None:
         if any(stream_id in channel for channel in self._channels.values()):
@@ -208,17 +208,12 @@ class FleetSocket:
             raise Overloaded(message, _STREAM_ENDS_S)
 
     async def _greet(self, stream_id: int, frame: Frame) -> None:
-        version = frame.payload.get("version", VERSION)
-        if type(version) is not int or version < 1:
-            raise InvalidRequest(
-                f"`version` must be at least 1. Given: {str(version)[:60]!r}", "version"
-            )
-        self._version = min(version, VERSION)
+        self._version = version_of(frame)
         for channel in self._channels.values():
             await channel.speak(self._version)
-        if _named(frame) is not None:
+        if named_model(frame) is not None:
             self._check_room(stream_id)
-            await self._channel(_named(frame)).put(stream_id, frame)
+            await self._channel(named_model(frame)).put(stream_id, frame)
             return
         await self._say("MSG", {"stream_id": stream_id, "hello": await self._hello(self._version)})
         if self._keeper.is_draining:
@@ -265,10 +260,3 @@ class FleetSocket:
 
     async def _send_text(self, text: str) -> None:
         await self._send({"type": "websocket.send", "text": text})
-
-
-def _named(frame: Frame) -> str | None:
-    name = frame.payload.get("model")
-    if name is not None and not isinstance(name, str):
-        raise InvalidRequest(f"`model` must be a string. Given: {str(name)[:60]!r}", "model")
-    return name

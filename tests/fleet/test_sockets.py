@@ -167,6 +167,7 @@ async def test_a_stream_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -
         pytest.param("MODEL_INFO", {"model": "zzz"}, "MSG", "model_not_found", "model", id="info"),
         pytest.param("FOO", {}, "MSG", "unknown_command", None, id="command"),
         pytest.param("HELLO", {"version": 0}, "MSG", "validation", "version", id="version"),
+        pytest.param("HELLO", {"version": "2"}, "MSG", "validation", "version", id="version-text"),
     ],
 )
 async def test_what_cannot_be_served_is_an_error_that_the_client_sees(
@@ -184,6 +185,15 @@ async def test_what_cannot_be_served_is_an_error_that_the_client_sees(
         assert told.get("field") == field
         await client.say("MODEL_INFO", stream_id=4, model="a")
         assert (await client.hear())[1]["model_info"] == {"model": "a"}
+
+
+async def test_numbers_of_more_than_64_bits_are_read_as_they_are_written(house: House) -> None:
+    async with socket(house) as client:
+        await client.say("HELLO", stream_id=1, version=10**30)
+        assert (await client.hear())[1]["hello"]["version"] == 2
+        await client.say("GENERATE", stream_id=10**30, model="a")
+        _, told = await client.hear()
+    assert told["error"].endswith("Given: 1" + "0" * 30)
 
 
 async def test_ids_in_use_and_too_many_streams_are_refused(house: House) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from router.errors import InvalidRequest
+from router.given import wrong
 from router.http.body import Schema, parse_part
 from router.http.errors import HttpError
 from router.http.lmtp.buffers import Buffers, buffer_told
@@ -25,13 +26,31 @@ Told = Mapping[str, object]
 class HelloBody(Schema):
     """HELLO."""
 
-    version: int = VERSION
+    version: int | None = None
 
 
 class ModelBody(Schema):
     """MODEL_INFO."""
 
     model: str | None = None
+
+
+def version_of(frame: Frame) -> int:
+    """The version that a HELLO agrees on. Raises InvalidRequest.
+
+    A client of a later version is told which one it gets.
+    """
+    version = parse_part(frame.text, frame.payload, (), HelloBody).version
+    if version is None:
+        return VERSION
+    if version < 1:
+        raise wrong("version", "must be at least 1", version)
+    return min(version, VERSION)
+
+
+def named_model(frame: Frame) -> str | None:
+    """The model that a frame names. Raises InvalidRequest."""
+    return parse_part(frame.text, frame.payload, (), ModelBody).model
 
 
 class Commands:
@@ -57,11 +76,7 @@ class Commands:
         return await answer(frame)
 
     async def _hello(self, frame: Frame) -> Told:
-        body = parse_part(frame.text, frame.payload, (), HelloBody)
-        if body.version < 1:
-            raise InvalidRequest(f"`version` must be at least 1. Given: {body.version}", "version")
-        # A client of a later version is told which one it gets.
-        self.version = min(body.version, VERSION)
+        self.version = version_of(frame)
         info, limits = self._services.info, self._services.limits
         hello = {
             "version": self.version,
@@ -81,10 +96,10 @@ class Commands:
         return {"hello": hello}
 
     async def _model_info(self, frame: Frame) -> Told:
-        body = parse_part(frame.text, frame.payload, (), ModelBody)
+        model = named_model(frame)
         info, tokenizer = self._services.info, self._services.prompts.tokenizer
         told = {
-            "model": served_name(info, body.model),
+            "model": served_name(info, model),
             "server": "tandem",
             "version": info.version,
             "dtype": info.model_dtype,

@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from router.errors import Overloaded, RouterError
+from router.errors import InvalidRequest, Overloaded, RouterError
 from router.http.access import tell
 from router.http.errors import HttpError
 from router.http.exchange import Exchange
@@ -33,6 +33,7 @@ from router.http.lmtp.objects import as_json
 from router.http.lmtp.outbox import Outbox
 from router.http.lmtp.scoring import Scoring
 from router.http.lmtp.services import LmtpServices
+from router.http.lmtp.stream_ids import stream_id_of
 from router.http.lmtp.streams import Streams
 from router.http.lmtp.words import Said
 from router.http.lmtp.work import Work
@@ -179,11 +180,12 @@ class Session:
         self._num_frames += 1
         known = frame.command if frame.command in FRAMES else "other"
         self._services.metrics.socket_frames.inc(known)
-        stream_id = frame.payload.get("stream_id")
-        if type(stream_id) is not int:
-            message = f"`stream_id` must be a whole number. Given: {as_shown(stream_id)}"
-            await self._refuse(None, HttpError(400, "validation", message, field="stream_id"))
-        elif frame.command == "CANCEL":
+        try:
+            stream_id = stream_id_of(frame)
+        except InvalidRequest as error:
+            await self._refuse(None, error)
+            return
+        if frame.command == "CANCEL":
             self._streams.cancel(stream_id)
         elif frame.command in _STREAMS:
             await self._begin(stream_id, frame)
@@ -275,9 +277,3 @@ class Session:
             if not self._streams.was_cancelled(stream_id):
                 raise
             await self.say(said)
-
-
-def as_shown(value: object) -> str:
-    """A value of a client's, short."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:60] + "..."

@@ -95,6 +95,36 @@ async def test_a_frame_without_a_number_is_answered_without_one(stream_id: objec
     assert said[0][1]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("1" + "0" * 30, "1" + "0" * 30),
+        ("-9223372036854775809", "-9223372036854775809"),
+        ("1.5", "1.5"),
+        ("true", "true"),
+        ("null", "null"),
+        ('"7"', '"7"'),
+        ("[7]", "a list of 1"),
+    ],
+)
+async def test_what_is_no_streams_number_is_quoted_as_it_was_written(
+    written: str, shown: str
+) -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.socket.send(f'CANCEL {{"stream_id": {written}}}')
+        _, told = await talk.hear()
+
+    rule = "`stream_id` must be a whole number of at most 64 bits"
+    assert told["error"] == f"{rule}. Given: {shown}"
+
+
+async def test_numbers_of_64_bits_are_streams() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        for stream_id in (2**64 - 1, -(2**63)):
+            said = await talk.ask("GENERATE", stream_id, prompt=ONCE, max_tokens=1)
+            assert said[0][1]["stream_id"] == stream_id
+
+
 async def test_a_mask_of_a_megabyte_is_taken_and_its_first_wrong_id_named() -> None:
     bias = {str(token_id): -100 for token_id in range(2, VOCAB_SIZE)}
     wrong = bias | {str(10_000_000 + index): -100 for index in range(80_000)}
