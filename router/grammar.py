@@ -6,7 +6,7 @@ are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`, `l
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import orjson
@@ -38,7 +38,9 @@ _SPACED = (Kind.JSON_SCHEMA, Kind.LARK)
 class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
 
-    The other fields are those of `ConstraintSpec` and `Constraint`, None where nothing was said.
+    `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`, None where
+    nothing was said. `told`: of parts of the value that the client wrote elsewhere or otherwise,
+    how it did, for messages.
     """
 
     kind: Kind
@@ -46,6 +48,7 @@ class RawGrammar:
     whitespace: Whitespace | None = None
     lenient: bool | None = None
     cuts: bool | None = None
+    told: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""

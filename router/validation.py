@@ -6,7 +6,7 @@ HTTP; names are spelt as the caller says.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from constraints.spec import StopRule
@@ -154,7 +154,10 @@ class Validation:
         for field, part in raw.grammar_parts:
             await _checked(self._checks, part.constraint(field), StopRule(), max_len, field)
         stops = StopRule(stop.stop_strings, kept=stop.keep_stop_string)
-        return await _checked(self._checks, constraint, stops, max_len, name)
+        try:
+            return await _checked(self._checks, constraint, stops, max_len, name)
+        except ConstraintRefused as error:
+            raise _retold(error, {} if raw.grammar is None else raw.grammar.told) from error
 
     @property
     def _max_input_len(self) -> int:
@@ -196,3 +199,15 @@ async def _checked(
     except Unserved as error:
         raise Unserved(f"`{field}`: {error}", field) from error
     return checked.constraint
+
+
+def _retold(error: ConstraintRefused, told: Mapping[str, str]) -> ConstraintRefused:
+    """The refusal with parts of the constraint as the client wrote them."""
+    message = str(error)
+    for part in sorted(told, key=len, reverse=True):
+        message = message.replace(f"`{part}`", told[part])
+    details = dict(error.details)
+    parts = details.get("parts")
+    if isinstance(parts, list):
+        details["parts"] = [told.get(part, part) for part in parts]
+    return ConstraintRefused(message, error.reason, details, error.field)

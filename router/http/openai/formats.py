@@ -12,15 +12,12 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from constraints.errors import ConstraintError
 from constraints.spec import Kind, Whitespace
-from constraints.where.parser import parse
-from constraints.where.terms import Contains, Expression, Matches, Not, all_of
-from constraints.where.writing import text
 from router.errors import InvalidRequest, Unserved
 from router.grammar import RawGrammar
 from router.http.body import Schema
 from router.http.grammar_field import CUTS
+from router.http.openai.bad_words import NamedGrammar, without
 
 _ANY_OBJECT = {"type": "object"}
 _VALUED = {
@@ -50,8 +47,6 @@ _SPACINGS: Mapping[str, Whitespace] = MappingProxyType(
         **dict.fromkeys(("\\s*", "[ \\t\\n\\r]*", "[ \\n\\r\\t]*"), Whitespace.FLEXIBLE),
     }
 )
-
-NamedGrammar = tuple[str, RawGrammar]
 
 
 class Options(Schema):
@@ -187,7 +182,7 @@ class Formats(Schema):
         """
         found = self._shaped()
         if self.bad_words:
-            found = _without(self.bad_words, found)
+            found = without(self.bad_words, found)
         if found is None:
             return None
         (name, grammar), pattern = found, "guided_whitespace_pattern"
@@ -217,47 +212,6 @@ class Formats(Schema):
             first, second = found[0][0], found[1][0]
             raise InvalidRequest(f"`{first}` and `{second}` cannot both shape an answer", second)
         return found[0] if found else None
-
-
-def _without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGrammar:
-    """Texts in which none of these words stands: any, or those of a grammar.
-
-    Raises InvalidRequest beside a grammar in which that cannot be said.
-    """
-    if not all(words):
-        raise InvalidRequest("`bad_words` must be strings, none empty", "bad_words")
-    terms: list[Expression] = [Not(Contains(word)) for word in dict.fromkeys(words)]
-    if shaped is None:
-        return "bad_words", RawGrammar(Kind.WHERE, text(all_of(terms)))
-    name, grammar = shaped
-    match grammar.kind, grammar.value:
-        case Kind.REGEX, str(pattern) if pattern:
-            value: object = text(all_of([Matches(pattern), *terms]))
-        case Kind.WHERE, str(written):
-            try:
-                value = text(all_of([parse(written), *terms]))
-            except ConstraintError:
-                return shaped  # which is refused in its own words
-        case Kind.CHOICE, list(choices):
-            return name, replace(grammar, value=_kept(choices, words))
-        case Kind.JSON_SCHEMA | Kind.LARK | Kind.GBNF, _:
-            rule = "are kept beside `regex`, `choice` and `where`, not beside JSON and grammars"
-            raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
-        case _:
-            return shaped
-    return name, replace(grammar, kind=Kind.WHERE, value=value)
-
-
-def _kept(choices: list[Any], words: list[str]) -> list[Any]:
-    """The choices without any of these words."""
-    kept = [
-        choice
-        for choice in choices
-        if not (isinstance(choice, str) and any(word in choice for word in words))
-    ]
-    if choices and not kept:
-        raise InvalidRequest("each of the choices has one of `bad_words` in it", "bad_words")
-    return kept
 
 
 def _named(field: str, kind: Kind, value: Any) -> NamedGrammar:

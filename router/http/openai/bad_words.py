@@ -1,0 +1,85 @@
+"""`bad_words`: strings that stand in no answer, joined to the grammar asked for beside them.
+
+What the client wrote in two fields becomes one expression, and messages tell of it in its words.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from constraints.errors import ConstraintError
+from constraints.spec import Kind
+from constraints.where.cursor import MAX_TEXT_LEN
+from constraints.where.parser import parse
+from constraints.where.terms import Contains, Expression, Matches, Not, all_of
+from constraints.where.writing import text
+from router.errors import InvalidRequest
+from router.given import quoted
+from router.grammar import RawGrammar
+
+# Half of what an expression may have, so that one beside them has room.
+_MAX_WORDS = 500
+
+# The field, and what stands there.
+NamedGrammar = tuple[str, RawGrammar]
+
+
+def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGrammar:
+    """Texts in which none of these words stands: any, or those of a grammar.
+
+    Raises InvalidRequest beside a grammar in which that cannot be said.
+    """
+    if not all(words):
+        raise InvalidRequest("`bad_words` must be strings, none empty", "bad_words")
+    absent: dict[str, Expression] = {word: Not(Contains(word)) for word in words}
+    if len(absent) > _MAX_WORDS:
+        raise InvalidRequest(
+            f"`bad_words` must be at most {_MAX_WORDS} different strings. Given: {len(absent)}",
+            "bad_words",
+        )
+    terms = list(absent.values())
+    told = {text(term): f"`bad_words` {quoted(word)}" for word, term in absent.items()}
+    if shaped is None:
+        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), told=told)
+    name, grammar = shaped
+    match grammar.kind, grammar.value:
+        case Kind.REGEX, str(pattern) if pattern:
+            matches = Matches(pattern)
+            value = _joined([matches, *terms], name)
+            told[text(matches)] = f"`{name}` {quoted(pattern)}"
+        case Kind.WHERE, str(written):
+            try:
+                expression = parse(written)
+            except ConstraintError:
+                return shaped  # which is refused in its own words
+            value = _joined([expression, *terms], name)
+        case Kind.CHOICE, list(choices):
+            return name, replace(grammar, value=_kept(choices, words, name))
+        case Kind.JSON_SCHEMA | Kind.LARK | Kind.GBNF, _:
+            rule = "are kept beside `regex`, `choice` and `where`, not beside JSON and grammars"
+            raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
+        case _:
+            return shaped
+    return name, replace(grammar, kind=Kind.WHERE, value=value, told=told)
+
+
+def _joined(terms: list[Expression], name: str) -> str:
+    """All of it as one `where`. Raises InvalidRequest where that is too long."""
+    written = text(all_of(terms))
+    if len(written.encode("utf-8", "surrogatepass")) > MAX_TEXT_LEN:
+        beside = "" if name == "bad_words" else f" and `{name}`"
+        rule = f"must have fewer than {MAX_TEXT_LEN} bytes together, with 14 for each word"
+        raise InvalidRequest(f"`bad_words`{beside} {rule}", "bad_words")
+    return written
+
+
+def _kept(choices: list[Any], words: list[str], name: str) -> list[Any]:
+    """The choices without any of these words."""
+    kept = [
+        choice
+        for choice in choices
+        if not (isinstance(choice, str) and any(word in choice for word in words))
+    ]
+    if choices and not kept:
+        rule = f"each of the choices of `{name}` has one of `bad_words` in it"
+        raise InvalidRequest(rule, "bad_words")
+    return kept

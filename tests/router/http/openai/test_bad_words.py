@@ -1,0 +1,34 @@
+"""Strings that stand in no answer, beside the grammars that are asked for."""
+
+import pytest
+
+from constraints.spec import Kind
+from router.errors import InvalidRequest
+from router.grammar import RawGrammar
+from router.http.openai.bad_words import without
+
+
+def test_parts_are_told_by_the_fields_that_hold_them() -> None:
+    name, grammar = without(["a", "b`"], ("guided_regex", RawGrammar(Kind.REGEX, "[ab]")))
+    assert name == "guided_regex"
+    assert grammar.told == {
+        'regex(X, "[ab]")': '`guided_regex` "[ab]"',
+        '"a" not in X': '`bad_words` "a"',
+        '"b`" not in X': '`bad_words` "b`"',
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern", "fields"),
+    [
+        (["b" * 99_990], None, "`bad_words` must"),
+        (["b" * 60_000], "a" * 60_000, "`bad_words` and `guided_regex` must"),
+    ],
+)
+def test_words_that_are_too_long_together_are_refused(
+    words: list[str], pattern: str | None, fields: str
+) -> None:
+    shaped = None if pattern is None else ("guided_regex", RawGrammar(Kind.REGEX, pattern))
+    with pytest.raises(InvalidRequest, match=fields) as refused:
+        without(words, shaped)
+    assert refused.value.field == "bad_words"
