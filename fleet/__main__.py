@@ -24,6 +24,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from fleet.commands import ServerRules
 from fleet.config import Told, read_config
 from fleet.http.front import Front
 from fleet.http.own import OwnRoutes
@@ -34,7 +35,7 @@ from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
 from fleet.names import AnyModel, ListedModels, Names
 from fleet.roster import Roster, RosterRules
-from fleet.servers import LaunchedServers, ServerRules
+from fleet.servers import LaunchedServers
 from launcher.console import Console
 from launcher.fleet_knobs import FleetConfig
 from router.errors import StartupFailed

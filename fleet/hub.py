@@ -4,7 +4,9 @@ Token, cache and whether to be offline are those of huggingface_hub (HF_TOKEN, H
 HF_HUB_CACHE, HF_HUB_OFFLINE).
 """
 
+import json
 import re
+from pathlib import Path
 from typing import Protocol
 
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
@@ -25,10 +27,14 @@ from fleet.errors import LoadFailed, UnknownModel
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _RETRY_AFTER_S = 30.0
 _CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
 
 
 class Hub(Protocol):
     """Where models come from that are no local folders."""
+
+    def has_here(self, name: str) -> bool:
+        """Whether its cache knows the model: nobody else is asked."""
 
     def require(self, name: str) -> None:
         """Raises UnknownModel or LoadFailed when `name` cannot be had. May take seconds."""
@@ -37,14 +43,16 @@ class Hub(Protocol):
 class HuggingFaceHub:
     """The hub of huggingface_hub."""
 
+    def has_here(self, name: str) -> bool:
+        """Whether the cache has the model's config."""
+        return _is_id(name) and _cached(name, _CONFIG) is not None
+
     def require(self, name: str) -> None:
         """Raises UnknownModel when the hub has no such model for us, LoadFailed when it is not
         reached."""
-        if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+        if not _is_id(name):
             raise UnknownModel(name, "a model of the hub is NAME or OWNER/NAME")
         try:
-            if isinstance(try_to_load_from_cache(name, _CONFIG), str):
-                return
             hf_hub_download(name, _CONFIG)
         except HFValidationError as error:
             raise UnknownModel(name, "a model of the hub is NAME or OWNER/NAME") from error
@@ -67,3 +75,28 @@ class HuggingFaceHub:
             raise LoadFailed(
                 f"the hub was asked for {name!r} and failed: {reason}", _RETRY_AFTER_S
             ) from error
+
+
+def is_cached(name: str) -> bool:
+    """Whether the cache has a model's weights and config: nothing large has to be fetched."""
+    if not _is_id(name) or _cached(name, _CONFIG) is None:
+        return False
+    if _cached(name, _WEIGHTS) is not None:
+        return True
+    index = _cached(name, f"{_WEIGHTS}.index.json")
+    if index is None:
+        return False
+    try:
+        parts = set(json.loads(Path(index).read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(parts) and all(_cached(name, str(part)) is not None for part in parts)
+
+
+def _is_id(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and ".." not in name and "--" not in name
+
+
+def _cached(name: str, file: str) -> str | None:
+    found = try_to_load_from_cache(name, file)
+    return found if isinstance(found, str) else None

@@ -9,27 +9,23 @@ Everything runs in one event loop; the roster is changed here alone.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-from fleet.errors import LoadFailed, NoRoom, NotNow, ShuttingDown, StillLoading
+from fleet.berth import State
+from fleet.errands import Errands
+from fleet.errors import LoadFailed, NotNow, ShuttingDown
 from fleet.lease import Lease, Waiting, WaitingRoom
 from fleet.metrics import FleetMetrics
 from fleet.names import Model
-from fleet.roster import Check, Load, Roster, State
+from fleet.patience import notice, state_of, too_late
+from fleet.roster import Check, Load, Roster
 from fleet.servers import DidNotStart, Server, Servers
 from launcher.readiness import socket_listens
 
 _logger = logging.getLogger("fleet")
 
-_RETRY_AFTER_S = 5.0
 _NEXT_SERVER_S = 1.0
-_DOING: Mapping[State, str] = MappingProxyType(
-    {State.LOADING: "loaded", State.CHECKING: "fetched or checked"}
-)
 
 
 class Keeper:
@@ -51,9 +47,7 @@ class Keeper:
         self._servers: dict[str, Server] = {}
         self._models: dict[str, Model] = {}
         self._waiting = WaitingRoom()
-        self._tasks: set[asyncio.Task[None]] = set()
-        # Checks and loads, of which a model has one at a time.
-        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._errands = Errands()
         self._alarm: asyncio.TimerHandle | None = None
         self._is_closing = False
 
@@ -75,14 +69,13 @@ class Keeper:
         """Requests that run on a model."""
         return self._roster.berth(name).num_users
 
-    def waited_s(self, name: str) -> float:
-        """How long the model has been in its state."""
-        return self._clock() - self._roster.berth(name).since_s
-
     def waits_for(self, name: str) -> str:
         """What those who wait for a model wait for: "loading", or "queued" for room."""
-        is_coming = self._roster.berth(name).state in (State.LOADING, State.CHECKING)
-        return "loading" if is_coming else "queued"
+        return state_of(self._roster.waits_for(name))
+
+    def notice(self, name: str) -> str:
+        """The same, as clients are told."""
+        return notice(name, self._roster.waits_for(name), self._waited_s(name))
 
     def last_used(self) -> Model | None:
         """The ready model that was used last."""
@@ -105,11 +98,19 @@ class Keeper:
 
     async def lend(self, model: Model) -> Lease:
         """The model, loaded if need be. Raises NotNow: it cannot be had, or not in time."""
+        self._check(model.name)
+        lease = self.lend_ready(model.name)
+        if lease is not None:
+            return lease
+        is_at_hand = await self._sources.is_at_hand(model)
+        # Much may have happened meanwhile.
+        self._check(model.name)
+        return await self._wait(model, is_at_hand=is_at_hand)
+
+    def _check(self, name: str) -> None:
         if self._is_closing:
             raise ShuttingDown("the server is shutting down", _NEXT_SERVER_S)
-        self._roster.check(model.name, self._clock())
-        lease = self.lend_ready(model.name)
-        return lease if lease is not None else await self._wait(model)
+        self._roster.check(name, self._clock())
 
     def suspect(self, lease: Lease) -> None:
         """The lease's server did not answer. If nobody is there, the model is loaded anew."""
@@ -120,13 +121,12 @@ class Keeper:
             return
         _logger.error("the server of %s does not answer", name)
         self._roster.unload(name, self._clock())
-        self._spawn(self._unload(name, "died"))
+        self._errands.begin(self._unload(name, "died"))
 
     async def drain(self) -> None:
         """Lends nothing more, and ends every server when what runs there has ended."""
         self._is_closing = True
-        for coming in self._coming.values():
-            coming.cancel()
+        self._errands.give_up()
         for name in self._waiting.names():
             self._refuse(name, ShuttingDown("the server is shutting down", _NEXT_SERVER_S))
         if self._alarm is not None:
@@ -134,20 +134,19 @@ class Keeper:
         for name, state in self.states().items():
             if state is State.READY:
                 self._roster.unload(name, self._clock())
-                self._spawn(self._unload(name, "stop"))
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+                self._errands.begin(self._unload(name, "stop"))
+        await self._errands.until_done()
 
     def hurry(self) -> None:
         """Ends at once what `drain` waits for."""
         for server in self._servers.values():
             server.hurry()
 
-    async def _wait(self, model: Model) -> Lease:
+    async def _wait(self, model: Model, *, is_at_hand: bool) -> Lease:
         name, started_s = model.name, self._clock()
         self._models[name] = model
         waiting = self._waiting.enter(model)
-        self._roster.wait(name, started_s)
+        self._roster.wait(name, started_s, is_at_hand=is_at_hand)
         self._metrics.waiting.set(self._metrics.waiting.value() + 1)
         self._advance()
         try:
@@ -156,7 +155,8 @@ class Keeper:
         except TimeoutError:
             if waiting.granted.done():
                 return waiting.granted.result()
-            raise self._too_late(model) from None
+            wait, so_far_s = self._roster.waits_for(name), self._waited_s(name)
+            raise too_late(name, wait, so_far_s, self._load_timeout_s) from None
         except asyncio.CancelledError:
             if waiting.granted.done() and not waiting.granted.exception():
                 waiting.granted.result().release()
@@ -172,20 +172,9 @@ class Keeper:
             self._roster.unwait(waiting.model.name)
             self._advance()
 
-    def _too_late(self, model: Model) -> NotNow:
-        state = self._roster.berth(model.name).state
-        told = f"within {self._load_timeout_s:g} s (--model-load-timeout)"
-        if state in (State.LOADING, State.CHECKING):
-            so_far = f"{self.waited_s(model.name):.0f} s so far"
-            return StillLoading(
-                f"the model {model.name!r} is still being {_DOING[state]}, {so_far}; it was not "
-                f"ready {told}",
-                _RETRY_AFTER_S,
-            )
-        return NoRoom(
-            f"there was no room for the model {model.name!r} {told}: the models in memory are busy",
-            _RETRY_AFTER_S,
-        )
+    def _waited_s(self, name: str) -> float:
+        """How long the model has been in its state."""
+        return self._clock() - self._roster.berth(name).since_s
 
     def _advance(self) -> None:
         """Carries out what the roster decides, until it has no more to say."""
@@ -194,12 +183,13 @@ class Keeper:
         self._grant()
         while (step := self._roster.next_step(self._clock())) is not None:
             if isinstance(step, Load):
-                self._coming[step.name] = self._spawn(self._load(step))
+                self._errands.bring(step.name, self._load(step))
             elif isinstance(step, Check):
-                self._coming[step.name] = self._spawn(self._check(self._models[step.name]))
+                self._errands.bring(step.name, self._look_over(self._models[step.name]))
             else:
                 has_demand = self._roster.num_waiting > 0
-                self._spawn(self._unload(step.name, "room" if has_demand else "idle"))
+                cause = "room" if has_demand else "idle"
+                self._errands.begin(self._unload(step.name, cause))
             self._grant()
         self._grant()
         self._metrics.show_states({name: str(state) for name, state in self.states().items()})
@@ -236,17 +226,11 @@ class Keeper:
         for waiting in refused:
             waiting.granted.set_exception(error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _check(self, model: Model) -> None:
+    async def _look_over(self, model: Model) -> None:
         name = model.name
         _logger.info("checking %s", name)
         try:
-            async with self._in_words(name):
+            async with self._errands.in_words(name):
                 await self._sources.check(model)
         except DidNotStart as error:
             self._not_loaded(name, str(error), "refused")
@@ -258,7 +242,7 @@ class Keeper:
         name, started_s = load.name, self._clock()
         _logger.info("loading %s", name)
         try:
-            async with self._in_words(name):
+            async with self._errands.in_words(name):
                 server = await self._sources.start(self._models[name], load.num_others)
         except DidNotStart as error:
             self._not_loaded(name, str(error), "failed", load.instead_of)
@@ -271,25 +255,10 @@ class Keeper:
         self._roster.loaded(name, self._clock())
         if self._is_closing:
             self._roster.unload(name, self._clock())
-            self._spawn(self._unload(name, "stop"))
+            self._errands.begin(self._unload(name, "stop"))
             return
-        self._spawn(self._watch(name, server))
+        self._errands.begin(self._watch(name, server))
         self._advance()
-
-    @asynccontextmanager
-    async def _in_words(self, name: str) -> AsyncIterator[None]:
-        """Whatever goes wrong within is a DidNotStart: else the model would be coming for ever."""
-        try:
-            yield
-        except DidNotStart:
-            raise
-        except asyncio.CancelledError as error:
-            raise DidNotStart("the server is shutting down") from error
-        except Exception as error:
-            _logger.exception("loading %s failed by a bug", name)
-            raise DidNotStart("a bug; the server's log has more") from error
-        finally:
-            del self._coming[name]
 
     def _not_loaded(
         self, name: str, reason: str, outcome: str, instead_of: Sequence[str] = ()

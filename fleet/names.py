@@ -9,10 +9,12 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from fleet.aside import aside
 from fleet.errors import LoadFailed, NoModelNamed, NotNow, UnknownModel
 from fleet.hub import Hub
 
@@ -89,8 +91,9 @@ class ListedModels:
 class AnyModel:
     """Every model below `root`, by its path there; every model of `hub`, unless there is none.
 
-    What the hub does not have is remembered for `memory_s`, and asked for once at a time. Who asks
-    waits for at most `patience_s`; what was found later is there for the next one.
+    What the hub's cache has is found at once, whoever waits for the hub itself. What that does not
+    have is remembered for `memory_s`, and asked for once at a time. Who asks waits for at most
+    `patience_s`; what was found later is there for the next one.
     """
 
     def __init__(
@@ -160,11 +163,14 @@ class AnyModel:
         return relative
 
     async def _ask_hub(self, name: str) -> None:
+        assert self._hub is not None
         until_s, refusal = self._refusals.get(name, (0.0, None))
         if refusal is not None and self._clock() < until_s:
             raise refusal.with_traceback(None)
         lookup = self._lookups.get(name)
         if lookup is None:
+            if self._hub.has_here(name):
+                return
             lookup = self._lookups[name] = asyncio.create_task(self._look_up(name))
             lookup.add_done_callback(lambda task: self._looked_up(name, task))
         try:
@@ -173,7 +179,7 @@ class AnyModel:
                 await asyncio.shield(lookup)
         except TimeoutError:
             raise LoadFailed(
-                f"the hub was asked for {name!r} and has not answered in {self._patience_s:g} s",
+                f"the hub has not told of {name!r} within {self._patience_s:g} s",
                 self._memory_s,
             ) from None
 
@@ -187,7 +193,7 @@ class AnyModel:
         assert self._hub is not None
         async with self._slots:
             try:
-                await asyncio.to_thread(self._hub.require, name)
+                await aside(partial(self._hub.require, name))
             except (UnknownModel, LoadFailed) as error:
                 if len(self._refusals) >= _MAX_REMEMBERED:
                     self._refusals.clear()

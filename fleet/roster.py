@@ -9,55 +9,17 @@ one thing and notes it; whoever asked carries it out and tells `loaded`, `failed
   stays; but once it had its turn of `turn_s` while another waited, it takes no further users, and
   leaves behind the last of those it has. So a busy model delays another one, and never starves it.
 * Before a model leaves for another one, that one is checked as far as can be without loading it.
+* A model that is not at hand is fetched before it takes anybody's place, in memory or in the line
+  of those at hand: that may take hours.
 * A model that could not be loaded is not tried again before `retry_after_s`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
 
+from fleet.berth import TRANSITIONS, Berth, Move, State, Wait
 from fleet.errors import LoadFailed
 
-
-class State(StrEnum):
-    """Of a model."""
-
-    ABSENT = "absent"
-    CHECKING = "checking"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
-
-
-class Move(StrEnum):
-    """What changes a state."""
-
-    CHECK = "check"
-    PASSED = "passed"
-    LOAD = "load"
-    LOADED = "loaded"
-    REFUSED = "refused"
-    UNLOAD = "unload"
-    GONE = "gone"
-
-
-TRANSITIONS: Mapping[tuple[State, Move], State] = MappingProxyType(
-    {
-        (State.ABSENT, Move.CHECK): State.CHECKING,
-        (State.FAILED, Move.CHECK): State.CHECKING,
-        (State.CHECKING, Move.PASSED): State.ABSENT,
-        (State.CHECKING, Move.REFUSED): State.FAILED,
-        (State.ABSENT, Move.LOAD): State.LOADING,
-        (State.FAILED, Move.LOAD): State.LOADING,
-        (State.LOADING, Move.LOADED): State.READY,
-        (State.LOADING, Move.REFUSED): State.FAILED,
-        (State.READY, Move.UNLOAD): State.DRAINING,
-        (State.DRAINING, Move.GONE): State.ABSENT,
-    }
-)
-# So that one that is being fetched does not keep others waiting which pass at once.
+# Of those at hand, and of the others, so that what is fetched keeps nobody waiting who passes soon.
 _MAX_CHECKS = 4
 _IN_MEMORY = frozenset({State.LOADING, State.READY, State.DRAINING})
 
@@ -93,32 +55,6 @@ class Unload:
     """Unload this model."""
 
     name: str
-
-
-@dataclass(slots=True)
-class Berth:
-    """One model's place in the books. Written by the roster alone.
-
-    `generation` counts its servers; `since_s` is when its state began. `is_closing`: ready, but no
-    further user comes in. `is_sound`: it was checked, and others may leave for it.
-    """
-
-    name: str
-    state: State = State.ABSENT
-    since_s: float = 0.0
-    used_s: float = 0.0
-    generation: int = 0
-    num_users: int = 0
-    num_waiting: int = 0
-    waiting_since_s: float = 0.0
-    is_closing: bool = False
-    is_sound: bool = False
-    failure: str = ""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a request may begin now."""
-        return self.state is State.READY and not self.is_closing
 
 
 class Roster:
@@ -178,9 +114,11 @@ class Roster:
             berth.num_users -= 1
             berth.used_s = now_s
 
-    def wait(self, name: str, now_s: float) -> None:
+    def wait(self, name: str, now_s: float, *, is_at_hand: bool = True) -> None:
         """Another request waits for the model."""
         berth = self._berths.setdefault(name, Berth(name))
+        if berth.state is not State.CHECKING:
+            berth.is_at_hand = is_at_hand
         if not berth.num_waiting:
             berth.waiting_since_s = now_s
         berth.num_waiting += 1
@@ -191,6 +129,16 @@ class Roster:
         assert berth.num_waiting >= count, f"nobody waits for {name}"
         berth.num_waiting -= count
 
+    def waits_for(self, name: str) -> Wait:
+        """What those who wait for the model wait for."""
+        berth = self.berth(name)
+        if berth.state is State.LOADING:
+            return Wait.LOAD
+        if berth.state is State.CHECKING:
+            return Wait.CHECK
+        is_in_line = not berth.is_sound and self._is_line_full(berth)
+        return Wait.LINE if is_in_line else Wait.ROOM
+
     def next_step(self, now_s: float) -> Check | Load | Unload | None:
         """What is to be done now, noted as begun. To be asked again until it is None."""
         missing = self._missing()
@@ -199,13 +147,16 @@ class Roster:
             self._left.clear()
         num_free = self._rules.max_loaded - self.num_loaded
         loadable = [berth for berth in missing if berth.state is not State.DRAINING]
-        if loadable and num_free > 0 and not self._count(State.LOADING):
-            return self._load(loadable[0], now_s)
+        near = [berth for berth in loadable if berth.is_at_hand or berth.is_sound]
+        if near and num_free > 0 and not self._count(State.LOADING):
+            return self._load(near[0], now_s)
         num_coming = num_free + self._count(State.DRAINING)
-        unproven = [berth for berth in loadable if not berth.is_sound]
-        if len(missing) > num_coming and unproven and self._count(State.CHECKING) < _MAX_CHECKS:
-            self._move(unproven[0], Move.CHECK, now_s)
-            return Check(unproven[0].name)
+        is_short = len(missing) > num_coming
+        for berth in loadable:
+            is_to_be_checked = not berth.is_sound and (is_short or not berth.is_at_hand)
+            if is_to_be_checked and not self._is_line_full(berth):
+                self._move(berth, Move.CHECK, now_s)
+                return Check(berth.name)
         return self._make_room(num_coming, now_s)
 
     def _load(self, berth: Berth, now_s: float) -> Load:
@@ -281,6 +232,11 @@ class Roster:
 
     def _count(self, state: State) -> int:
         return sum(berth.state is state for berth in self._berths.values())
+
+    def _is_line_full(self, berth: Berth) -> bool:
+        """Whether as many models of its kind are checked as may be."""
+        checking = [each for each in self._berths.values() if each.state is State.CHECKING]
+        return sum(each.is_at_hand == berth.is_at_hand for each in checking) >= _MAX_CHECKS
 
     def _missing(self) -> list[Berth]:
         """Models that somebody waits for and that are to be loaded, the longest wait first."""

@@ -4,20 +4,19 @@ The child ends when this process does, however that ends; see its --parent-pid.
 """
 
 import asyncio
-import contextlib
-import json
-import os
-import re
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from fleet.aside import aside
+from fleet.commands import ServerRules
+from fleet.hub import is_cached
 from fleet.memory import anonymous_bytes
 from fleet.names import Model
+from fleet.reasons import reason_of
 from launcher.child import Child
 from launcher.console import Console
 from launcher.readiness import answers_health
@@ -28,11 +27,7 @@ _POLL_S = 0.05
 # A child's own steps of ending, behind its drain.
 _STOP_SLACK_S = 30.0
 _FAILED_STOP_S = 5.0
-_MAX_REASON_LEN = 500
 _MAX_REMEMBERED = 1000
-# In front of the lines of others that an error quotes.
-_INDENT = "    "
-_SPEAKER = re.compile(r"\S+( \d+)? \| ")
 # Of this process alone; what a child has instead is in its command.
 _FRONTS_OWN = frozenset(
     {
@@ -78,6 +73,10 @@ class Server(Protocol):
 class Servers(Protocol):
     """Where servers come from."""
 
+    async def is_at_hand(self, model: Model) -> bool:
+        """Whether nothing of a model has to be fetched."""
+        ...
+
     async def check(self, model: Model) -> None:
         """Finds out what may be wrong with a model, without its memory. Raises DidNotStart. May be
         cancelled."""
@@ -86,39 +85,6 @@ class Servers(Protocol):
     async def start(self, model: Model, num_others: int) -> Server:
         """A server that is ready, beside so many others. Raises DidNotStart. May be cancelled."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServerRules:
-    """What all children share. `flags` are those of `launcher serve`.
-
-    `memory_fraction`: what all of them together may fill of a GPU, shared by `max_loaded`.
-    """
-
-    flags: Sequence[str]
-    folder: Path
-    max_loaded: int
-    memory_fraction: float
-    graceful_timeout_s: float
-
-    def argv(self, model: Model, socket: Path, num_others: int) -> list[str]:
-        """The command of one child."""
-        # A share is counted with what others hold already.
-        share = self.memory_fraction * (num_others + 1) / self.max_loaded
-        return [*self._serve(model, share), "--http-uds", str(socket)]
-
-    def check_argv(self, model: Model, needs_file: Path) -> list[str]:
-        """The command that looks a model over, and writes what it needs of the host."""
-        # What others hold of a GPU they may give back.
-        argv = [*self._serve(model, self.memory_fraction), "--dry-run"]
-        # Each takes a core for seconds, beside who computes; fetching takes none.
-        argv += ["--turn-file", str(self.folder / "turn")]
-        return [*argv, "--needs-file", str(needs_file)]
-
-    def _serve(self, model: Model, share: float) -> list[str]:
-        argv = [sys.executable, "-m", "launcher", "serve", model.source]
-        argv += ["--parent-pid", str(os.getpid()), "--served-model-name", model.name]
-        return [*argv, *self.flags, "--cuda-memory-fraction", f"{share:.4f}"]
 
 
 class LaunchedServer:
@@ -164,9 +130,11 @@ class LaunchedServers:
         environ: Mapping[str, str],
         console: Console,
         available: Callable[[], int | None] = _HOST.available_bytes,
+        is_cached: Callable[[str], bool] = is_cached,
     ) -> None:
         self._rules = rules
         self._available = available
+        self._is_cached = is_cached
         self._environ = {name: text for name, text in environ.items() if name not in _FRONTS_OWN}
         self._console = console
         self._num_started = 0
@@ -174,15 +142,19 @@ class LaunchedServers:
         self._children: set[Child] = set()
         self._sound: dict[str, _Sound] = {}
 
+    async def is_at_hand(self, model: Model) -> bool:
+        """Whether it is a folder, or its weights are in the hub's cache."""
+        return Path(model.source).is_dir() or await aside(partial(self._is_cached, model.source))
+
     async def check(self, model: Model) -> None:
         """Looks a model over in a child of its own; fetches it if need be."""
-        files = await asyncio.to_thread(_files_of, model)
+        files = await aside(partial(_files_of, model))
         known = self._sound.get(model.source)
-        room = await asyncio.to_thread(self._room)
+        room = await aside(self._room)
         if known is not None and known.files == files and (room is None or room >= known.enough):
             return
         needed = await self._look_over(model)
-        room = await asyncio.to_thread(self._room)
+        room = await aside(self._room)
         if room is not None and needed > room:
             raise DidNotStart(
                 f"weights of {needed / 2**30:.2f} GiB do not fit into the {room / 2**30:.2f} GiB"
@@ -207,8 +179,8 @@ class LaunchedServers:
         """A child that answers GET /health/ready."""
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
-        files = await asyncio.to_thread(_files_of, model)
-        available = await asyncio.to_thread(self._available)
+        files = await aside(partial(_files_of, model))
+        available = await aside(self._available)
         child = await self._child(model.name, self._rules.argv(model, socket, num_others))
         try:
             while not await answers_health("", 0, uds=socket):
@@ -267,28 +239,3 @@ def _files_of(model: Model) -> tuple[tuple[str, int, int], ...] | None:
     except OSError:
         return None
     return tuple((path.name, told.st_size, told.st_mtime_ns) for path, told in found)
-
-
-def reason_of(child: Child) -> str:
-    """Why it ended: the error that it told first, or how it ended."""
-    lines = list(child.last_lines)
-    for index, line in enumerate(lines):
-        words = _message(line)
-        if words.lower().startswith("error: "):
-            behind = list(takewhile(lambda line: line.startswith(_INDENT), lines[index + 1 :]))
-            return _told([*words[len("error: ") :].splitlines(), *behind])[:_MAX_REASON_LEN]
-    return child.death_notice().splitlines()[0].split(";")[0][:_MAX_REASON_LEN]
-
-
-def _told(lines: Sequence[str]) -> str:
-    """An error in a line: its first one, with what a process said last behind how it ended."""
-    first, *rest = lines
-    how, announces, _ = first.partition("; its last lines:")
-    return f"{how}: {_message(rest[-1].strip())}" if announces and rest else how
-
-
-def _message(line: str) -> str:
-    """A line without its speaker, of a log for people or of JSON lines."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(line)["message"])
-    return _SPEAKER.sub("", line)

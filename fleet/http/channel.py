@@ -282,11 +282,7 @@ class Channel:
             await asyncio.sleep(delay_s)
             delay_s = _NEXT_NOTICE_S
             self._was_told = True
-            state = self._keeper.waits_for(model.name)
-            so_far_s = self._keeper.waited_s(model.name)
-            told = f"{model.name} waits for room: others are in memory"
-            if state == "loading":
-                told = f"{model.name} is being loaded: {so_far_s:.0f} s"
+            state, told = self._keeper.waits_for(model.name), self._keeper.notice(model.name)
             await self._notify(state, told)
 
     async def _notify(self, state: str, message: str) -> None:

@@ -12,13 +12,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from fleet.berth import State
 from fleet.errors import FleetError, UnknownModel
 from fleet.http.scraping import merge
 from fleet.http.upstream import ask
 from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
 from fleet.names import Names
-from fleet.roster import State
 from router.http.docs_page import page
 from router.http.errors import HttpError, model_not_found
 

@@ -49,17 +49,21 @@ class FakeServer:
 class FakeServers:
     """Starts servers when told to; `sockets` says where those of a model answer.
 
-    `faults` are found by a check, `refusals` by a load alone.
+    `faults` are found by a check, `refusals` by a load alone; `far` ones have to be fetched.
     """
 
     sockets: dict[str, Path] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
+    far: set[str] = field(default_factory=set)
     checked: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     others: list[int] = field(default_factory=list)
     by_name: dict[str, FakeServer] = field(default_factory=dict)
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def is_at_hand(self, model: Model) -> bool:
+        return model.name not in self.far
 
     async def check(self, model: Model) -> None:
         self.checked.append(model.name)

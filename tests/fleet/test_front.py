@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fleet.berth import State
 from fleet.names import AnyModel
-from fleet.roster import RosterRules, State
+from fleet.roster import RosterRules
 from tests.fleet.house import House, fleet_house
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import UnknownModel
-from fleet.hub import HuggingFaceHub
+from fleet.hub import HuggingFaceHub, is_cached
 
 ASK = """
 import sys
@@ -22,10 +22,21 @@ except FleetError as error:
 """
 
 
-def asked(name: str, home: Path, **environ: str) -> str:
+def cached(home: Path) -> Path:
+    """The snapshot's folder of org/name in this hub's cache, with a config."""
+    folder = home / "hub" / "models--org--name"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text("{}")
+    return snapshot
+
+
+def asked(name: str, home: Path, script: str = ASK, **environ: str) -> str:
     """What a process with this hub's home finds of a model."""
     return subprocess.run(
-        [sys.executable, "-c", ASK, name],
+        [sys.executable, "-c", script, name],
         env={**os.environ, "HF_HOME": str(home), **environ},
         capture_output=True,
         text=True,
@@ -41,12 +52,38 @@ def test_what_can_be_no_model_of_the_hub_is_not_asked_for(name: str) -> None:
 
 
 def test_a_model_in_the_cache_is_there(tmp_path: Path) -> None:
-    folder = tmp_path / "hub" / "models--org--name"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    (folder / "snapshots" / ("0" * 40) / "config.json").write_text("{}")
+    cached(tmp_path)
     assert asked("org/name", tmp_path, HF_HUB_OFFLINE="1") == "there\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "has_weights"),
+    [
+        pytest.param(["model.safetensors"], True, id="one-file"),
+        pytest.param(["model.safetensors.index.json", "a", "b"], True, id="all-parts"),
+        pytest.param(["model.safetensors.index.json", "a"], False, id="a-part-is-missing"),
+        pytest.param([], False, id="config-alone"),
+    ],
+)
+def test_a_model_is_at_hand_when_all_its_weights_are_cached(
+    tmp_path: Path, files: list[str], has_weights: bool
+) -> None:
+    snapshot = cached(tmp_path)
+    for name in files:
+        (snapshot / name).write_text('{"weight_map": {"x": "a", "y": "b"}}')
+    script = "from fleet.hub import is_cached; print(is_cached('org/name'))"
+    assert asked("", tmp_path, script) == f"{has_weights}\n"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {}}', '"x"'])
+def test_an_index_that_cannot_be_read_has_no_weights(tmp_path: Path, text: str) -> None:
+    (cached(tmp_path) / "model.safetensors.index.json").write_text(text)
+    script = "from fleet.hub import is_cached; print(is_cached('org/name'))"
+    assert asked("", tmp_path, script) == "False\n"
+
+
+def test_what_is_no_hub_id_is_not_cached() -> None:
+    assert not any(is_cached(name) for name in ("a b", "/models/x", "../x", ""))
 
 
 def test_offline_what_is_not_in_the_cache_does_not_exist(tmp_path: Path) -> None:

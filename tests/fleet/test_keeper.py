@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from fleet.berth import State
 from fleet.errors import LoadFailed, NoRoom, ShuttingDown, StillLoading
 from fleet.names import Model
-from fleet.roster import RosterRules, State
+from fleet.roster import RosterRules
 from tests.fleet.fakes import FakeServer, FakeServers, keeper_over, model
 
 
@@ -232,6 +233,42 @@ async def test_who_is_not_loaded_after_all_says_who_left_and_that_one_comes_back
     assert keeper.failure("b") == "out of luck"
     (await keeper.lend(model("a"))).release()
     assert servers.started == ["a", "b", "a"]
+
+
+async def test_who_waits_for_the_fetches_of_others_is_told_so() -> None:
+    class Slow(FakeServers):
+        async def check(self, model: Model) -> None:
+            await asyncio.sleep(60)
+
+    servers = Slow(far={f"far-{number}" for number in range(5)})
+    servers.may_start.set()
+    keeper = keeper_over(servers, load_timeout_s=0.2)
+    asking = [asyncio.create_task(keeper.lend(model(f"far-{number}"))) for number in range(5)]
+    await settled()
+    assert (keeper.waits_for("far-3"), keeper.waits_for("far-4")) == ("loading", "queued")
+    assert keeper.notice("far-4") == "far-4 waits for its turn to be fetched or checked: others are"
+    # The one place is free meanwhile.
+    (await keeper.lend(model("near"))).release()
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(each) for each in told] == [StillLoading] * 4 + [NoRoom]
+    assert "'far-4' to be fetched or checked did not come within 0.2 s" in str(told[4])
+    await keeper.drain()
+
+
+async def test_a_drain_while_it_is_found_out_where_a_model_is_refuses_it() -> None:
+    class Looking(FakeServers):
+        async def is_at_hand(self, model: Model) -> bool:
+            await looked.wait()
+            return True
+
+    looked = asyncio.Event()
+    keeper = keeper_over(Looking())
+    asking = asyncio.create_task(keeper.lend(model("a")))
+    await settled()
+    await keeper.drain()
+    looked.set()
+    with pytest.raises(ShuttingDown):
+        await asking
 
 
 async def test_who_waits_for_a_check_that_takes_too_long_is_told_so() -> None:

@@ -16,10 +16,14 @@ from fleet.names import AnyModel, ListedModels, Model
 class FakeHub:
     """Has the models that it is given; counts who asks."""
 
-    def __init__(self, *names: str, is_reachable: bool = True) -> None:
+    def __init__(self, *names: str, is_reachable: bool = True, cached: str = "") -> None:
         self.names = names
+        self.cached = cached
         self.asked: list[str] = []
         self.is_reachable = is_reachable
+
+    def has_here(self, name: str) -> bool:
+        return name == self.cached
 
     def require(self, name: str) -> None:
         self.asked.append(name)
@@ -150,7 +154,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
 
     hub = SlowHub("some/where")
     names = AnyModel(root, hub, 1.0, lambda: 0.0, patience_s=0.05)
-    with pytest.raises(LoadFailed, match=r"'some/where' and has not answered in 0\.05 s"):
+    with pytest.raises(LoadFailed, match=r"the hub has not told of 'some/where' within 0\.05 s"):
         await names.find("some/where")
     answers.set()
     # The first question is still the one that is answered.
@@ -160,3 +164,19 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
                 found = await names.find("some/where")
                 break
     assert found == Model("some/where", "some/where")
+
+
+async def test_what_the_cache_has_waits_for_nobody(root: Path) -> None:
+    answers = threading.Event()
+
+    class SlowHub(FakeHub):
+        def require(self, name: str) -> None:
+            answers.wait(30)
+
+    names = AnyModel(root, SlowHub(cached="org/known"), 1.0, lambda: 0.0, patience_s=30.0)
+    asking = [asyncio.create_task(names.find(f"org/{number}")) for number in range(9)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        assert await names.find("org/known") == Model("org/known", "org/known")
+    answers.set()
+    await asyncio.gather(*asking)

@@ -5,8 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fleet.berth import TRANSITIONS, Move, State, Wait
 from fleet.errors import LoadFailed
-from fleet.roster import TRANSITIONS, Check, Load, Move, Roster, RosterRules, State, Unload
+from fleet.roster import Check, Load, Roster, RosterRules, Unload
 
 RULES = RosterRules(max_loaded=1, turn_s=10.0, retry_after_s=30.0)
 
@@ -67,6 +68,51 @@ def test_where_there_is_room_nothing_is_checked() -> None:
     roster.leave("a", serve(roster, "a", 0), 1)
     roster.wait("b", 2)
     assert roster.next_step(2) == Load("b", 1)
+
+
+def test_a_model_that_has_to_be_fetched_takes_no_place_meanwhile() -> None:
+    roster = Roster(RULES)
+    roster.wait("far", 0, is_at_hand=False)
+    assert roster.next_step(0) == Check("far")
+    assert roster.next_step(0) is None
+    assert roster.waits_for("far") is Wait.CHECK
+    generation = serve(roster, "near", 1)
+    roster.passed("far", 2)
+    assert roster.next_step(2) is None
+    roster.leave("near", generation, 3)
+    assert roster.next_step(3) == Unload("near")
+    roster.gone("near", 4)
+    assert roster.next_step(4) == Load("far", 0, instead_of=("near",))
+
+
+def test_many_that_are_fetched_keep_nobody_waiting_who_is_at_hand() -> None:
+    roster = Roster(RULES)
+    roster.leave("a", serve(roster, "a", 0), 0)
+    for number in range(6):
+        roster.wait(f"far-{number}", 1, is_at_hand=False)
+    for number in range(4):
+        assert roster.next_step(1) == Check(f"far-{number}")
+    assert roster.next_step(1) is None
+    assert roster.waits_for("far-5") is Wait.LINE
+    roster.wait("near", 2)
+    prove(roster, "near", 2)
+    assert roster.next_step(2) == Unload("a")
+    roster.unwait("far-1")
+    roster.failed("far-1", "no such weights", 3)
+    assert roster.next_step(3) == Check("far-4")
+
+
+def test_many_that_are_checked_keep_nobody_from_being_fetched() -> None:
+    roster = Roster(RULES)
+    serve(roster, "a", 0)
+    for number in range(5):
+        roster.wait(f"near-{number}", 1)
+    assert [roster.next_step(1) for _ in range(5)][3:] == [Check("near-3"), None]
+    roster.wait("far", 2, is_at_hand=False)
+    assert roster.next_step(2) == Check("far")
+    assert roster.waits_for("near-4") is Wait.LINE
+    roster.passed("near-0", 3)
+    assert roster.waits_for("near-0") is Wait.ROOM
 
 
 def test_a_model_that_left_the_memory_is_checked_before_another_leaves_for_it() -> None:
@@ -223,6 +269,7 @@ class World(RuleBasedStateMachine):
         self.now_s = 0.0
         self.users: list[tuple[str, int]] = []
         self.to_check: set[str] = set()
+        self.proven: set[str] = set()
         self.to_load: set[str] = set()
         self.to_unload: set[str] = set()
         self.alarm_s: float | None = None
@@ -239,6 +286,8 @@ class World(RuleBasedStateMachine):
                 break
             if isinstance(step, Load):
                 assert len(self.to_load) == 0
+                assert self.roster.berth(step.name).is_at_hand or step.name in self.proven
+                self.proven.discard(step.name)
                 self.to_load.add(step.name)
             elif isinstance(step, Check):
                 self.to_check.add(step.name)
@@ -250,6 +299,11 @@ class World(RuleBasedStateMachine):
             raise AssertionError("the books never come to rest")
         self.alarm_s = self.roster.next_alarm_s(self.now_s)
         assert self.alarm_s is None or self.alarm_s > self.now_s
+
+    def pass_check(self) -> None:
+        name = self.to_check.pop()
+        self.roster.passed(name, self.now_s)
+        self.proven.add(name)
 
     def live_users(self) -> list[tuple[str, int]]:
         return [
@@ -269,8 +323,8 @@ class World(RuleBasedStateMachine):
     def is_overdue(self, name: str) -> bool:
         return self.now_s - self.roster.berth(name).used_s >= 20.0
 
-    @rule(name=NAMES)
-    def request_comes(self, name: str) -> None:
+    @rule(name=NAMES, is_at_hand=st.booleans())
+    def request_comes(self, name: str, is_at_hand: bool) -> None:
         try:
             self.roster.check(name, self.now_s)
         except LoadFailed:
@@ -278,7 +332,7 @@ class World(RuleBasedStateMachine):
         if self.roster.berth(name).is_open:
             self.users.append((name, self.roster.enter(name, self.now_s)))
         else:
-            self.roster.wait(name, self.now_s)
+            self.roster.wait(name, self.now_s, is_at_hand=is_at_hand)
         self.settle()
 
     @precondition(lambda self: self.users)
@@ -309,10 +363,10 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.to_check)
     @rule(goes_well=st.booleans())
     def check_ends(self, goes_well: bool) -> None:
-        name = self.to_check.pop()
         if goes_well:
-            self.roster.passed(name, self.now_s)
+            self.pass_check()
         else:
+            name = self.to_check.pop()
             self.roster.unwait(name, self.roster.berth(name).num_waiting)
             self.roster.failed(name, "bad luck", self.now_s)
         self.settle()
@@ -362,7 +416,7 @@ class World(RuleBasedStateMachine):
             while self.to_unload:
                 self.roster.gone(self.to_unload.pop(), self.now_s)
             while self.to_check:
-                self.roster.passed(self.to_check.pop(), self.now_s)
+                self.pass_check()
             while self.to_load:
                 self.roster.loaded(self.to_load.pop(), self.now_s)
             self.settle()

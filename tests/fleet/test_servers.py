@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fleet.commands import ServerRules
 from fleet.names import Model
-from fleet.servers import DidNotStart, LaunchedServers, ServerRules, reason_of
+from fleet.reasons import reason_of
+from fleet.servers import DidNotStart, LaunchedServers
 from launcher.child import Child
 from launcher.console import Console
 from tests.fleet.fakes import model
