@@ -24,6 +24,18 @@ class Decorator:
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a program surely says of holes that are not there yet, as a hole is asked.
+
+    `conditions` hold of them when they come, and of this one they do not speak. `decorated` are
+    holes whose variables decorators may change: later conditions see these, not what was written.
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    decorated: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
     """`[NAME]`, as the program has reached it.
@@ -31,7 +43,7 @@ class Hole:
     `kind` is what stands behind the colon: int, float, bool, str, a string (a regular expression),
     a dataclass, a dict (a JSON schema), a Subquery; None: nothing does.
     `conditions`: those of its string, then the program's own. `support`: the values of a
-    distribution over this hole, None if there is none.
+    distribution over this hole, None if there is none. `foreseen`: what is known of others.
     `is_last`: its program comes to no other hole behind it, whatever fills it.
     """
 
@@ -41,6 +53,7 @@ class Hole:
     decorators: tuple[Decorator, ...] = ()
     conditions: tuple[Condition, ...] = ()
     support: tuple[str, ...] | None = None
+    foreseen: Foreseen = field(default_factory=Foreseen)
     is_last: bool = False
 
 

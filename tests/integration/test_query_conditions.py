@@ -109,3 +109,12 @@ def test_random_programs_keep_their_conditions(server: RunningServer) -> None:
         assert program.broken(made) == [], program.text
         num_finished += 1
     assert num_finished > 10
+
+
+def test_lengths_that_sum_up_over_holes_take_one_request_for_each(server: RunningServer) -> None:
+    text = 'argmax\n    "A fox[A] and a goat[B]."\nwhere len(A) + len(B) == 9 and 2 * len(A) > 9'
+    result = run_sync(text, model=server.url)
+
+    lengths = [len(str(result[name])) for name in "AB"]
+    assert (sum(lengths), lengths[0] > 4) == (9, True)
+    assert [row.hole for row in result.requests] == ["A", "B"]

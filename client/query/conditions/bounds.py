@@ -6,11 +6,15 @@ Both are expressions of `constraints.where`. Where they are the same the conditi
 elsewhere the upper one is a mask that is never too strict, and the condition is left to be checked.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import assert_never
 
 from client.query.conditions.expressions import FALSE, TRUE, opposite
 from client.query.conditions.kinds import HoleKind
+from client.query.conditions.linear import Quantity
+from client.query.conditions.ranges import Range
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -46,6 +50,16 @@ OPEN = Bounds(FALSE, TRUE)
 
 
 @dataclass(frozen=True, slots=True)
+class Prospect:
+    """What is known of holes that are still to come: their kinds, and between which bounds numbers
+    of theirs lie.
+    """
+
+    kinds: Mapping[str, HoleKind] = field(default_factory=lambda: MappingProxyType({}))
+    ranges: Mapping[Quantity, Range] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
 class Current:
     """The hole at which conditions are read.
 
@@ -55,6 +69,11 @@ class Current:
     name: str
     kind: HoleKind
     values: Values
+    prospect: Prospect = field(default_factory=Prospect)
+
+    def kind_of(self, hole: str) -> HoleKind | None:
+        """The kind of a hole that is not finished; None: not known."""
+        return self.kind if hole == self.name else self.prospect.kinds.get(hole)
 
 
 def names_of(term: Term) -> frozenset[str]:

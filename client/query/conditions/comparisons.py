@@ -1,12 +1,12 @@
 """Comparisons, from what either side of one is to what is said of the current hole.
 
-a side:  known | the hole, or a measure of it | the same with numbers added | pieces to count
+a side:  known | the hole, or a measure of it | pieces to count | a sum of measures (amounts.py)
 """
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 
-from client.query.conditions import compare
+from client.query.conditions import amounts, compare
 from client.query.conditions.bounds import (
     OPEN,
     Bounds,
@@ -18,9 +18,8 @@ from client.query.conditions.bounds import (
 )
 from client.query.conditions.evaluate import operand
 from client.query.conditions.expressions import FALSE, opposite
-from client.query.conditions.kinds import INT, HoleKind
+from client.query.conditions.kinds import HoleKind
 from client.query.conditions.letter_case import FOLDS, MAX_LETTERS, containing, one_of
-from client.query.conditions.linear import Linear
 from client.query.conditions.operators import PIECES, operator_of, strings
 from client.query.conditions.relating import Missing, described
 from client.query.conditions.terms import Calculated, Called, Compared, Opaque, Ref, Term
@@ -59,7 +58,7 @@ class _Sort:
 
 
 _HOLE, _DECIMAL, _TYPE, _DARK = _Sort("hole"), _Sort("float"), _Sort("type"), _Sort("unknown")
-_Side = _Constant | _Pieces | _Folded | _Sort | Linear
+_Side = _Constant | _Pieces | _Folded | _Sort
 
 
 def _side(term: Term, current: Current) -> _Side:
@@ -72,8 +71,6 @@ def _side(term: Term, current: Current) -> _Side:
         case Called():
             name, about = operator_of(term), _side(term.arguments[0], current)
             return _applied(name, about, term.place, current)
-        case Calculated():
-            return _calculated(term, current)
         case Opaque():
             fold = fold_of(term, current)
             return _DARK if fold is None else _Folded(fold)
@@ -86,31 +83,6 @@ def fold_of(term: Term, current: Current) -> str | None:
     if not is_text or not isinstance(term, Opaque):
         return None
     return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
-
-
-def _calculated(term: Calculated, current: Current) -> _Side:
-    """A measure of the hole with whole numbers; all else is calculated when the hole is there."""
-    if current.kind.schema is not None:
-        return _DARK
-    left, right = _side(term.left, current), _side(term.right, current)
-    is_left = isinstance(left, _Constant)
-    about, other = (right, left) if is_left else (left, right)
-    number = bare(other.value) if isinstance(other, _Constant) else None
-    base = _linear(about, current.kind)
-    if base is None or type(number) is not int:
-        return _DARK
-    return base.calculated(term.symbol, number, is_left=is_left) or _DARK
-
-
-def _linear(side: _Side, kind: HoleKind) -> Linear | None:
-    match side:
-        case Linear():
-            return side
-        case _Sort(where.Measure() as measure):
-            return Linear(measure)
-        case _Sort("hole") if kind.name == INT.name:
-            return Linear(where.Measure.INT)
-    return None
 
 
 def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
@@ -134,8 +106,19 @@ def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
     return _Pieces(name)
 
 
+def _are_sums(term: Compared, current: Current) -> bool:
+    """Whether a side is calculated, or holes to come are compared with."""
+    is_calculated = any(isinstance(side, Calculated) for side in (term.left, term.right))
+    return is_calculated or not names_of(term) <= {current.name, *current.values}
+
+
 def compared(term: Compared, current: Current) -> Bounds:
     """What a comparison says of the current hole. Raises BadCondition."""
+    sums = amounts.compared(term, current) if _are_sums(term, current) else None
+    return _compared(term, current) if sums is None else sums
+
+
+def _compared(term: Compared, current: Current) -> Bounds:
     left, right = _side(term.left, current), _side(term.right, current)
     for side in (left, right):
         if isinstance(side, _Pieces) and not (term.relation in ("in", "not in") and side is right):
@@ -167,8 +150,6 @@ def _against(
 ) -> Bounds:
     """What is not known on the left, a constant on the right."""
     match side:
-        case Linear():
-            return _linear_against(side, relation, bare(constant), place)
         case _Sort(where.Measure() as measure):
             return exactly(compare.measured(measure, relation, constant, place))
         case _Folded(fold):
@@ -196,14 +177,6 @@ def _folded(fold: str, relation: str, constant: object, place: Place) -> where.E
         return None
     is_turned = relation in ("!=", "not in")
     return opposite(found) if found is not None and is_turned else found
-
-
-def _linear_against(side: Linear, relation: str, constant: object, place: Place) -> Bounds:
-    if relation not in compare.FLIPPED or type(constant) is not int:
-        return OPEN
-    if side.scale < 0:
-        relation = compare.FLIPPED[relation]
-    return exactly(compare.measured(side.measure, relation, side.bound(constant), place))
 
 
 def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:

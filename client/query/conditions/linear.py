@@ -1,16 +1,18 @@
-"""Whole numbers calculated from a measure of the hole: which bound a comparison with them means.
+"""Sums of measures of holes, with whole numbers added to them and times them.
 
-    2 * len(words(X)) + 1 <= 6      scale 2, shift 1      len(words(X)) <= 5/2
+    2 * len(words(X)) + 1 - Y       scales {words of X: 2, value of Y: -1}, shift 1
 
-Of whole numbers alone: these are exact, here and in Python.
+Of whole numbers these are exact, here and in Python. With decimals Python rounds: `is_rounded`.
 """
 
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
+from client.query.conditions.ranges import ANY, COUNTS, Number, Range
 from constraints.where.terms import Measure
 
 # What a condition may calculate with holes.
@@ -22,31 +24,75 @@ ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number of a hole that is not finished; `measure` None: the decimal that it is."""
+
+    hole: str
+    measure: Measure | None
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it is a whole number, none below zero."""
+        return self.measure not in (None, Measure.INT)
+
+    @property
+    def possible(self) -> Range:
+        """What it may be whatever the hole is."""
+        return COUNTS if self.is_count else ANY
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
-    """`scale * measure + shift`; the scale is not zero."""
+    """The sum of each quantity times its scale, and the shift.
 
-    measure: Measure
-    scale: int = 1
-    shift: int = 0
+    A scale may be zero: a quantity that cancels out has to be a number all the same.
+    """
 
-    def bound(self, constant: int) -> int | Fraction:
-        """What the measure is compared with where this is compared with a constant.
+    scales: Mapping[Quantity, Number] = field(default_factory=lambda: MappingProxyType({}))
+    shift: Number = 0
+    is_rounded: bool = False
 
-        Below zero the scale turns the comparison around.
-        """
-        bound = Fraction(constant - self.shift, self.scale)
-        return bound.numerator if bound.denominator == 1 else bound
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can be nothing but a whole number."""
+        numbers = (*self.scales.values(), self.shift)
+        are_whole = all(Fraction(number).denominator == 1 for number in numbers)
+        return are_whole and not self.is_rounded and all(q.measure for q in self.scales)
 
-    def calculated(self, symbol: str, number: int, *, is_left: bool) -> "Linear | None":
-        """`this symbol number`, or turned around if the number `is_left`; None: a constant."""
-        scale, shift = self.scale, self.shift
+    def calculated(self, symbol: str, other: "Linear") -> "Linear | None":
+        """`this symbol other`; None: no such sum."""
         match symbol:
             case "+":
-                return Linear(self.measure, scale, shift + number)
-            case "-" if is_left:
-                return Linear(self.measure, -scale, number - shift)
+                return self.plus(other)
             case "-":
-                return Linear(self.measure, scale, shift - number)
-            case "*" if number:
-                return Linear(self.measure, scale * number, shift * number)
-        return None
+                return self.plus(other.times(-1))
+        if other.scales and self.scales:
+            return None
+        about, number = (self, other) if self.scales else (other, self)
+        is_rounded = about.is_rounded or number.is_rounded
+        return Linear(about.times(number.shift).scales, about.shift * number.shift, is_rounded)
+
+    def plus(self, other: "Linear") -> "Linear":
+        """The sum of both."""
+        scales = dict(self.scales)
+        for quantity, scale in other.scales.items():
+            scales[quantity] = scales.get(quantity, 0) + scale
+        is_rounded = self.is_rounded or other.is_rounded
+        return Linear(MappingProxyType(scales), self.shift + other.shift, is_rounded)
+
+    def times(self, number: Number) -> "Linear":
+        """A multiple."""
+        scales = {quantity: scale * number for quantity, scale in self.scales.items()}
+        return Linear(MappingProxyType(scales), self.shift * number, self.is_rounded)
+
+    def range(self, ranges: Mapping[Quantity, Range]) -> Range:
+        """What it lies between where its quantities lie there; `ranges` may lack some."""
+        found = Range(self.shift, self.shift)
+        for quantity, scale in self.scales.items():
+            found = found.plus(ranges.get(quantity, quantity.possible).times(scale))
+        return found
+
+    def without(self, quantity: Quantity) -> "Linear":
+        """The rest of the sum."""
+        scales = {each: scale for each, scale in self.scales.items() if each != quantity}
+        return Linear(MappingProxyType(scales), self.shift, self.is_rounded)

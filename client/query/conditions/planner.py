@@ -8,21 +8,22 @@ only the server sees (phrases and patterns that exclude each other) it refuses.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from client.query.conditions.bounds import Bounds, Current, names_of
+from client.query.conditions.bounds import OPEN, Bounds, Current, names_of
+from client.query.conditions.declared import declared
 from client.query.conditions.expressions import FALSE, TRUE, all_of
-from client.query.conditions.kinds import FLOAT, INT, HoleKind, kind_of
-from client.query.conditions.operators import operator_of
+from client.query.conditions.kinds import FLOAT, INT, HoleKind
 from client.query.conditions.plan import Check, HolePlan, StopMode
+from client.query.conditions.prospects import prospect_of
 from client.query.conditions.reduce import bounds
 from client.query.conditions.request import asked
-from client.query.conditions.terms import All, Called, Compared, Ref, Term, Value
+from client.query.conditions.terms import All, Term, Value
 from client.query.conditions.trying import tried
 from client.query.conditions.values import Values
 from client.query.conditions.writing import written
-from client.query.errors import BadCondition, Unsatisfiable
-from client.query.place import Place
+from client.query.errors import Unsatisfiable
 from constraints.where.conflict import top_parts
 from constraints.where.terms import Compare, Expression, IsFloat, IsInt, Measure
 
@@ -62,6 +63,8 @@ def plan(
     finished: Values,
     stops: StopMode,
     refused: tuple[str, ...] = (),
+    to_come: tuple[Term, ...] = (),
+    decorated: frozenset[str] = frozenset(),
 ) -> HolePlan:
     """The request of the hole `name`, and what is left to be checked.
 
@@ -70,23 +73,24 @@ def plan(
     finished: what the variables of finished holes are bound to, or `Finished` to tell their texts
               and tokens too
     refused:  texts of this hole that failed a check; they are left out
+    to_come:  what will surely be said of holes behind this one, by themselves
+    decorated: holes, perhaps this one, whose values later conditions may see changed
     Raises BadCondition, Unsatisfiable, ProgramFailed.
     """
     others = {other: value for other, value in finished.items() if other != name}
-    conjuncts = [
-        part
-        for term in terms
-        for part in _conjuncts(term)
-        if name in names_of(part) or not names_of(part)
-    ]
-    current = Current(name, _kind(conjuncts, name, kind), others)
-    says = [bounds(part, current) for part in conjuncts]
+    every = [part for term in terms for part in _conjuncts(term)]
+    conjuncts = [part for part in every if name in names_of(part) or not names_of(part)]
+    current = Current(name, declared(conjuncts, name, kind), others)
+    later = [part for term in to_come for part in _conjuncts(term)]
+    lasting = [part for part in (*every, *later) if names_of(part).isdisjoint(decorated)]
+    current = replace(current, prospect=prospect_of(lasting, current))
+    says = [_said(part, current, decorated) for part in conjuncts]
     _refuse_nothing(conjuncts, says, name)
     inexact = [part for part, said in zip(conjuncts, says, strict=True) if not said.is_exact]
-    every = [Check(part, names_of(part), written(part)) for part in inexact]
+    inexactly = [Check(part, names_of(part), written(part)) for part in inexact]
     known = {name, *others}
     parts, checks = tried(
-        _parts(current.kind, says), [check for check in every if check.names <= known], current
+        _parts(current.kind, says), [check for check in inexactly if check.names <= known], current
     )
     request = asked(name, current.kind, parts, stops, refused)
     return HolePlan(
@@ -95,10 +99,16 @@ def plan(
         keeps_stop=request.keeps_stop,
         max_tokens=request.max_tokens,
         checks=(*checks, *request.checks),
-        deferred=tuple(check for check in every if not check.names <= known),
+        deferred=tuple(check for check in inexactly if not check.names <= known),
         value=request.value,
         prompt_text=request.prompt_text,
     )
+
+
+def _said(part: Term, current: Current, decorated: frozenset[str]) -> Bounds:
+    """What is said of this hole, as long as it will be the same when the part is checked."""
+    is_later = not names_of(part) <= {current.name, *current.values}
+    return OPEN if is_later and current.name in decorated else bounds(part, current)
 
 
 def _conjuncts(term: Term) -> Iterator[Term]:
@@ -108,29 +118,6 @@ def _conjuncts(term: Term) -> Iterator[Term]:
         return
     for part in term.parts:
         yield from _conjuncts(part)
-
-
-def _kind(conjuncts: Sequence[Term], name: str, annotation: object | None) -> HoleKind:
-    """What stands behind the colon, or what a condition says: int(X), float(X), type(X) is T."""
-    if annotation is not None:
-        return kind_of(annotation)
-    for part in conjuncts:
-        match part:
-            case Called(arguments=(Ref(about),)) if about == name:
-                typed = {"int": INT, "float": FLOAT}.get(operator_of(part))
-                if typed is not None:
-                    return typed
-            case Compared(Called("type", (Ref(about),)), "is" | "==", Value(wanted), place):
-                if about == name:
-                    return _typed(wanted, place)
-    return kind_of(None)
-
-
-def _typed(wanted: object, place: Place) -> HoleKind:
-    try:
-        return kind_of(wanted)
-    except BadCondition as error:
-        raise BadCondition(error.message, place) from error
 
 
 def _refuse_nothing(conjuncts: Sequence[Term], says: Sequence[Bounds], name: str) -> None:

@@ -42,7 +42,8 @@ def bounds(term: Term, current: Current) -> Bounds:
     """What the condition says of the current hole. Raises BadCondition."""
     if current.name not in names_of(term):
         truth = evaluate(term, current.values)
-        return OPEN if truth is None else exactly(where.Constant(truth))
+        if truth is not None:
+            return exactly(where.Constant(truth))
     match term:
         case All(parts):
             return _joined(all_of, (bounds(part, current) for part in parts))
@@ -57,9 +58,9 @@ def bounds(term: Term, current: Current) -> Bounds:
             return turned(bounds(part, current))
         case Compared():
             return compared(term, current)
-        case Called():
+        case Called() if current.name in names_of(term):
             return _condition(term, current)
-        case Ref(_, place):
+        case Ref(name, place) if name == current.name:
             return exactly(_itself(current.kind, place))
     return OPEN
 

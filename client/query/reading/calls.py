@@ -16,6 +16,7 @@ from client.query.program import (
     Condition,
     DecoderClause,
     Decorator,
+    Foreseen,
     Hole,
     ModelClause,
     Program,
@@ -53,6 +54,7 @@ class Calls:
         decorators: tuple[Decorator, ...],
         conditions: tuple[Condition, ...],
         support: tuple[str, ...] | None,
+        foreseen: Foreseen | None = None,
         is_last: bool = False,
     ) -> Hole:
         return Hole(
@@ -62,8 +64,12 @@ class Calls:
             decorators=decorators,
             conditions=conditions,
             support=support,
+            foreseen=foreseen or Foreseen(),
             is_last=is_last,
         )
+
+    def foreseen(self, conditions: tuple[Condition, ...], decorated: tuple[str, ...]) -> Foreseen:
+        return Foreseen(conditions, frozenset(decorated))
 
     def decorator(self, number: int, function: object) -> Decorator:
         if not callable(function):

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from client.query.errors import BadProgram
 from client.query.reading.expressions import expression
+from client.query.reading.foresight import Foresight, Said
 from client.query.reading.layout import Distribution, PromptText
 from client.query.reading.nodes import CALLS, CONTEXT, Nodes, load, plain_call, tuple_of
 from client.query.reading.template import HoleTag, Piece, Recall, RoleTag, Words
@@ -42,14 +43,15 @@ def prompt_of(prompt: PromptText, pieces: tuple[Piece, ...]) -> Prompt:
 class PromptRewriter:
     """Makes the statements of a program's prompts.
 
-    `program_where` are the names under which the body knows the program's own conditions;
-    `supports` the distributions of the program by hole.
+    `prompts` are all of them; `program_where` the names under which the body knows the program's
+    own conditions; `supports` the distributions of the program by hole.
     """
 
     def __init__(
         self,
         nodes: Nodes,
         clauses: WhereClauses,
+        prompts: Sequence[Prompt],
         program_where: Sequence[tuple[str, Conjunct]],
         supports: Mapping[str, Distribution],
     ) -> None:
@@ -58,15 +60,12 @@ class PromptRewriter:
         self._clauses = clauses
         self._program_where = program_where
         self._supports = supports
+        self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
+        said = [Said(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
+        self._foresight = Foresight(said, program_where, clauses)
 
     def statements(self, prompt: Prompt) -> list[ast.stmt]:
         """What a prompt does, piece by piece. Raises BadProgram."""
-        self._check_clauses(prompt)
-        conjuncts = []
-        if prompt.where is not None:
-            what = "in the prompt's condition"
-            parsed = expression(self._text, self._text.slice(prompt.where), what)
-            conjuncts = self._clauses.conjuncts(parsed)
         made: list[ast.stmt] = []
         said: list[Words | Recall] = []
         for piece in prompt.pieces:
@@ -78,9 +77,18 @@ class PromptRewriter:
             if isinstance(piece, RoleTag):
                 made.append(self._role(piece))
             else:
-                made.append(self._hole(piece, prompt, conjuncts))
+                made.append(self._hole(piece, prompt))
         made.extend(self._say(said))
         return made or [self._nodes.at(ast.Pass(), prompt.span)]
+
+    def _behind(self, prompt: Prompt) -> list[Conjunct]:
+        """What stands behind a prompt's `where`."""
+        self._check_clauses(prompt)
+        if prompt.where is None:
+            return []
+        what = "in the prompt's condition"
+        parsed = expression(self._text, self._text.slice(prompt.where), what)
+        return self._clauses.conjuncts(parsed)
 
     def _check_clauses(self, prompt: Prompt) -> None:
         if prompt.where is not None and not prompt.holes:
@@ -147,10 +155,11 @@ class PromptRewriter:
 
     # Holes
 
-    def _hole(self, tag: HoleTag, prompt: Prompt, conjuncts: Sequence[Conjunct]) -> ast.stmt:
+    def _hole(self, tag: HoleTag, prompt: Prompt) -> ast.stmt:
         here = {hole.name for hole in prompt.holes}
+        behind = self._conjuncts[prompt.span]
         conditions = [
-            *(part.function for part in conjuncts if part.concerns(tag.name, here)),
+            *(part.function for part in behind if part.concerns(tag.name, here)),
             *(load(name) for name, part in self._program_where if part.concerns(tag.name, ())),
         ]
         hole = plain_call(
@@ -164,9 +173,20 @@ class PromptRewriter:
                 tuple_of(conditions),
                 self._support(tag, prompt),
             ],
+            self._foreseen(tag),
         )
         asked = ast.Await(plain_call(CONTEXT, "hole", [hole]))
         return self._nodes.at(ast.Assign([ast.Name(tag.name, ast.Store())], asked), tag.span)
+
+    def _foreseen(self, tag: HoleTag) -> list[ast.keyword]:
+        """What is known of other holes, where conditions join any to this one."""
+        conditions = self._foresight.conditions(tag.name)
+        decorated = sorted(self._foresight.decorated(tag.name))
+        if not conditions and not decorated:
+            return []
+        names = tuple_of([ast.Constant(name) for name in decorated])
+        foreseen = plain_call(CALLS, "foreseen", [tuple_of(conditions), names])
+        return [ast.keyword("foreseen", foreseen)]
 
     def _kind(self, tag: HoleTag) -> ast.expr:
         if tag.kind is None:

@@ -104,7 +104,7 @@ class _Writer:
         supports = {}
         if self._layout.distribution is not None:
             supports[self._layout.distribution.name] = self._layout.distribution
-        rewriter = PromptRewriter(self._nodes, clauses, conditions, supports)
+        rewriter = PromptRewriter(self._nodes, clauses, self._body.prompts, conditions, supports)
         prompts = _Prompts(self._nodes, self._body, rewriter)
         self._preamble = prompts.visit_all(self._body.preamble)
         rewritten = prompts.visit_all(_with_return(self._body.statements))

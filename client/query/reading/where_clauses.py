@@ -51,10 +51,14 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Conjunct:
-    """A part of a condition: the holes that it names, and a function that makes its term."""
+    """A part of a condition: the holes that it names, and a function that makes its term.
+
+    `is_plain`: it is made of holes, operators and constants alone, and means the same at any time.
+    """
 
     holes: frozenset[str]
     function: ast.expr
+    is_plain: bool
 
     def concerns(self, hole: str, here: Collection[str]) -> bool:
         """Whether it is asked for at a hole; what names no hole is asked for at each.
@@ -84,10 +88,40 @@ class WhereClauses:
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
 
+    def of_kind(self, hole: str, kind: str, span: Span) -> list[Conjunct]:
+        """`type(hole) is kind`, where these words mean what they say; else nothing."""
+        if {"type", kind} & self._own:
+            return []
+        about = ast.Call(load("type"), [load(hole)], [])
+        condition = ast.Compare(about, [ast.Is()], [load(kind)])
+        return [self._conjunct(self._nodes.at(condition, span))]
+
     def _conjunct(self, part: ast.expr) -> Conjunct:
+        is_plain = self._is_plain(part)
         made = plain_call(CALLS, "term", [self._condition(part)])
         function = self._nodes.at(lambda_of((), made), self._nodes.span(part))
-        return Conjunct(frozenset(self._named(part)), function)
+        return Conjunct(frozenset(self._named(part)), function, is_plain)
+
+    def _is_plain(self, node: ast.expr) -> bool:
+        """Whether it needs nothing of Python's to be asked."""
+        if not self._named(node):
+            return _is_literal(node)
+        match node:
+            case ast.Name():
+                return True
+            case ast.Compare(left, _, others):
+                parts = [left, *others]
+            case ast.BinOp(left, symbol, right) if type(symbol) in _SYMBOLS:
+                parts = [left, right]
+            case ast.BoolOp(_, parts) | ast.List(parts) | ast.Tuple(parts):
+                pass
+            case ast.UnaryOp(ast.Not(), operand):
+                parts = [operand]
+            case ast.Call(_, parts, []) if self._operator(node) is not None:
+                pass
+            case _:
+                return False
+        return all(map(self._is_plain, parts))
 
     def _check(self, condition: ast.expr) -> None:
         for node in ast.walk(condition):
@@ -235,6 +269,14 @@ class WhereClauses:
         assert isinstance(node, ast.expr)
         span = self._nodes.span(node)
         return self._nodes.text.bad(message, span.start, span.end)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 class _Recalls(ast.NodeTransformer):

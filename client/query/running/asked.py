@@ -15,6 +15,7 @@ from client.query.conditions.planner import plan
 from client.query.conditions.terms import Term
 from client.query.conditions.writing import written
 from client.query.errors import QueryError, Unsatisfiable
+from client.query.program import Hole
 from client.query.running.blaming import locate, shortened
 from client.query.running.body_run import Arrival, Entry
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
@@ -35,10 +36,17 @@ def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> Hol
             arrival.values,
             StopMode(options.stops),
             refused,
+            tuple(condition() for condition in arrival.hole.foreseen.conditions),
+            _decorated(arrival.hole),
         )
     except QueryError as error:
         locate(error, arrival.hole.place, arrival.source)
         raise
+
+
+def _decorated(hole: Hole) -> frozenset[str]:
+    own = (hole.name,) if hole.decorators else ()
+    return hole.foreseen.decorated.union(own)
 
 
 def _plan_of_choice(arrival: Arrival, terms: tuple[Term, ...]) -> HolePlan:

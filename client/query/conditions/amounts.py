@@ -1,0 +1,288 @@
+"""Comparisons of sums of measures, where holes are still to come: what they say of the current one.
+
+len(X) + len(Y) == 5    Y to come, at least 0    needed: len(X) <= 5    sure: nothing
+X < Y                   Y to come, at most 9     needed: X < 9          sure: X below what Y
+                                                                        is at least
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from types import MappingProxyType
+
+from client.query.conditions import compare, decimals
+from client.query.conditions.bounds import Bounds, Current, exactly, names_of, turned
+from client.query.conditions.evaluate import operand
+from client.query.conditions.expressions import FALSE, TRUE, all_of, any_of
+from client.query.conditions.kinds import FLOAT, INT
+from client.query.conditions.linear import Linear, Quantity
+from client.query.conditions.operators import PIECES, operator_of
+from client.query.conditions.ranges import Number, Range
+from client.query.conditions.terms import Calculated, Called, Compared, Ref, Term
+from client.query.conditions.values import bare, is_number, written
+from client.query.place import Place
+from constraints.where import terms as where
+
+# With decimals Python rounds: bounds give way by so much, and no number may be larger.
+_SLACK = Fraction(1, 10**6)
+_MAX_ROUNDED = 10**6
+# So many numbers on the right of `in` are compared one by one.
+_MAX_LISTED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Relating:
+    """`linear relation 0`, which a comparison of two sums comes down to."""
+
+    linear: Linear
+    relation: str
+
+
+def amount(term: Term, current: Current) -> Linear | None:
+    """What a side of a comparison is, in holes that are not finished; None: no such sum."""
+    if names_of(term) <= current.values.keys():
+        return _known(bare(operand(term, current.values)))
+    match term:
+        case Ref(hole):
+            measures = {INT.name: where.Measure.INT, FLOAT.name: None}
+            kind = current.kind_of(hole)
+            if kind is None or kind.name not in measures:
+                return None
+            return _once(Quantity(hole, measures[kind.name]))
+        case Called():
+            quantity = _quantity(term, current)
+            return None if quantity is None else _once(quantity)
+        case Calculated():
+            left, right = amount(term.left, current), amount(term.right, current)
+            if left is None or right is None:
+                return None
+            return _calculated(left, term.symbol, right)
+    return None
+
+
+def _once(quantity: Quantity) -> Linear:
+    return Linear(MappingProxyType({quantity: 1}))
+
+
+def _known(value: object) -> Linear | None:
+    if not is_number(value) or not written(value).is_finite():
+        return None
+    if isinstance(value, int | Fraction):
+        return Linear(shift=value)
+    return Linear(shift=Fraction(written(value)), is_rounded=True)
+
+
+def _calculated(left: Linear, symbol: str, right: Linear) -> Linear | None:
+    made = left.calculated(symbol, right)
+    if made is None or not any(quantity.measure is None for quantity in made.scales):
+        return made
+    return Linear(made.scales, made.shift, is_rounded=True)
+
+
+def _quantity(term: Called, current: Current) -> Quantity | None:
+    """len(X), len(words(X)), int(X), float(X)."""
+    match operator_of(term), term.arguments[0]:
+        case "len", Ref(hole):
+            found = Quantity(hole, where.Measure.CHARS)
+        case "len", Called(arguments=(Ref(hole), *_)) as inner if operator_of(inner) in PIECES:
+            found = Quantity(hole, PIECES[operator_of(inner)])
+        case "int", Ref(hole):
+            found = Quantity(hole, where.Measure.INT)
+        case "float", Ref(hole):
+            found = Quantity(hole, None)
+        case _:
+            return None
+    # Nothing can be asked of JSON but its schema.
+    return None if hole == current.name and current.kind.schema is not None else found
+
+
+def related(term: Compared, current: Current) -> tuple[Relating, ...] | None:
+    """The comparison as sums against zero, one of which has to hold; None: it compares no sums."""
+    left = amount(term.left, current)
+    if left is None:
+        return None
+    if term.relation == "in":
+        return _listed(left, operand(term.right, current.values))
+    right = amount(term.right, current)
+    if right is None or term.relation not in compare.FLIPPED:
+        return None
+    return _sensible([Relating(left.plus(right.times(-1)), term.relation)])
+
+
+def _listed(left: Linear, among: object) -> tuple[Relating, ...] | None:
+    numbers = bare(among)
+    if not isinstance(numbers, list | tuple | set | frozenset | range):
+        return None
+    if len(numbers) > _MAX_LISTED or not all(map(is_number, numbers)):
+        return None
+    known = [_known(number) for number in numbers]
+    found = (Relating(left.plus(one.times(-1)), "==") for one in known if one is not None)
+    return _sensible(found)
+
+
+def _sensible(found: Iterable[Relating]) -> tuple[Relating, ...] | None:
+    """None where numbers are so large that rounding decides."""
+    several = tuple(found)
+    for one in several:
+        numbers = (*one.linear.scales.values(), one.linear.shift)
+        is_large = any(not -_MAX_ROUNDED <= number <= _MAX_ROUNDED for number in numbers)
+        if one.linear.is_rounded and is_large:
+            return None
+    return several
+
+
+def compared(term: Compared, current: Current) -> Bounds | None:
+    """What a comparison of sums says of the current hole; None: it is none."""
+    if term.relation == "not in":
+        found = compared(Compared(term.left, "in", term.right, term.place), current)
+        is_safe = found is not None and _are_numbers(term.left, current)
+        return turned(found) if found is not None and is_safe else None
+    sums = related(term, current)
+    if sums is None:
+        return None
+    said = [_said(one, current, term.place) for one in sums]
+    return Bounds(any_of(one.lower for one in said), any_of(one.upper for one in said))
+
+
+def _are_numbers(term: Term, current: Current) -> bool:
+    """Whether each quantity is a number whatever its hole is: no text compares with a number."""
+    found = amount(term, current)
+    return found is not None and all(_is_number(each, current) for each in found.scales)
+
+
+def _is_number(quantity: Quantity, current: Current) -> bool:
+    kind = current.kind_of(quantity.hole)
+    return quantity.is_count or (kind is not None and kind.name in (INT.name, FLOAT.name))
+
+
+def _said(one: Relating, current: Current, place: Place) -> Bounds:
+    linear, relation = one.linear, one.relation
+    own = [each for each, scale in linear.scales.items() if each.hole == current.name and scale]
+    is_exact = len(own) == 1 == len(linear.scales) and own[0].measure is not None
+    if is_exact and not linear.is_rounded:
+        rest = Range(linear.shift, linear.shift)
+        return exactly(_needed(own[0], linear.scales[own[0]], relation, rest, place))
+    if relation == "==" and linear.is_whole and _is_indivisible(linear):
+        return exactly(FALSE)
+    if own:
+        parts = [(each, linear.scales[each], _rest(linear, each, current)) for each in own]
+        needed = all_of(_needed(*part[:2], relation, part[2], place) for part in parts)
+        sure = any_of(_sure(*part[:2], relation, part[2], place) for part in parts)
+    else:
+        rest = _rest(linear, None, current)
+        needed, sure = where.Constant(_may(relation, rest)), where.Constant(_must(relation, rest))
+    is_told = all(_is_number(each, current) and each.measure for each in linear.scales)
+    return Bounds(sure if is_told and not linear.is_rounded else FALSE, needed)
+
+
+def _rest(linear: Linear, quantity: Quantity | None, current: Current) -> Range:
+    """What lies between which bounds beside one quantity."""
+    rest = linear if quantity is None else linear.without(quantity)
+    found = rest.range(current.prospect.ranges)
+    if not linear.is_rounded:
+        return found
+    return found.plus(Range(-_SLACK, _SLACK))
+
+
+def _is_indivisible(linear: Linear) -> bool:
+    """Whether no sum of whole numbers is zero: 2 * len(X) + 4 * len(Y) - 5."""
+    divisor = math.gcd(*(int(scale) for scale in linear.scales.values()))
+    return divisor != 0 and int(linear.shift) % divisor != 0
+
+
+# One quantity: `scale * quantity + rest relation 0`
+
+
+def _needed(
+    quantity: Quantity, scale: Number, relation: str, rest: Range, place: Place
+) -> where.Expression:
+    """What holds if the comparison does for one number of the rest."""
+    match relation:
+        case "<" | "<=":
+            return _bound(quantity, scale, relation, rest.low, place)
+        case ">" | ">=":
+            return _bound(quantity, scale, relation, rest.high, place)
+        case "==" if rest.is_one:
+            return _bound(quantity, scale, "==", rest.low, place)
+        case "==":
+            least = _bound(quantity, scale, "<=", rest.low, place)
+            return all_of((least, _bound(quantity, scale, ">=", rest.high, place)))
+    return _bound(quantity, scale, "!=", rest.low if rest.is_one else None, place)
+
+
+def _sure(
+    quantity: Quantity, scale: Number, relation: str, rest: Range, place: Place
+) -> where.Expression:
+    """What is enough for the comparison to hold for all numbers of the rest."""
+    if relation == "==" and not rest.is_one:
+        return FALSE
+    ways = (">", "<") if relation == "!=" else (relation,)
+    ends = ((way, rest.high if way in ("<", "<=") else rest.low) for way in ways)
+    parts = ((way, end) for way, end in ends if end is not None)
+    return any_of(_bound(quantity, scale, way, end, place) for way, end in parts)
+
+
+def _bound(
+    quantity: Quantity, scale: Number, relation: str, rest: Number | None, place: Place
+) -> where.Expression:
+    """`scale * quantity + rest relation 0` in the server's language; no rest: nothing is said."""
+    if rest is None:
+        return TRUE if quantity.is_count else _is_a_number(quantity)
+    bound = Fraction(-rest) / scale
+    if scale < 0:
+        relation = compare.FLIPPED[relation]
+    if quantity.measure is None:
+        return _decimal(relation, bound)
+    if bound.denominator == 1:
+        return compare.measured(quantity.measure, relation, bound.numerator, place)
+    match relation:
+        case "==":
+            return FALSE
+        case "!=":
+            return TRUE if quantity.is_count else where.IsInt()
+        case "<" | "<=":
+            return compare.measured(quantity.measure, "<=", math.floor(bound), place)
+    return compare.measured(quantity.measure, ">=", math.ceil(bound), place)
+
+
+def _is_a_number(quantity: Quantity) -> where.Expression:
+    return where.IsFloat() if quantity.measure is None else where.IsInt()
+
+
+def _decimal(relation: str, bound: Fraction) -> where.Expression:
+    """A decimal may be nearer to the bound than Python tells apart, so `<` lets the bound in."""
+    steps = bound * 10**9
+    match relation:
+        case "<" | "<=":
+            nearby = Decimal(math.ceil(steps))
+        case ">" | ">=":
+            nearby = Decimal(math.floor(steps))
+        case _:
+            return where.IsFloat()
+    pattern = decimals.related(relation[0] + "=", nearby.scaleb(-9), decimals=True)
+    return where.Matches(pattern)
+
+
+# None of the current hole
+
+
+def _may(relation: str, rest: Range) -> bool:
+    """Whether `rest relation 0` for one number of the rest."""
+    low = -math.inf if rest.low is None else rest.low
+    high = math.inf if rest.high is None else rest.high
+    return {
+        "<": low < 0,
+        "<=": low <= 0,
+        "==": low <= 0 <= high,
+        "!=": not low == high == 0,
+        ">=": high >= 0,
+        ">": high > 0,
+    }[relation]
+
+
+def _must(relation: str, rest: Range) -> bool:
+    """Whether it does for all numbers of the rest."""
+    opposites = {"<": ">=", "<=": ">", "==": "!=", "!=": "==", ">=": "<", ">": "<="}
+    return not _may(opposites[relation], rest)

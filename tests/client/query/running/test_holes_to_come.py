@@ -1,0 +1,69 @@
+"""Programs whose conditions join several holes: what is asked of each, and when it is refused."""
+
+import pytest
+
+from client.query import NotSatisfied, Unsatisfiable, run
+from tests.client.query.running.scripted_model import ScriptedModel, behind
+
+
+async def asked(text: str, **wishes: list[str]) -> list[object]:
+    """The constraints that a program sends, hole by hole."""
+    model = ScriptedModel(behind(**wishes))
+    await run(text, model=model)
+    return [call.constraint and call.constraint.value for call in model.generate_calls]
+
+
+async def test_lengths_that_sum_up_are_found_in_one_request_for_each_hole() -> None:
+    sent = await asked('"a[A] b[B]" where len(A) + len(B) == 5', a=["xxxxxxx", "xx"], b=["yyy"])
+
+    assert sent == ["len(A) <= 5".replace("A", "X"), "len(X) == 3"]
+
+
+async def test_what_is_said_of_a_hole_alone_counts_before_it_comes() -> None:
+    text = '"a[A] "\n"b[B: int]"\nwhere len(A) < B and 2 < B < 6'
+
+    assert (await asked(text, a=["xxxxxxx", "xx"], b=["5"]))[0] == "len(X) < 5"
+
+
+async def test_what_a_variable_says_of_it_counts_when_it_comes() -> None:
+    text = '"a[A] "\nn = 4\n"b[B]"\nwhere len(A) < len(B) and len(B) < n'
+
+    assert await asked(text, a=["xx"], b=["yyy"]) == [None, "len(X) > 2 and len(X) < 4"]
+
+
+async def test_a_prompts_condition_counts_where_its_holes_stand_once() -> None:
+    once = '"a[A] " where len(A) < len(B)\n"b[B]" where len(B) < 4'
+    twice = f'{once}\n" c[B]"'
+
+    assert (await asked(once, a=["x"], b=["yyy"]))[0] == "len(X) < 3"
+    assert (await asked(twice, a=["x"], b=["yyy"], c=["y"]))[0] is None
+
+
+async def test_a_value_that_a_decorator_changes_is_not_bounded_before() -> None:
+    """The condition is about the changed value, which may be shorter than what is written."""
+    text = '"a[@str.strip A] b[B]" where len(A) + len(B) == 5'
+
+    assert await asked(text, a=["  xx  "], b=["yyy"]) == [None, "len(X) == 3"]
+
+
+async def test_what_no_texts_satisfy_together_is_told_before_any_request() -> None:
+    model = ScriptedModel(lambda prompt: ["x"])
+    with pytest.raises(Unsatisfiable) as caught:
+        await run('"[A]"\n"[B]"\nwhere len(A) + len(B) == 5 and len(A) > 5', model=model)
+
+    assert "no text of `A` satisfies what is said of it and `B`" in caught.value.message
+    assert caught.value.place is not None
+    assert caught.value.place.line == 3
+    assert model.calls == []
+
+
+async def test_what_is_only_known_later_is_given_up_after_few_requests() -> None:
+    """At most `tries` for a hole, and as many times back."""
+    model = ScriptedModel(lambda prompt: [f"{'x' * count}." for count in range(99)])
+    with pytest.raises(NotSatisfied):
+        await run(
+            'argmax(tries=3)\n "[A] [B]"\nwhere len(A) > 2 and A.title() == B and len(B) < 2',
+            model=model,
+        )
+
+    assert len(model.calls) <= 3 * 4
