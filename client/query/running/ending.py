@@ -10,12 +10,19 @@ which `reading/closing.py` sees to it that runs end. Whoever cancels a query is 
 
 import asyncio
 import contextlib
+import os
+import sysconfig
 import warnings
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 CLOSING_S = 10.0
 _SHOWN_FRAMES = 3
+_LIBRARIES = (
+    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[2]}{os.sep}",
+)
 # What stands in a frame by the prefix of its attributes, and the one that says what it awaits.
 _AWAITS = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}
 
@@ -34,7 +41,7 @@ async def end(task: asyncio.Task[Any], within_s: float = CLOSING_S) -> None:
     try:
         await asyncio.wait({task}, timeout=within_s)
         if not task.done():
-            warnings.warn(_told(task, within_s), CancellationSwallowed, stacklevel=2)
+            _warn(_stack(task.get_coro()), within_s)
     finally:
         if not task.done():
             _break_off(task)
@@ -55,12 +62,34 @@ def _break_off(task: asyncio.Task[Any]) -> None:
     task.cancel()
 
 
-def _told(task: asyncio.Task[Any], within_s: float) -> str:
-    where = " > ".join(_told_frame(frame) for frame in _stack(task.get_coro())[-_SHOWN_FRAMES:])
-    return (
+def _warn(stack: list[FrameType], within_s: float) -> None:
+    """Shown at the line of whoever wrote the program that goes on, not of what it awaits.
+
+    Who of them caught the error, no frame tells.
+    """
+    shown = [frame for frame in stack if not _is_library(frame)] or stack
+    told = (
         f"a program's code goes on {within_s:g} s after its run was cancelled, and is broken off; "
-        f"who swallows CancelledError? It stands in {where}"
+        "who swallows CancelledError? It stands in "
+        + " > ".join(_told_frame(frame) for frame in shown[-_SHOWN_FRAMES:])
     )
+    if not shown:
+        warnings.warn(f"{told}code that has no frames", CancellationSwallowed, stacklevel=2)
+        return
+    frame = shown[-1]
+    warnings.warn_explicit(
+        told,
+        CancellationSwallowed,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_library(frame: FrameType) -> bool:
+    """Whether the code is Python's own, an installed package's or ours."""
+    return frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
 def _told_frame(frame: FrameType) -> str:
