@@ -6,7 +6,7 @@ X < Y                   Y to come, at most 9     needed: X < 9          sure: X 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -136,7 +136,7 @@ def _sensible(found: Iterable[Relating]) -> tuple[Relating, ...] | None:
 def compared(term: Compared, current: Current) -> Bounds | None:
     """What a comparison of sums says of the current hole; None: it is none."""
     if term.relation == "not in":
-        found = compared(Compared(term.left, "in", term.right, term.place), current)
+        found = compared(Compared(term.left, "in", term.right, term.place), current.denied)
         is_safe = found is not None and _are_numbers(term.left, current)
         return turned(found) if found is not None and is_safe else None
     sums = related(term, current)
@@ -166,24 +166,38 @@ def _said(one: Relating, current: Current, place: Place) -> Bounds:
         return exactly(_needed(own[0], linear.scales[own[0]], relation, rest, place))
     if relation == "==" and linear.is_whole and _is_indivisible(linear):
         return exactly(FALSE)
-    if own:
-        parts = [(each, linear.scales[each], _rest(linear, each, current)) for each in own]
-        needed = all_of(_needed(*part[:2], relation, part[2], place) for part in parts)
-        sure = any_of(_sure(*part[:2], relation, part[2], place) for part in parts)
-    else:
-        rest = _rest(linear, None, current)
-        needed, sure = where.Constant(_may(relation, rest)), where.Constant(_must(relation, rest))
+    needed = _all_needed(own, one, current.prospect.needed, place)
     is_told = all(_is_number(each, current) and each.measure for each in linear.scales)
-    return Bounds(sure if is_told and not linear.is_rounded else FALSE, needed)
+    if not is_told or linear.is_rounded:
+        return Bounds(FALSE, needed)
+    return Bounds(_any_sure(own, one, current.prospect.sure, place), needed)
 
 
-def _rest(linear: Linear, quantity: Quantity | None, current: Current) -> Range:
+def _all_needed(
+    own: Sequence[Quantity], one: Relating, ranges: Mapping[Quantity, Range], place: Place
+) -> where.Expression:
+    if not own:
+        return where.Constant(_may(one.relation, _rest(one.linear, None, ranges)))
+    scales = one.linear.scales
+    rests = {each: _rest(one.linear, each, ranges) for each in own}
+    return all_of(_needed(each, scales[each], one.relation, rests[each], place) for each in own)
+
+
+def _any_sure(
+    own: Sequence[Quantity], one: Relating, ranges: Mapping[Quantity, Range], place: Place
+) -> where.Expression:
+    if not own:
+        return where.Constant(_must(one.relation, _rest(one.linear, None, ranges)))
+    scales = one.linear.scales
+    rests = {each: _rest(one.linear, each, ranges) for each in own}
+    return any_of(_sure(each, scales[each], one.relation, rests[each], place) for each in own)
+
+
+def _rest(linear: Linear, quantity: Quantity | None, ranges: Mapping[Quantity, Range]) -> Range:
     """What lies between which bounds beside one quantity."""
     rest = linear if quantity is None else linear.without(quantity)
-    found = rest.range(current.prospect.ranges)
-    if not linear.is_rounded:
-        return found
-    return found.plus(Range(-_SLACK, _SLACK))
+    found = rest.range(ranges)
+    return found.plus(Range(-_SLACK, _SLACK)) if linear.is_rounded else found
 
 
 def _is_indivisible(linear: Linear) -> bool:

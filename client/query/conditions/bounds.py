@@ -7,7 +7,7 @@ elsewhere the upper one is a mask that is never too strict, and the condition is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import assert_never
 
@@ -51,12 +51,15 @@ OPEN = Bounds(FALSE, TRUE)
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What is known of holes that are still to come: their kinds, and between which bounds numbers
-    of theirs lie.
+    """What is known of holes that are still to come: their kinds, and where their numbers lie.
+
+    needed: if all conditions are to hold, those on the current hole among them
+    sure:   whatever the current hole is; its own conditions tell nothing of themselves
     """
 
     kinds: Mapping[str, HoleKind] = field(default_factory=lambda: MappingProxyType({}))
-    ranges: Mapping[Quantity, Range] = field(default_factory=lambda: MappingProxyType({}))
+    needed: Mapping[Quantity, Range] = field(default_factory=lambda: MappingProxyType({}))
+    sure: Mapping[Quantity, Range] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,11 @@ class Current:
     def kind_of(self, hole: str) -> HoleKind | None:
         """The kind of a hole that is not finished; None: not known."""
         return self.kind if hole == self.name else self.prospect.kinds.get(hole)
+
+    @property
+    def denied(self) -> "Current":
+        """The same for what stands under `not`: there, what has to hold is no longer given."""
+        return replace(self, prospect=replace(self.prospect, needed=self.prospect.sure))
 
 
 def names_of(term: Term) -> frozenset[str]:

@@ -64,7 +64,7 @@ def prospect_of(conjuncts: Sequence[Term], current: Current) -> Prospect:
         names = " and ".join(f"`{name}`" for name in sorted(to_come))
         what = f"no text of `{current.name}` satisfies what is said of it and {names}"
         raise Unsatisfiable(what, _place(own, to_come))
-    return Prospect(kinds, together)
+    return Prospect(kinds, together, ranges)
 
 
 def _place(own: Sequence[Term], to_come: frozenset[str]) -> Place | None:

@@ -55,7 +55,7 @@ def bounds(term: Term, current: Current) -> Bounds:
             return _joined(any_of, (bounds(part, current) for part in parts))
         case Not(part):
             _refuse_stops((part,), "not", ("stops_at", "stops_before"))
-            return turned(bounds(part, current))
+            return turned(bounds(part, current.denied))
         case Compared():
             return compared(term, current)
         case Called() if current.name in names_of(term):

@@ -181,3 +181,9 @@ def test_a_length_is_allowed_if_and_only_if_some_length_to_come_fits_it(
         fits = [RELATIONS[relation](a * x + b * y, constant) for y in range(1, 7)]
         wanted = not all(fits) if is_denied else any(fits)
         assert is_passed(clauses, "X", "x" * x, {}) == wanted, (clause, x)
+
+
+def test_what_a_condition_leaves_of_a_later_hole_does_not_fulfil_it() -> None:
+    for clause in ("len(X) == len(Y)", "not len(X) != len(Y)", "len(X) - len(Y) not in [1, -1]"):
+        made = planned(clause, "len(X) < 1")
+        assert [check.text for check in made.deferred] == [clause]
