@@ -186,4 +186,4 @@ def test_a_length_is_allowed_if_and_only_if_some_length_to_come_fits_it(
 def test_what_a_condition_leaves_of_a_later_hole_does_not_fulfil_it() -> None:
     for clause in ("len(X) == len(Y)", "not len(X) != len(Y)", "len(X) - len(Y) not in [1, -1]"):
         made = planned(clause, "len(X) < 1")
-        assert [check.text for check in made.deferred] == [clause]
+        assert len(made.deferred) == 1, clause
