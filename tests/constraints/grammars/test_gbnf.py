@@ -8,10 +8,11 @@ import pytest
 
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
 from constraints.grammars.gbnf.translation import to_grammar
-from constraints.spec import Kind
+from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.grammars import gbnf_oracle as oracle
 from tests.constraints.grammars.gbnf_oracle import Either, Literal, One, Rule, Then, Times
 from tests.constraints.grammars.rig import accepts, compiled, walk
+from tests.constraints.walks import demo_vocabulary, needed_len
 
 JSON = r"""
 root ::= object
@@ -182,6 +183,13 @@ def test_a_grammar_of_many_words_is_one_terminal_and_one_of_too_many_parts_is_re
     assert accepts(compiled(Kind.GBNF, f"root ::= {words}"), "word 2999")
     with pytest.raises(TooComplex, match="60000 parts"):
         to_grammar(f'root ::= "(" root ")" | {words} | "{"a" * 60_000}"')
+
+
+def test_what_would_take_long_for_each_token_is_refused_before_the_first() -> None:
+    rules = (f'r{i} ::= r{(i + 1) % 5} r{i} "a" | "" | [^b]{{0,{i}}}' for i in range(5))
+    spec = ConstraintSpec(Kind.GBNF, "\n".join(("root ::= r0", *rules)))
+    with pytest.raises(TooComplex):
+        needed_len(spec, demo_vocabulary())
 
 
 def test_a_rule_may_have_a_name_that_begins_as_a_macro_does() -> None:
