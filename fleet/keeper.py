@@ -112,14 +112,19 @@ class Keeper:
             raise ShuttingDown("the server is shutting down", _NEXT_SERVER_S)
         self._roster.check(name, self._clock())
 
-    def suspect(self, lease: Lease) -> None:
-        """The lease's server did not answer. If nobody is there, the model is loaded anew."""
+    def suspect(self, lease: Lease, *, is_leaving: bool = False) -> None:
+        """The lease's server did not answer, or said that it takes nothing more (`is_leaving`).
+
+        Unless somebody is there all the same, the model is loaded anew when it is asked for.
+        """
         name, server = lease.model.name, self._servers.get(lease.model.name)
         berth = self._roster.berth(name)
         is_current = berth.state is State.READY and berth.generation == lease.generation
-        if server is None or not is_current or socket_listens(lease.socket):
+        if server is None or not is_current or self._is_closing:
             return
-        _logger.error("the server of %s does not answer", name)
+        if not is_leaving and socket_listens(lease.socket):
+            return
+        _logger.error("the server of %s %s", name, "leaves" if is_leaving else "does not answer")
         self._roster.unload(name, self._clock())
         self._errands.begin(self._unload(name, "died"))
 

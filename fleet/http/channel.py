@@ -104,7 +104,8 @@ class Channel:
         self._reading: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
         self._num_greetings = 0
-        self._generation = 0
+        # That of the upstream socket, which may be over.
+        self._lease: Lease | None = None
         self._was_told = False
 
     def __contains__(self, stream_id: int) -> bool:
@@ -218,7 +219,7 @@ class Channel:
                 await self._has_news.wait()
 
     async def _connected(self, lease: Lease) -> ClientConnection:
-        is_old = self._generation != lease.generation
+        is_old = self._lease is None or self._lease.generation != lease.generation
         if not is_old and self._connection is not None and self._is_read:
             return self._connection
         self.hang_up()
@@ -227,7 +228,8 @@ class Channel:
         except Unreachable:
             self._keeper.suspect(lease)
             raise
-        self._generation, self._num_greetings = lease.generation, 0
+        self._lease, self._num_greetings = lease, 0
+        self._book.is_leaving = False
         self._reading = asyncio.create_task(self._read(self._connection))
         if self._book.version > 1:
             self._num_greetings += 1
@@ -238,6 +240,14 @@ class Channel:
     def _is_read(self) -> bool:
         return self._reading is not None and not self._reading.done()
 
+    @property
+    def _refusal(self) -> dict[str, object] | None:
+        """What a client is told for a server's own word that it takes nothing more.
+
+        When all of us stop, that word is the right one.
+        """
+        return None if self._keeper.is_draining else fields_of(_gone("it takes nothing more"))
+
     async def _read(self, connection: ClientConnection) -> None:
         try:
             async for text in connection:
@@ -246,7 +256,9 @@ class Channel:
                 if self._num_greetings and text.startswith(_HELLO_ANSWER):
                     self._num_greetings -= 1
                     continue
-                passed = self._book.passes(text)
+                passed = self._book.passes(text, self._refusal)
+                if self._book.is_leaving and self._lease is not None:
+                    self._keeper.suspect(self._lease, is_leaving=True)
                 if passed is not None:
                     await self._send(passed)
                 if not self._book:

@@ -15,7 +15,7 @@ from fleet.http.errors import http_error
 from fleet.http.event_stream import CommentTimes, EventStream, with_retry
 from fleet.http.naming import read_named
 from fleet.http.own import OwnRoutes
-from fleet.http.passing import ask_for, pass_back
+from fleet.http.passing import ask_for, pass_back, refuses_all
 from fleet.http.routes import Kind, Routes
 from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
@@ -96,6 +96,11 @@ class Front:
                     self._keeper.suspect(lease)
                     if is_last:
                         raise
+                    continue
+                if refuses_all(answer) and not is_last and not self._keeper.is_draining:
+                    # It ends of itself: a shard of it did, or somebody sent it a signal.
+                    answer.close()
+                    self._keeper.suspect(lease, is_leaving=True)
                     continue
                 self._metrics.requests.inc(model.name)
                 await pass_back(request, answer, stream, send, self._metrics)

@@ -17,7 +17,7 @@ from fleet.http.event_stream import EventStream, error_event, has_events, with_r
 from fleet.http.upstream import Answer, ask
 from fleet.metrics import FleetMetrics
 from router.http.disconnect import end, unless_disconnected, until_disconnected
-from router.http.errors import Dialect, Problem
+from router.http.errors import DRAINING_HEADER, Dialect, Problem
 from router.http.exchange import Exchange
 
 _OF_CONNECTION = frozenset(
@@ -25,7 +25,8 @@ _OF_CONNECTION = frozenset(
 )
 # The front reads bodies whole, answers pages of other origins, and has a request's id.
 _NOT_SENT = _OF_CONNECTION | {b"content-length", b"expect", b"origin", b"x-request-id"}
-_NOT_TOLD = _OF_CONNECTION | {b"x-request-id", b"date", b"server"}
+_LEAVING = DRAINING_HEADER.encode()
+_NOT_TOLD = _OF_CONNECTION | {b"x-request-id", b"date", b"server", _LEAVING}
 _RETRY_AFTER_S = 1.0
 
 
@@ -39,6 +40,11 @@ async def ask_for(request: Request, socket: Path, body: bytes) -> Answer:
     headers.append((b"x-request-id", Exchange.of(request).request_id.encode()))
     asking = ask(socket, request.method, target, headers, body)
     return await unless_disconnected(request, asking)
+
+
+def refuses_all(answer: Answer) -> bool:
+    """Whether a server answers that it takes nothing more."""
+    return any(name == _LEAVING for name, _ in answer.headers)
 
 
 async def pass_back(

@@ -8,6 +8,7 @@ longer prompt, and is served by the server that is loaded anew.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +28,14 @@ class _Stream:
 
 
 class StreamBook:
-    """By stream id, in the version that the client speaks."""
+    """By stream id, in the version that the client speaks.
+
+    `is_leaving`: the server said that it takes nothing more.
+    """
 
     def __init__(self) -> None:
         self.version = 1
+        self.is_leaving = False
         self._streams: dict[int, _Stream] = {}
 
     def __len__(self) -> int:
@@ -51,15 +56,24 @@ class StreamBook:
         """What an open stream was asked by."""
         return self._streams[stream_id].command
 
-    def passes(self, text: str) -> str | None:
-        """The frame to hand to the client for one of the server's; None: nothing."""
+    def passes(self, text: str, gone: Mapping[str, object] | None = None) -> str | None:
+        """The frame to hand to the client for one of the server's; None: nothing.
+
+        `gone`: what a client is told in the place of a server's word that it takes nothing more.
+        """
         command, _, rest = text.partition(" ")
         if command == "TOKEN" and self._is_plain(rest):
             return text
         objects = _read(rest)
         if command == "SYS":
             kept = [each for each in objects if each.get("state") != "draining"]
+            self.is_leaving |= len(kept) < len(objects)
             return _write(command, kept) if kept else None
+        if any(_is_refusal(each) for each in objects):
+            self.is_leaving = True
+            if gone is not None:
+                objects = [{**each, **gone} if _is_refusal(each) else each for each in objects]
+                text = _write(command, objects)
         if command == "TOKEN" and self.version == 1:
             passed = [each for one in objects for each in self._pass_first_version(one)]
             return _write(command, passed) if passed else None
@@ -108,6 +122,10 @@ class StreamBook:
             return [told]
         before, stream.kept = stream.kept, told
         return [] if before is None else [before]
+
+
+def _is_refusal(told: dict[str, Any]) -> bool:
+    return told.get("error_type") == "draining"
 
 
 def _read(rest: str) -> list[dict[str, Any]]:

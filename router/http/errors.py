@@ -31,6 +31,8 @@ from router.errors import (
 )
 
 # What ended with the server may be asked of the next one.
+# What tells a front, in any dialect, that this server is on its way out.
+DRAINING_HEADER = "x-tandem-state"
 _NEXT_SERVER_S = 1.0
 
 
@@ -168,6 +170,8 @@ class Problem:
         kind = _kind_of(error)
         retry_after_s = _retry_after_s(error)
         headers = {} if retry_after_s is None else _retry_headers(retry_after_s)
+        if isinstance(error, Draining):
+            headers[DRAINING_HEADER] = "draining"
         if dialect is Dialect.TGI:
             body = _tgi_body(kind.text.format(error), kind.error_type, **_told_of(error))
             return cls(kind.tgi_status, kind.error_type, body, headers, retry_after_s)

@@ -57,7 +57,7 @@ class Upstreams:
 
     A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream counts up
     to `num_events`, waiting for `go_on` behind the first; /v1/completions sends endless bytes.
-    `talk` serves sockets.
+    `talk` serves sockets. The model that `is_leaving` takes nothing more.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -68,6 +68,7 @@ class Upstreams:
     num_sent: int = 0
     talk: Talk | None = None
     heard: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    is_leaving: str | None = None
     stored: dict[str, str] = field(default_factory=dict)
 
     def app(self, model: str) -> ASGIApp:
@@ -93,7 +94,10 @@ class Upstreams:
         return serve
 
     async def _answer(self, seen: Seen, receive: Receive, send: Send) -> None:
-        if b'"refuse"' in seen.body:
+        if self.is_leaving == seen.model:
+            told = {"error": "the server is shutting down", "error_type": "draining"}
+            await _send_json(send, 503, told, [(b"x-tandem-state", b"draining")])
+        elif b'"refuse"' in seen.body:
             await _send_json(send, 422, {"error": "`x` is wrong", "error_type": "validation"})
         elif seen.path == "/generate_stream":
             await self._stream(receive, send)

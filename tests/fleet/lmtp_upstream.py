@@ -51,6 +51,9 @@ class _Speaker:
         if command == "HELLO":
             self._version = 2
             await self._say("MSG", stream_id, hello={"version": 2, "from": self._model})
+        elif command == "GENERATE" and self._upstreams.is_leaving == self._model:
+            told = {"error": "the server is shutting down", "error_type": "draining"}
+            await self._say("TOKEN", stream_id, **told)
         elif command == "GENERATE":
             self._streams[stream_id] = asyncio.create_task(self._generate(stream_id, payload))
         elif command == "CANCEL":

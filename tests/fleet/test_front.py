@@ -153,6 +153,30 @@ async def test_a_server_that_is_found_dead_is_started_anew_for_the_same_request(
     assert house.metrics.unloads.value("died") == 1
 
 
+async def test_a_server_that_takes_nothing_more_is_started_anew_for_the_same_request(
+    house: House,
+) -> None:
+    async with house.client as client:
+        await client.post("/generate", json={"inputs": "x", "model": "a"})
+        house.upstreams.is_leaving = "a"
+        house.servers.may_start.clear()
+        asking = asyncio.create_task(client.post("/generate", json={"inputs": "y", "model": "a"}))
+        while house.servers.started != ["a", "a"]:
+            await asyncio.sleep(0.01)
+        assert house.servers.by_name["a"].is_stopped
+        house.upstreams.is_leaving = None
+        house.servers.may_start.set()
+        assert (await asking).status_code == 200
+
+
+async def test_a_server_that_never_takes_anything_is_told_as_it_says(house: House) -> None:
+    house.upstreams.is_leaving = "a"
+    async with house.client as client:
+        answer = await client.post("/generate", json={"inputs": "x", "model": "a"})
+    assert (answer.status_code, answer.json()["error_type"]) == (503, "draining")
+    assert "x-tandem-state" not in answer.headers
+
+
 async def test_a_server_that_does_not_answer_is_told_as_503(house: House) -> None:
     house.https["b"].stop_at_once()
     await house.https["b"].stop()

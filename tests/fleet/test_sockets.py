@@ -227,6 +227,24 @@ async def test_a_server_that_dies_ends_its_streams_and_leaves_the_others(house: 
     assert house.servers.started == ["a", "a"]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_server_that_ends_of_itself_is_told_as_gone_and_loaded_anew(
+    house: House, version: int
+) -> None:
+    async with socket(house) as client:
+        await client.say("HELLO", stream_id=0, version=version)
+        await client.until("MSG")
+        house.upstreams.is_leaving = "a"
+        await client.say("GENERATE", stream_id=1, model="a")
+        _, told = await client.until("TOKEN")
+        assert (told["stream_id"], told["error_type"]) == (1, "model_server_gone")
+        assert "takes nothing more" in told["error"]
+        house.upstreams.is_leaving = None
+        await client.say("GENERATE", stream_id=2, model="a", max_tokens=1)
+        assert (await client.until("TOKEN"))[1]["token"] == 0
+    assert house.servers.started == ["a", "a"]
+
+
 async def test_a_server_that_dies_ends_a_stream_of_version_1_by_length(house: House) -> None:
     async with socket(house) as client:
         await client.say("GENERATE", stream_id=1, model="a", max_tokens=6, wait_behind=5)

@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from fleet.http.stream_book import StreamBook
 
 ERROR: dict[str, object] = {"error": "gone", "error_type": "model_server_gone"}
@@ -108,6 +110,16 @@ def test_a_broken_stream_that_is_young_or_of_version_2_ends_by_an_error() -> Non
         for number in range(num_tokens):
             passing.passes(token(number))
         assert passing.breaks_off(1, ERROR) == ("TOKEN", {"stream_id": 1, **ERROR})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_servers_refusal_to_take_more_is_told_in_other_words(version: int) -> None:
+    refusal = 'TOKEN [{"stream_id":1,"error":"shutting down","error_type":"draining"}]'
+    passing = book(version)
+    assert objects(passing.passes(refusal, ERROR)) == [{"stream_id": 1, **ERROR}]
+    assert passing.is_leaving
+    assert len(passing) == 0
+    assert objects(book(version).passes(refusal))[0]["error_type"] == "draining"
 
 
 def test_a_servers_own_draining_is_no_news_for_the_client() -> None:
