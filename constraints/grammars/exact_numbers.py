@@ -6,7 +6,7 @@ raises. Here numbers that a Python int or a double might change are decimals, an
 
 import json
 from collections.abc import Callable, Iterator
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import lru_cache
 
 import jsonschema
@@ -15,10 +15,8 @@ from constraints.grammars.schema.reading import Json
 
 # Longer integers are decimals: Python neither reads nor shows those that are much longer.
 _MAX_INT_LEN = 1000
-
-
-class NotReadable(ValueError):
-    """A number whose exponent has so many digits that nothing can count with it."""
+# Decimals have exponents of 18 digits.
+_MAX_EXPONENT_LEN = 16
 
 
 class Number(Decimal):
@@ -33,15 +31,16 @@ class LongInteger(Number):
 
 
 def loads(text: str) -> Json:
-    """A JSON value with exact numbers. Raises ValueError, NotReadable and RecursionError."""
+    """A JSON value with exact numbers. Raises ValueError and RecursionError."""
     return json.loads(text, parse_float=_number, parse_int=_integer, parse_constant=_no_constant)
 
 
 def _number(text: str) -> Number:
-    try:
-        return Number(text)
-    except InvalidOperation:
-        raise NotReadable("a number has too large an exponent") from None
+    digits, _, exponent = text.lower().partition("e")
+    if len(exponent) > _MAX_EXPONENT_LEN:
+        # So far out that no other number of a schema is beyond it.
+        exponent = f"{'-' if exponent[0] == '-' else ''}1{'0' * (_MAX_EXPONENT_LEN - 2)}"
+    return Number(f"{digits}e{exponent or 0}")
 
 
 def _integer(text: str) -> int | LongInteger:

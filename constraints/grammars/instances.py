@@ -56,6 +56,11 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
         errors = _errors(schema, instance)
     except _UNFOLLOWABLE as error:
         return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
+    except BaseException as error:
+        # Dictionaries of the package panic where the stack ends, with what is no Exception.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        return (Violation("", "", "the schema cannot be followed: RecursionError"),)
     if errors is None:
         return (Violation("", "", "the schema cannot be followed: a keyword's value is wrong"),)
     return tuple(

@@ -4,7 +4,7 @@ All are total: from every state every character leads somewhere. They start in s
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +70,7 @@ class Phrases:
         self.children: list[dict[int, int]] = [{}]
         # Of each node a phrase that goes through it, and how much of it has come there.
         self._through: list[tuple[str, int]] = [("", 0)]
+        self._paths: dict[str, list[int]] = {"": [0]}
         self.ends: list[int] = [0]  # the length of the phrase that ends in this very node
         for phrase in self.phrases:
             self._insert(phrase)
@@ -78,6 +79,7 @@ class Phrases:
 
     def _insert(self, phrase: str) -> None:
         node = 0
+        path = self._paths[phrase] = [node]
         for length, char in enumerate(phrase, start=1):
             label = self._label[char]
             child = self.children[node].get(label)
@@ -88,16 +90,24 @@ class Phrases:
                 self._through.append((phrase, length))
                 self.ends.append(0)
             node = child
+            path.append(node)
         self.ends[node] = len(phrase)
 
-    def prefix(self, node: int) -> str:
-        """What leads from the root to a node."""
-        phrase, length = self._through[node]
-        return phrase[:length]
+    def beginning(self, node: int, length: int) -> int:
+        """The node of the first characters of what leads to a node."""
+        return self._paths[self._through[node][0]][length]
 
     def prefix_len(self, node: int) -> int:
         """Its characters."""
         return self._through[node][1]
+
+    def by_depth(self) -> Iterator[tuple[int, Mapping[int, int]]]:
+        """Each node with its children by label, after what leads to it and after shorter ones."""
+        queue = deque([0])
+        while queue:
+            node = queue.popleft()
+            queue.extend(self.children[node].values())
+            yield node, self.children[node]
 
     def following(self) -> tuple[Steps, list[int]]:
         """The longest suffix that is a node, for each node and label; how long a phrase ends there.
@@ -107,16 +117,13 @@ class Phrases:
         steps = np.zeros((len(self.children), len(self.chars) + 1), dtype=np.int32)
         longest = list(self.ends)
         fallback = [0] * len(self.children)
-        queue = deque([0])
-        while queue:
-            node = queue.popleft()
+        for node, children in self.by_depth():
             if node:
                 steps[node] = steps[fallback[node]]
-            for label, child in self.children[node].items():
+            for label, child in children.items():
                 fallback[child] = int(steps[node, label]) if node else 0
                 steps[node, label] = child
                 longest[child] = longest[child] or longest[fallback[child]]
-                queue.append(child)
         return steps, longest
 
     def prefix_tree(self) -> Steps:

@@ -36,7 +36,7 @@ class ByteTable:
         """Raises OutOfReach where gains or places have no room."""
         inside, width = utf8.num_places, utf8.labels.shape[1]
         num_places = machine.num_states * inside
-        gain = int(machine.gains.max(initial=0)) * max_token_len
+        gain = _most_gained(machine, max_token_len)
         if num_places > MAX_NODES or num_places * width > PLACE_MASK or gain > _GAIN_MASK:
             raise TooManyStates(f"{num_places} places, {gain} counts in a token")
         shifts = PLACE_BITS + GAIN_BITS * np.arange(len(machine.axes), dtype=np.int64)
@@ -97,3 +97,13 @@ class ByteTable:
         )
         whole[:, 0] = accepted
         return whole.reshape(-1, accepted.shape[1])
+
+
+def _most_gained(machine: Machine, num_chars: int) -> int:
+    """What so many characters can add to a count at most.
+
+    What is pending becomes a gain once: with it, no character adds more than it counts itself.
+    """
+    pending = machine.pending.max(initial=0)
+    counted = machine.gains + machine.pending[machine.steps] - machine.pending[:, None]
+    return int(max(counted.max(initial=0), 0) * num_chars + pending)

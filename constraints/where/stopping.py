@@ -12,13 +12,12 @@ longest one counts.
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from constraints.where.automata import Phrases
 from constraints.where.code_points import join
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach
 from constraints.where.machine import Counts, Machine
-
-Places = tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Counts]
 
 
 def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
@@ -27,52 +26,58 @@ def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     following, longest = trie.following()
     partition, columns = join([machine.partition, trie.partition])
     num_states, num_nodes, num_labels = machine.num_states, len(following), columns.shape[1]
-    if num_states * (num_nodes + 1) > MAX_STATES or num_states * num_nodes * num_labels > MAX_STEPS:
+    total = num_states * (num_nodes + 1)
+    if total > MAX_STATES or num_states * num_nodes * num_labels > MAX_STEPS:
         raise OutOfReach("too many states before phrases")
     spelled = _Spelled(machine, trie)
-    total = num_states * (num_nodes + 1)
-    steps = np.zeros((total, num_labels), dtype=np.int32)
-    gains = np.zeros((total, num_labels, len(machine.axes)), dtype=np.int64)
-    pending = np.zeros((total, len(machine.axes)), dtype=np.int64)
-    accepts = np.zeros((total, *machine.accepts.shape[1:]), dtype=np.bool_)
-    for node in range(num_nodes):
-        rows = slice(node * num_states, (node + 1) * num_states)
-        states, pending[rows] = spelled.after(node, trie.prefix_len(node), None)
-        accepts[rows] = machine.accepts[states]
-        for label in range(num_labels):
-            machine_label, phrase_label = int(columns[0, label]), int(columns[1, label])
-            after = int(following[node, phrase_label])
-            kept_len = longest[after] or trie.prefix_len(after)
-            committed_len = trie.prefix_len(node) + 1 - kept_len
-            states, gained = spelled.after(node, committed_len, machine_label)
-            steps[rows, label] = (num_nodes if longest[after] else after) * num_states + states
-            gains[rows, label] = gained
-    ended = slice(num_nodes * num_states, total)
-    accepts[ended] = machine.accepts
+    # [num_nodes + 1, num_states, ...]; the last block is of outputs that a phrase has ended.
+    steps = np.zeros((num_nodes + 1, num_states, num_labels), dtype=np.int32)
+    gains = np.zeros((*steps.shape, len(machine.axes)), dtype=np.int64)
+    # What no phrase goes on with, or begins with, is committed: by the root, the character itself.
+    steps[0] = machine.steps[:, columns[0]]
+    gains[0] = machine.gains[:, columns[0]]
+    fallback = [0] * num_nodes
+    for node, children in trie.by_depth():
+        if node:
+            kept_len = trie.prefix_len(fallback[node])
+            states, gained = spelled.after(trie.beginning(node, trie.prefix_len(node) - kept_len))
+            steps[node] = steps[fallback[node]][states]
+            gains[node] = gains[fallback[node]][states] + gained[:, None]
+        for label, child in children.items():
+            fallback[child] = int(following[fallback[node], label]) if node else 0
+            kept_len = longest[child] or trie.prefix_len(child)
+            states, gained = spelled.after(trie.beginning(child, trie.prefix_len(child) - kept_len))
+            goes_on = columns[1] == label
+            block = num_nodes if longest[child] else child
+            steps[node][:, goes_on] = (block * num_states + states)[:, None]
+            gains[node][:, goes_on] = gained[:, None]
     return replace(
-        machine, partition=partition, steps=steps, gains=gains, pending=pending, accepts=accepts
+        machine,
+        partition=partition,
+        steps=steps.reshape(total, num_labels),
+        gains=gains.reshape(total, num_labels, len(machine.axes)),
+        pending=np.concatenate([*spelled.gained, np.zeros_like(machine.pending)]),
+        accepts=machine.accepts[np.concatenate([*spelled.states, np.arange(num_states)])],
     )
 
 
 class _Spelled:
-    """Where the machine is after the first characters of a prefix, from each of its states."""
+    """Where the machine is after each prefix of a phrase, from each of its states.
+
+    states: by node, [num_states]; gained: by node, [num_states, num_axes]
+    """
 
     def __init__(self, machine: Machine, trie: Phrases) -> None:
-        self._machine = machine
-        self._labels = [
-            [machine.partition.label_of(ord(char)) for char in trie.prefix(node)]
-            for node in range(len(trie.children))
-        ]
+        labels = [0, *(machine.partition.label_of(ord(char)) for char in trie.chars)]
+        first: Counts = np.zeros((machine.num_states, len(machine.axes)), dtype=np.int64)
+        self.states: list[npt.NDArray[np.int64]] = [np.arange(machine.num_states)] * len(trie.ends)
+        self.gained: list[Counts] = [first] * len(trie.ends)
+        for node, children in trie.by_depth():
+            states, gained = self.after(node)
+            for label, child in children.items():
+                self.gained[child] = gained + machine.gains[states, labels[label]]
+                self.states[child] = machine.steps[states, labels[label]].astype(np.int64)
 
-    def after(self, node: int, num_chars: int, label: int | None) -> Places:
-        """After `num_chars` of the node's prefix with one character of `label` behind it.
-
-        Answers states [num_states] and what they gained [num_states, num_axes].
-        """
-        spelling = self._labels[node] + ([] if label is None else [label])
-        states = np.arange(self._machine.num_states)
-        gained = np.zeros((len(states), len(self._machine.axes)), dtype=np.int64)
-        for step in spelling[:num_chars]:
-            gained += self._machine.gains[states, step]
-            states = self._machine.steps[states, step].astype(np.int64)
-        return states, gained
+    def after(self, node: int) -> tuple[npt.NDArray[np.int64], Counts]:
+        """The states, and what they gained."""
+        return self.states[node], self.gained[node]

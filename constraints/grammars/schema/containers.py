@@ -59,7 +59,8 @@ def _least_properties(place: Place, value: Json, pointer: str) -> None:
 
 
 def _most_properties(place: Place, value: Json, pointer: str) -> None:
-    place.out["maxProperties"] = int(value)
+    # `propertyNames` may have left none already.
+    place.out["maxProperties"] = min(int(value), place.out.get("maxProperties", int(value)))
 
 
 def _property_names(place: Place, value: Json, pointer: str) -> None:

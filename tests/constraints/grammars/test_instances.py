@@ -58,6 +58,8 @@ LONG = "9" * 400
         ('{"minimum": 1}', "1e400"),
         ('{"const": 1}', "1.0"),
         ('{"enum": [1e400]}', "10e399"),
+        ('{"multipleOf": 2}', f"4e+00{LONG}"),
+        ('{"multipleOf": 2}', f"4e{'0' * 20}1"),
         ('{"$ref": "#/$defs/a", "$defs": {"a": {"multipleOf": 0.1}}}', "1e400"),
         (f'{{"$schema": "{DRAFT_4}", "type": "integer"}}', "9" * 5000),
         (
@@ -82,7 +84,8 @@ def test_numbers_are_judged_as_they_are_written(schema: str, text: str) -> None:
         ('{"type": "integer"}', "1.5", "1.5 is not of type 'integer'"),
         ('{"uniqueItems": true}', "[1e400, 10e399]", "[1e+400, 1.0e+400] has non-unique elements"),
         (f'{{"$schema": "{DRAFT_4}", "type": "integer"}}', "1.0", "1.0 is not of type 'integer'"),
-        ("{}", f"1e{LONG}", "not JSON: a number has too large an exponent"),
+        ('{"maximum": 9}', f"1e{LONG}", "1e+100000000000000 is greater than the maximum of 9"),
+        ('{"multipleOf": 2}', f"1E-{LONG}", "1e-100000000000000 is not a multiple of 2"),
         ("{}", "NaN", "not JSON: NaN is no JSON number"),
     ],
 )
@@ -97,3 +100,14 @@ def test_a_step_of_nothing_cannot_be_followed() -> None:
     assert told('{"multipleOf": 0.0}', "0") == (
         "the schema cannot be followed: a keyword's value is wrong",
     )
+
+
+def test_a_schema_that_refers_to_itself_without_end_cannot_be_followed_at_any_depth() -> None:
+    schema = '{"oneOf": [{"type": "integer"}, {"allOf": [{"$ref": "#"}, {"type": "array"}]}]}'
+
+    def told_below(num_frames: int) -> tuple[str, ...]:
+        return told_below(num_frames - 1) if num_frames else told(schema, "[]")
+
+    # The stack may end within the package, or within what it is made of.
+    for num_frames in range(16):
+        assert told_below(num_frames) == ("the schema cannot be followed: RecursionError",)

@@ -239,6 +239,21 @@ def test_a_pattern_of_a_thousand_states_knows_distances() -> None:
     assert legal(matcher, LARGE, 37) == set()
 
 
+def test_a_long_phrase_ends_an_output_without_a_table_for_each_of_its_beginnings() -> None:
+    phrase = "the quick brown fox jumps over the lazy dog and " * 40
+    began_s = time.thread_time()
+    language = compiled(f"stops_before(X, {phrase!r}) and len(X) < 3000")
+    assert time.thread_time() - began_s < 30, "it takes less than one, or minutes"
+    text = b"the fox, " + phrase.encode()
+    matcher = language.matcher()
+    for byte in text[:-1]:
+        matcher.advance(byte)
+    assert matcher.is_complete
+    assert not matcher.is_over
+    matcher.advance(text[-1])
+    assert matcher.is_over
+
+
 def test_dropped_phrases_are_told() -> None:
     language = compiled('stops_before(X, "\\n", "END") and stops_before(X, "a") and len(X) < 9')
     assert language.dropped_phrases == ("\n", "END", "a")
