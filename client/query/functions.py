@@ -11,13 +11,14 @@ program `[X: f]` and `[X: f(x)]` take either.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from client.query.binding import bound
 from client.query.execution import Choices, RunOptions, choices_of, execute
 from client.query.program import Program
+from client.query.reading.enclosing import Enclosing, enclosing
 from client.query.reading.reader import read_function, read_template
 from client.query.running.results import Result
 from client.query.waiting import wait_for
@@ -156,7 +157,7 @@ class Decorating:
     def __call__(self, function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
 
     def __call__(self, function: Callable[..., Any], /) -> Query[..., Any, Any]:
-        return _decorated(function, self._choices, _locals_of(inspect.currentframe()))
+        return _decorated(function, self._choices, _around(inspect.currentframe()))
 
 
 @overload
@@ -189,23 +190,20 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
     choices = choices_of(options)
     if function is None:
         return Decorating(choices)
-    return _decorated(function, choices, _locals_of(inspect.currentframe()))
+    return _decorated(function, choices, _around(inspect.currentframe()))
 
 
 def _decorated(
-    function: Callable[..., Any], choices: Choices, around: Mapping[str, object]
+    function: Callable[..., Any], choices: Choices, around: Enclosing
 ) -> Query[..., Any, Any]:
     is_async = inspect.iscoroutinefunction(function)
     kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
     return kind(read_function(function, around=around), choices)
 
 
-def _locals_of(decorator: FrameType | None) -> Mapping[str, object]:
-    """What the function around a decorated one knows: a program in a docstring sees that, too."""
-    caller = None if decorator is None else decorator.f_back
-    if caller is None or caller.f_locals is caller.f_globals:
-        return {}
-    return dict(caller.f_locals)
+def _around(decorator: FrameType | None) -> Enclosing:
+    """What a decorated function stands in: a program in a docstring sees that, too."""
+    return enclosing(None if decorator is None else decorator.f_back)
 
 
 def F(

@@ -10,12 +10,12 @@ It finds where the program stands in the file, and which names it sees there.
 import ast
 import inspect
 import re
-from collections.abc import Mapping
 from types import FunctionType
 
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.reading.clauses import layout_of
+from client.query.reading.enclosing import Enclosing
 from client.query.reading.expressions import statements
 from client.query.reading.making import Scope
 from client.query.reading.strings import content_of
@@ -26,6 +26,12 @@ from client.query.reading.words import DECODERS
 _PROMPT_OR_DECODER = re.compile(
     rf"^[ \t]*(?:[rRfFuU]{{0,2}}['\"]|(?:{'|'.join(DECODERS)})(?:$|[\s(\"']))",
     re.MULTILINE | re.IGNORECASE,
+)
+# `if X: "a [Y]"`: so a program may ask, and nowhere else.
+_PROMPT_BEHIND_COLON = re.compile(
+    r"^[ \t]*(?:async[ \t]+)?(?:if|elif|else|for|while|with|try|except|finally)\b"
+    r"[^\n]*:[ \t]*['\"]",
+    re.MULTILINE,
 )
 
 
@@ -76,9 +82,12 @@ def _held_by(text: Text, docstring: Span) -> Span | None:
     content = content_of(strings[0])
     is_long = text.text[content.start - 3 : content.start] in ("'''", '"""')
     held = text.text[content.start : content.stop]
-    if len(strings) == 1 and is_long and _PROMPT_OR_DECODER.search(held):
-        return Span(content.start, content.stop)
-    return None
+    if len(strings) > 1 or not is_long:
+        return None
+    span = Span(content.start, content.stop)
+    is_plain = _PROMPT_OR_DECODER.search(held) is not None
+    is_held = is_plain or (_PROMPT_BEHIND_COLON.search(held) is not None and _asks(text, span))
+    return span if is_held else None
 
 
 def _asks(text: Text, held: Span) -> bool:
@@ -116,10 +125,10 @@ def _is_nothing(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Pass) or (is_dots and not _is_docstring(statement))
 
 
-def scope_of(function: FunctionType, around: Mapping[str, object]) -> Scope:
-    """What the function's code sees: its globals and cells, and values of names around it.
+def scope_of(function: FunctionType, around: Enclosing) -> Scope:
+    """What the function's code sees: its globals and cells, and names of the function around it.
 
     Python closes over names that the code uses, and knows nothing of those in a docstring.
     """
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return Scope(globals=function.__globals__, cells=dict(cells), values=around)
+    return Scope(globals=function.__globals__, cells=dict(cells), around=around)

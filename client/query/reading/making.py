@@ -6,14 +6,16 @@ import linecache
 import types
 import weakref
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from client.query.place import Source
 from client.query.program import Program
 from client.query.reading.calls import Calls
+from client.query.reading.enclosing import Enclosing, LateNames
 from client.query.reading.expressions import PLACED
 from client.query.reading.layout import Layout
 from client.query.reading.nodes import Nodes
@@ -23,25 +25,25 @@ from client.query.reading.text import Text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The names that a program sees: globals, cells of functions around it, and further values.
+    """The names that a program sees: globals, cells of functions around it, and what these bind.
 
     Cells win over values, both over globals, as in Python.
     """
 
     globals: dict[str, Any]
     cells: Mapping[str, types.CellType] = field(default_factory=dict)
-    values: Mapping[str, object] = field(default_factory=dict)
+    around: Enclosing = field(default_factory=Enclosing)
 
     def has(self, name: str) -> bool:
         """Whether the name is known here."""
-        return name in self.cells or name in self.values or name in self.globals
+        return name in self.cells or name in self.around.values or name in self.globals
 
     def is_callable(self, name: str) -> bool:
         """Whether the name is bound here, and to something that can be called."""
         if name in self.cells:
             return _holds_callable(self.cells[name])
-        if name in self.values:
-            return callable(self.values[name])
+        if name in self.around.values:
+            return callable(self.around.values[name])
         return callable(self.globals.get(name))
 
 
@@ -49,28 +51,54 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
     """The program of a layout. Raises BadProgram."""
     nodes = Nodes(text)
     program = written(nodes, layout, around)
-    names = [name for name in program.used if name in scope.cells or name in scope.values]
+    late = _late(program.used, around.name, scope)
+    if late is not None:
+        scope = replace(scope, cells={**scope.cells, **late.cells})
+    values = scope.around.values
+    names = [name for name in program.used if name in scope.cells or name in values]
     captured(program.module, names)
     code = _compiled(text, program.module, filename)
     calls = Calls(text.source, nodes.places)
     defined: dict[str, Any] = {}
     exec(code, scope.globals, defined)
-    values = [scope.values.get(name) for name in names]
-    functions = iter(defined[MAKE](calls, *values))
-    body = _bound(next(functions), around, scope)
+    made_ = defined[MAKE](calls, *(values.get(name) for name in names))
+    functions = iter([_bound(function, around, scope) for function in made_])
+    body = next(functions)
     _shown(text.source, filename, body)
-    decoder = _bound(next(functions), around, scope) if program.has_decoder else None
-    model = _bound(next(functions), around, scope) if program.has_model else None
+    decoder = next(functions) if program.has_decoder else None
+    model = next(functions) if program.has_model else None
     return Program(
         name=around.name,
         source=text.source,
         parameters=tuple(around.parameters.parameters),
-        body=body,
+        body=_looking_up(body, late),
         hole_names=program.hole_names,
         returns=program.returns,
-        decoder=decoder,
-        model=model,
+        decoder=decoder and _looking_up(decoder, late),
+        model=model and _looking_up(model, late),
     )
+
+
+def _late(used: Sequence[str], own_name: str, scope: Scope) -> LateNames | None:
+    """The names that the function around the program binds later; None if it uses none."""
+    names = [
+        name for name in used if name not in scope.cells and scope.around.is_late(name, own_name)
+    ]
+    frame = scope.around.frame
+    return LateNames(names, frame) if names and frame is not None else None
+
+
+def _looking_up(function: types.FunctionType, late: LateNames | None) -> Callable[..., Any]:
+    """The function, which is called when late names have been looked up."""
+    if late is None:
+        return function
+
+    @wraps(function)
+    def called(*arguments: object, **keywords: object) -> Any:
+        late.look_up()
+        return function(*arguments, **keywords)
+
+    return called
 
 
 def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> list[str]:

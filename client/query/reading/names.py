@@ -61,6 +61,16 @@ def _bindings(node: ast.AST) -> Iterator[str]:
             yield from _bindings(child)
 
 
+def bound_anywhere(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that statements bind in their own scope, or in one of a function or class in them."""
+    found: set[str] = set()
+    for node in (each for statement in statements for each in ast.walk(statement)):
+        found.update(_bindings(node))
+        if isinstance(node, ast.Global):
+            found.update(node.names)
+    return found
+
+
 def own_scope(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
     """All nodes of statements, without what is in functions and classes that they define."""
     for statement in statements:

@@ -17,6 +17,7 @@ from client.query.frames import ErrorsWithoutFrames
 from client.query.place import Source
 from client.query.program import Program
 from client.query.reading.clauses import layout_of
+from client.query.reading.enclosing import Enclosing
 from client.query.reading.foreign_comments import without_foreign_comments
 from client.query.reading.functions import program_in, scope_of
 from client.query.reading.layout import Block, Layout, PromptText
@@ -55,20 +56,18 @@ def read(
         return _program(source, region, around, scope)
 
 
-def read_function(
-    function: Callable[..., object], *, around: Mapping[str, object] = _NOTHING
-) -> Program:
+def read_function(function: Callable[..., object], *, around: Enclosing | None = None) -> Program:
     """The program that a function holds: in its docstring, or as its body.
 
-    It sees the function's globals and closure. `around`: values of further names, such as the
-    locals of the function around it, which Python does not close over for a docstring's sake.
+    It sees the function's globals and closure. `around`: the function around it, whose names Python
+    does not close over for a docstring's sake.
     The Program's parameters and their defaults are the function's. Raises BadProgram.
     """
     if not isinstance(function, FunctionType):
         raise BadProgram(f"a query is a function of Python's. Given: {function!r}")
     with ErrorsWithoutFrames():
         source, region = program_in(function)
-        scope = scope_of(function, around)
+        scope = scope_of(function, around or Enclosing())
         around_it = Surroundings(
             name=function.__name__,
             parameters=inspect.signature(function),

@@ -111,7 +111,7 @@ class _Writer:
         mark_last(rewritten)
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
-            self._program([*assigned, *rewritten]),
+            self._program([*self._asked_of_python(clauses), *assigned, *rewritten]),
             *self._decoder(),
             *self._model(),
         ]
@@ -146,6 +146,16 @@ class _Writer:
         condition = expression(self._text, fragment, "in the `where` clause")
         parts = clauses.conjuncts(condition)
         return [(f"{_WHERE}_{number}", part) for number, part in enumerate(parts)]
+
+    def _asked_of_python(self, clauses: WhereClauses) -> list[ast.stmt]:
+        """The names in conditions that nothing here binds, so that Python raises before any request
+        if it knows them no more."""
+        own = names.bound_anywhere([*self._preamble, *self._body.statements]) | {
+            _CONTEXT_FOR_PEOPLE
+        }
+        known = own | self._around.parameters.parameters.keys()
+        asked = (name for name in clauses.python_names if name.id not in known)
+        return [ast.copy_location(ast.Expr(name), name) for name in asked]
 
     def _program(self, body: list[ast.stmt]) -> ast.AsyncFunctionDef:
         span = self._whole()

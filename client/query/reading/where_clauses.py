@@ -11,7 +11,7 @@ Python's variables in the others may have no value yet. What names no hole stays
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -79,14 +79,28 @@ class WhereClauses:
         self._nodes = nodes
         self._holes = holes
         self._own = own
+        self._python_names: dict[str, ast.Name] = {}
+
+    @property
+    def python_names(self) -> Sequence[ast.Name]:
+        """Names in the conditions read so far that only Python can know, each where it is first."""
+        return tuple(self._python_names.values())
 
     def conjuncts(self, condition: ast.expr) -> list[Conjunct]:
         """The parts of the outermost `and`. Raises BadProgram."""
         self._check(condition)
+        self._note_names(condition)
         condition = _Recalls(self._nodes, self._holes).visit(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
+
+    def _note_names(self, condition: ast.expr) -> None:
+        calls = (node for node in ast.walk(condition) if isinstance(node, ast.Call))
+        operators = [call.func for call in calls if self._operator(call) is not None]
+        for name, node in names.used(condition).items():
+            if name not in self._holes and node not in operators:
+                self._python_names.setdefault(name, node)
 
     def of_kind(self, hole: str, kind: str, span: Span) -> list[Conjunct]:
         """`type(hole) is kind`, where these words mean what they say; else nothing."""

@@ -12,6 +12,7 @@ from client.query.conditions.terms import Called, Compared, Opaque
 from client.query.errors import BadProgram
 from client.query.program import Program, Subquery
 from client.query.reading.blame import blame
+from client.query.reading.enclosing import Enclosing
 from client.query.reading.reader import read, read_function, read_template
 from tests.client.query.reading.recorder import holes_of, ran
 
@@ -167,7 +168,7 @@ def test_a_docstring_sees_values_around_it_that_it_is_given() -> None:
         "[X]" where X in allowed
         """
 
-    program = read_function(inner, around={"allowed": allowed, "unused": 3})
+    program = read_function(inner, around=Enclosing({"allowed": allowed, "unused": 3}))
     assert ran(program)[0] == ["[X] where X in ['a', 'b']"]
 
 

@@ -25,8 +25,8 @@ NAMES = [
     ('argmax\n "[X]"\nfrom gpt2', "the name of a model is a string", "gpt2"),
 ]
 CALLS = [
-    ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", 'stopsat(X, ".")'),
-    ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word(X)"),
+    ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", "stopsat"),
+    ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word"),
     ('"[X]" where words(X)[0] == "a"', "`words` is an operator of conditions", "words(X)[0]"),
     ('"[X]" where X.starts_with("a")', "did you mean `startswith`?", 'X.starts_with("a")'),
     ("'Give {\"name\": 1} [X]'", "write '{{' and '}}' for the signs", '{"name": 1}'),
@@ -43,6 +43,42 @@ async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
 
     assert message in caught.value.message
     assert _marked(caught.value) == marked
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "marked"),
+    [
+        ('"[X]"\n"[Y]" where chek(Y)', "'chek' is not defined; did you mean `check`?", "chek"),
+        ('"[X]"\n"[Y]"\nwhere len(X) < 3 and Y in lsit(X)', "did you mean `list`?", "lsit"),
+        ('"[X]"\n"[Y]"\nwhere Y in limits or len(Y) < limit', "'limits' is not", "limits"),
+        ('"[X]"\nif X: "[Y]" where len(wrods(Y)) < 3', "did you mean `words`?", "wrods"),
+    ],
+)
+async def test_a_name_that_no_condition_can_know_is_told_before_any_request(
+    text: str, message: str, marked: str
+) -> None:
+    model = ScriptedModel(lambda prompt: ["a"])
+    with pytest.raises(ProgramFailed) as caught:
+        await run(text, {"check": bool, "limit": 4}, model=model)
+
+    assert message in caught.value.message
+    assert _marked(caught.value) == marked
+    assert model.calls == []
+
+
+async def test_a_name_that_the_program_binds_before_its_condition_is_known_then() -> None:
+    text = """
+"[X]"
+import math
+def most():
+    global limit
+    limit = math.floor(4.5)
+    return limit
+"[Y]" where len(Y) < most() and len(Y) < limit and len(Y) < math.pi
+"""
+    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert result["Y"] == "a"
 
 
 async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
