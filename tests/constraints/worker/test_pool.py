@@ -236,7 +236,21 @@ async def test_the_zygote_has_one_thread_and_no_environment_of_ours(tmp_path: Pa
             word.partition(b"=")[0]
             for word in Path(f"/proc/{zygote}/environ").read_bytes().split(b"\0")
         }
-        assert names - {b""} <= {b"PYTHONPATH", b"OPENBLAS_NUM_THREADS"}
+        assert names - {b""} == {b"PYTHONPATH", b"OPENBLAS_NUM_THREADS", b"GLIBC_TUNABLES"}
+
+
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(),
+    reason="this kernel makes no huge pages",
+)
+async def test_workers_are_forked_out_of_huge_pages(tmp_path: Path) -> None:
+    async with pooling(tmp_path):
+        (zygote,) = zygotes()
+        counts = Path(f"/proc/{zygote}/smaps_rollup").read_text()
+        assert int(counts.split("AnonHugePages:")[1].split()[0]) > 0
 
 
 async def test_workers_hold_nothing_but_their_own_channel(tmp_path: Path) -> None:
