@@ -5,11 +5,13 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
+from router.signals import stop_signals
+
 _PARENT_POLL_S = 0.5
 
 
 class Stopped(Exception):
-    """SIGTERM or SIGINT came."""
+    """A signal to stop came."""
 
 
 class StopRequest:
@@ -24,7 +26,7 @@ class StopRequest:
     def listen(self, parent_pid: int | None) -> None:
         """From here on signals are requests; so is the end of that process, if there is one."""
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in stop_signals():
             loop.add_signal_handler(signum, self._take, signum)
         if parent_pid is not None:
             self._watching = asyncio.create_task(self._watch(parent_pid))

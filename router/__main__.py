@@ -5,7 +5,7 @@
 
     socket, tokenizer -> shards: discovery, info, warm-up -> books -> batcher -> HTTP
 
-The first SIGTERM or SIGINT drains: nothing new is taken, what runs may finish within
+The first SIGTERM, SIGINT or SIGHUP drains: nothing new is taken, what runs may finish within
 --graceful-termination-timeout, what is left gets an error as its last event. The second one stops
 at once.
 

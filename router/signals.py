@@ -10,8 +10,18 @@ _PARENT_POLL_S = 0.5
 T = TypeVar("T")
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask a process to stop: of a service, a terminal's key, a terminal that is gone.
+
+    The last one not where it is ignored, as `nohup` has it.
+    """
+    asked = (signal.SIGTERM, signal.SIGINT)
+    has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return asked if has_nohup else (*asked, signal.SIGHUP)
+
+
 class Signals:
-    """The first and the second SIGTERM or SIGINT. The end of the parent is a first one.
+    """The first and the second signal to stop. The end of the parent is a first one.
 
     To be made in the event loop that is to hear of them.
     """
@@ -21,7 +31,7 @@ class Signals:
         self.second = asyncio.Event()
         self._watching = asyncio.ensure_future(self._watch(parent_pid)) if parent_pid else None
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._note)
 
     def _note(self) -> None:

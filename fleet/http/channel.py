@@ -107,6 +107,8 @@ class Channel:
         # That of the upstream socket, which may be over.
         self._lease: Lease | None = None
         self._was_told = False
+        # What a client is told for the server's own word that it takes nothing more.
+        self._leaving = fields_of(_gone("it takes nothing more"))
 
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._book
@@ -240,14 +242,6 @@ class Channel:
     def _is_read(self) -> bool:
         return self._reading is not None and not self._reading.done()
 
-    @property
-    def _refusal(self) -> dict[str, object] | None:
-        """What a client is told for a server's own word that it takes nothing more.
-
-        When all of us stop, that word is the right one.
-        """
-        return None if self._keeper.is_draining else fields_of(_gone("it takes nothing more"))
-
     async def _read(self, connection: ClientConnection) -> None:
         try:
             async for text in connection:
@@ -256,7 +250,9 @@ class Channel:
                 if self._num_greetings and text.startswith(_HELLO_ANSWER):
                     self._num_greetings -= 1
                     continue
-                passed = self._book.passes(text, self._refusal)
+                # When all of us stop, the server's word is the right one.
+                leaving = None if self._keeper.is_draining else self._leaving
+                passed = self._book.passes(text, leaving)
                 if self._book.is_leaving and self._lease is not None:
                     self._keeper.suspect(self._lease, is_leaving=True)
                 if passed is not None:

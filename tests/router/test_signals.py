@@ -1,0 +1,42 @@
+"""Who asks a process to stop: a service, a key, a terminal that is gone; not under nohup."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+_WAITS = """
+import asyncio, sys
+from router.signals import Signals
+async def main():
+    signals = Signals(None)
+    print("ready", flush=True)
+    try:
+        await asyncio.wait_for(signals.first.wait(), float(sys.argv[1]))
+        print("asked")
+    except TimeoutError:
+        print("not asked")
+asyncio.run(main())
+"""
+
+
+def told(signum: signal.Signals, *before: str, wait_s: float = 60.0) -> str:
+    """What a process says that gets this signal."""
+    argv = [*before, sys.executable, "-c", _WAITS, str(wait_s)]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signum)
+        return process.communicate(timeout=60)[0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_these_signals_ask_for_the_end(signum: signal.Signals) -> None:
+    assert told(signum) == "asked\n"
+
+
+def test_a_terminal_that_is_gone_is_no_matter_to_what_nohup_runs() -> None:
+    assert told(signal.SIGHUP, "nohup", wait_s=0.3) == "not asked\n"
