@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from client.query import NotSatisfied, Unsatisfiable, run_sync
+from client.query import BadProgram, NotSatisfied, Unsatisfiable, run_sync
 from tests.client.query.conditions.programs import Made, random_program
 from tests.integration.server import RunningServer, launched
 
@@ -118,3 +118,40 @@ def test_lengths_that_sum_up_over_holes_take_one_request_for_each(server: Runnin
     lengths = [len(str(result[name])) for name in "AB"]
     assert (sum(lengths), lengths[0] > 4) == (9, True)
     assert [row.hole for row in result.requests] == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"[X]"',
+        '"{str()}[X]" where len(X) < 9',
+        'beam(2)\n    "[X]" where len(X) < 9',
+        '"[X]"\ndistribute X over ["a", "b"]',
+    ],
+)
+def test_a_hole_with_nothing_in_front_of_it_is_pointed_at(server: RunningServer, text: str) -> None:
+    """The bundled model has no token that begins texts."""
+    with pytest.raises(BadProgram, match=r"nothing stands in front of \[X\]") as caught:
+        run_sync(text, model=server.url)
+
+    assert caught.value.place is not None
+    line = text.split("\n")[caught.value.place.line - 1]
+    assert line[caught.value.place.column - 1 :].startswith("[X]")
+
+
+@pytest.mark.parametrize("stops", ["cut", "exact"])
+def test_a_dropped_phrase_is_among_the_tokens_of_its_hole(
+    server: RunningServer, stops: str
+) -> None:
+    """A hole's tokens are what the model wrote, now and for the holes behind it."""
+    result = run_sync(
+        f'argmax(stops="{stops}")\n'
+        '    "Q: Where does Doric Caldman live?\\nA:[X]" where stops_before(X, "lives in")\n'
+        '    "[Y]" where len(tokens(Y)) == len(tokens(X))',
+        model=server.url,
+    )
+
+    assert result["X"] == " Doric Caldman "
+    written = result.requests[0].usage.num_output_tokens
+    assert len(" Doric Caldman ".split()) < 4 < written
+    assert result.requests[1].usage.num_output_tokens in (written, written + 1)

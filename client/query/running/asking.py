@@ -7,10 +7,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from client.beams import BeamDropped, BeamsAnswer, BestCall, SearchCall
-from client.errors import ConstraintRefused, Refused, ServerFailed, TandemError
+from client.errors import (
+    ConstraintRefused,
+    InvalidRequest,
+    Refused,
+    ServerFailed,
+    TandemError,
+)
 from client.model import BeamModel, Model
 from client.query.conditions.naming import named
-from client.query.errors import BadCondition, NotSatisfied, QueryError, Unsatisfiable
+from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.choosing import chosen
 from client.query.running.decoding import AtHole, HoleAnswer
 from client.query.running.ledger import CallFile, Ledger
@@ -26,6 +32,7 @@ _BROKEN_OFF = ("deadline", "cancelled")
 _Generated = Answer | BeamsAnswer
 # How often one looks at what fills in.
 _VIEW_S = 0.1
+_PROMPT = re.compile(r"(?:holes\[\d+\]\.)?text")
 _HOLE = re.compile(r"holes\[(\d+)\]")
 
 
@@ -180,14 +187,24 @@ def ended(trace: int, pieces: Pieces) -> State:
 
 
 def _point(at: AtHole, error: TandemError) -> None:
-    """Raise a refused constraint as what is wrong with the hole's conditions.
+    """Raise a refused constraint as what is wrong with the hole's conditions, and a refused empty
+    prompt as what is wrong with the program.
 
     Any other error goes on as it is, with a note that says at which hole.
     """
+    if isinstance(error, InvalidRequest) and _is_prompt(error.field) and not text_of(at.pieces):
+        what = f"nothing stands in front of [{at.hole.name}], and the model has no token that"
+        told = f"{what} begins a text: put a prompt there"
+        raise BadProgram(told, at.hole.place, at.source) from error
     if not isinstance(error, ConstraintRefused):
         error.add_note(str(QueryError(f"asked for [{at.hole.name}]", at.hole.place, at.source)))
         return
     raise _refusal(at, error) from error
+
+
+def _is_prompt(field: str | None) -> bool:
+    """Whether an error is about a prompt: of a hole's own request, or of one in a search."""
+    return field is not None and _PROMPT.fullmatch(field) is not None
 
 
 def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
