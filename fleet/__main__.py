@@ -4,8 +4,8 @@
 
     socket -> names, roster, servers -> keeper -> HTTP and LMTP
 
-The first SIGTERM, SIGINT or SIGHUP drains: nothing new is taken, every model's server lets what runs there
-end within --graceful-termination-timeout. The second one stops at once.
+The first SIGTERM, SIGINT or SIGHUP drains: nothing new is taken, every model's server lets what
+runs there end within --graceful-termination-timeout. The second one stops at once.
 
 Exit codes: 0 stopped when asked; 1 could not start, or a second signal; 2 a bad flag.
 """
