@@ -124,7 +124,7 @@ class _Parser(EscapeReader):
         bounds = self._repeat_bounds(at)
         if bounds is None:
             return part
-        if isinstance(part, Anchor):
+        if isinstance(part, Anchor) and self._text[start] != "(":
             raise self._wrong(start, "an anchor cannot be repeated")
         least, most = bounds
         if max(least, most or 0) > MAX_REPEAT:
@@ -137,6 +137,8 @@ class _Parser(EscapeReader):
         again = self._at
         if self._repeat_bounds(again) is not None:
             raise self._wrong(again, "a repeat of a repeat; put the inner one in (?:...)")
+        if isinstance(part, Anchor):
+            return part if least else EMPTY
         return Repeat(part, least, most)
 
     def _repeat_bounds(self, start: int) -> tuple[int, int | None] | None:
