@@ -132,10 +132,9 @@ def integer(text: str) -> int | None:
 def accepts(expression: Expression, output: str, num_tokens: int = 0) -> bool:
     """Whether `output`, a phrase that stops_before drops included, is in the language."""
     phrases = dropped_phrases(expression)
-    value = cut_before(phrases, output)
-    if value != output and output[len(value) :] not in phrases:
+    if _ended(phrases, output) != output:
         return False
-    return holds(expression, value, num_tokens)
+    return holds(expression, cut_before(phrases, output), num_tokens)
 
 
 def dropped_phrases(expression: Expression) -> tuple[str, ...]:
@@ -154,8 +153,12 @@ def cut_before(phrases: tuple[str, ...], output: str) -> str:
 
     Of several that are complete at the same character, the longest; phrases are not empty.
     """
+    ended = _ended(phrases, output)
+    dropped_len = max((len(phrase) for phrase in phrases if ended.endswith(phrase)), default=0)
+    return ended[: len(ended) - dropped_len]
+
+
+def _ended(phrases: tuple[str, ...], output: str) -> str:
+    """The output as far as the phrase that is complete first, which is its end."""
     ends = [output.find(phrase) + len(phrase) for phrase in phrases if phrase in output]
-    if not ends:
-        return output
-    ended = output[: min(ends)]
-    return ended[: -max(len(phrase) for phrase in phrases if ended.endswith(phrase))]
+    return output[: min(ends, default=len(output))]

@@ -143,3 +143,9 @@ def test_tokens_of_a_dropped_phrase_are_counted() -> None:
     expression = parse('stops_before(X, "\\n") and len(tokens(X)) == 2')
     assert accepts(expression, "a\n", num_tokens=2)
     assert not accepts(expression, "a\n", num_tokens=1)
+
+
+def test_no_output_goes_on_behind_a_phrase_though_both_together_are_another() -> None:
+    expression = parse('stops_before(X, ".", "..")')
+    assert accepts(expression, ".")
+    assert not accepts(expression, "..")
