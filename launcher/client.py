@@ -22,6 +22,7 @@ from client.lmtp.model import LmtpModel
 from client.words import Answer, GenerateCall, ServerNotice
 from launcher.client_input import Lines, PipedLines, TypedLines, history_in
 from launcher.client_line import KEYS, BadLine, call_of, read_line
+from launcher.errors import BadInput
 from launcher.terminal import Screen
 
 _TWICE_S = 1.0
@@ -189,7 +190,9 @@ class ClientSettings:
 
 
 async def run_client(settings: ClientSettings) -> ExitCode:
-    """The command. Raises a TandemError if nobody is there to talk to."""
+    """The command. Raises a TandemError if nobody is there to talk to, BadInput."""
+    if sys.stdin is None:
+        raise BadInput("stdin is closed; prompts come from there")
     is_interactive = sys.stdin.isatty()
     screen = Screen()
     lines: Lines = (

@@ -1,7 +1,9 @@
 """Lines that people type, with a history, or that a pipe brings."""
 
 import asyncio
+import contextlib
 import os
+import select
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +13,12 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
+from launcher.errors import BadInput
+
 HISTORY_NAME = "client_history"
+_CHUNK_LEN = 1 << 16
+# More than a server takes in a message.
+_MAX_LINE_LEN = 1 << 24
 
 
 class Lines(Protocol):
@@ -39,35 +46,59 @@ class TypedLines:
 
 
 class PipedLines:
-    """The lines of a file descriptor, read by a thread: it may be a pipe, a file or a socket.
+    """The lines of a file descriptor, read by threads: it may be a pipe, a file or a socket.
 
-    Not by sys.stdin, whose lock a thread that still waits would hold when Python ends.
+    Not by sys.stdin, whose lock a thread that still waits would hold when Python ends. Nothing is
+    read before it is asked for, so that what brings lines without end waits.
     """
 
     def __init__(self, fd: int) -> None:
         self._lines = _lines_of(fd)
 
     async def next(self) -> str | None:
+        """The next line. Raises BadInput."""
         return await anext(self._lines, None)
 
 
 async def _lines_of(fd: int) -> AsyncIterator[str]:
-    loop = asyncio.get_running_loop()
-    chunks: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def read() -> None:
-        while chunk := os.read(fd, 1 << 16):
-            loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-        loop.call_soon_threadsafe(chunks.put_nowait, b"")
-
-    threading.Thread(target=read, name="stdin", daemon=True).start()
     rest = b""
-    while chunk := await chunks.get():
+    while chunk := await _chunk_of(fd):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line.decode(errors="replace")
+        if len(rest) > _MAX_LINE_LEN:
+            raise BadInput(f"stdin: a line has at most {_MAX_LINE_LEN} bytes")
     if rest:
         yield rest.decode(errors="replace")
+
+
+async def _chunk_of(fd: int) -> bytes:
+    """What comes next; nothing at the end. Raises BadInput."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[bytes] = loop.create_future()
+
+    def finish(chunk: bytes, error: OSError | ValueError | None) -> None:
+        if came.done():
+            return
+        if error is None:
+            came.set_result(chunk)
+        else:
+            came.set_exception(BadInput(f"stdin cannot be read: {error}"))
+
+    def read() -> None:
+        chunk, failure = b"", None
+        try:
+            # It may have been left in the mode in which reading does not wait.
+            select.select([fd], [], [])
+            chunk = os.read(fd, _CHUNK_LEN)
+        except (OSError, ValueError) as error:
+            failure = error
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(finish, chunk, failure)
+
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    return await came
 
 
 def history_in(folder: Path) -> History:

@@ -2,6 +2,7 @@
 
 LauncherError
  +-- BadSetting       a flag or an environment variable breaks a rule
+ +-- BadInput         stdin cannot be read, or brings a line that is too long
  +-- PlaceTaken       nothing can be listened at where a server is to be
  +-- ChildFailed      a shard, the router or the download stopped, or did not become ready
 """
@@ -13,6 +14,10 @@ class LauncherError(Exception):
 
 class BadSetting(LauncherError):
     """A flag or an environment variable breaks a rule."""
+
+
+class BadInput(LauncherError):
+    """What is to be read from stdin cannot be read, or breaks a rule."""
 
 
 class PlaceTaken(LauncherError):
