@@ -17,7 +17,9 @@ def unknown_name(error: BaseException) -> str | None:
 
 def meant(name: str, known: Iterable[str]) -> str:
     """`; did you mean ...?`, nothing if no known name is close."""
-    close = get_close_matches(name, sorted(set(known)), n=1)
+    names = sorted(set(known))
+    close = get_close_matches(name, names, n=1)
+    close += [each for each in names if each != name and each.lower() == name.lower()]
     return f"; did you mean `{close[0]}`?" if close else ""
 
 

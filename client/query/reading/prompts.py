@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from client.query.errors import BadProgram
+from client.query.reading import names
 from client.query.reading.expressions import expression
 from client.query.reading.foresight import Foresight, Said
 from client.query.reading.layout import Distribution, PromptText
@@ -63,6 +64,12 @@ class PromptRewriter:
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
         said = [Said(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
         self._foresight = Foresight(said, program_where, clauses)
+        self._python_names: dict[str, ast.Name] = {}
+
+    @property
+    def python_names(self) -> Sequence[ast.Name]:
+        """Names in the braces and tags rewritten so far, each where it is first."""
+        return tuple(self._python_names.values())
 
     def statements(self, prompt: Prompt) -> list[ast.stmt]:
         """What a prompt does, piece by piece. Raises BadProgram."""
@@ -134,6 +141,13 @@ class PromptRewriter:
         return [self._nodes.at(ast.Constant(recall.shows_code), recall.span), value]
 
     def _code(self, fragment: Fragment, what: str) -> ast.expr:
+        """Code in a prompt, whose names are noted."""
+        code = self._read(fragment, what)
+        for name, node in names.used(code).items():
+            self._python_names.setdefault(name, node)
+        return code
+
+    def _read(self, fragment: Fragment, what: str) -> ast.expr:
         """Code in a prompt: with the string's escapes read, or else as it stands in the program.
 
         So `{"\\n".join(x)}` means the same in a raw string and in others.

@@ -42,6 +42,8 @@ MAKE = "__tandem_make"
 _PROGRAM, _DECODER, _MODEL = "__tandem_program", "__tandem_decoder", "__tandem_model"
 _WHERE = "__tandem_where"
 _WORD = re.compile(r"\w+")
+# Words of programs that find out which names there are, or go on without them.
+_LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
 # Python 3.12 and later want to be told of type parameters.
 _EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
 _Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
@@ -111,7 +113,7 @@ class _Writer:
         mark_last(rewritten)
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
-            self._program([*self._asked_of_python(clauses), *assigned, *rewritten]),
+            self._program([*self._unbound(clauses, rewriter), *assigned, *rewritten]),
             *self._decoder(),
             *self._model(),
         ]
@@ -147,15 +149,15 @@ class _Writer:
         parts = clauses.conjuncts(condition)
         return [(f"{_WHERE}_{number}", part) for number, part in enumerate(parts)]
 
-    def _asked_of_python(self, clauses: WhereClauses) -> list[ast.stmt]:
-        """The names in conditions that nothing here binds, so that Python raises before any request
-        if it knows them no more."""
-        own = names.bound_anywhere([*self._preamble, *self._body.statements]) | {
-            _CONTEXT_FOR_PEOPLE
-        }
-        known = own | self._around.parameters.parameters.keys()
-        asked = (name for name in clauses.python_names if name.id not in known)
-        return [ast.copy_location(ast.Expr(name), name) for name in asked]
+    def _unbound(self, clauses: WhereClauses, prompts: PromptRewriter) -> list[ast.stmt]:
+        """The names in conditions and prompts that nothing here binds: where Python does not know
+        them either, it raises before any request. Not in programs that may look for names, too."""
+        if _LOOKING.search(self._text.text):
+            return []
+        own = names.bound_anywhere([*self._preamble, *self._body.statements])
+        known = {_CONTEXT_FOR_PEOPLE, *own, *self._holes, *self._around.parameters.parameters}
+        asked = [*clauses.python_names, *prompts.python_names]
+        return [ast.copy_location(ast.Expr(name), name) for name in asked if name.id not in known]
 
     def _program(self, body: list[ast.stmt]) -> ast.AsyncFunctionDef:
         span = self._whole()

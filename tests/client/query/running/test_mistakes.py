@@ -19,6 +19,7 @@ NAMES = [
     ('"[ANSWER]"\n"again {ANSWR}"', "'ANSWR' is not defined; did you mean `ANSWER`?", "ANSWR"),
     ('"[X: integer]"', "'integer' is not defined; did you mean `int`?", "integer"),
     ('"[X]" where len(Y) < 3', "'Y' is not defined; holes of this program: X", "Y"),
+    ('"[X]" where x != "a"', "'x' is not defined; did you mean `X`?", "x"),
     ('print(X)\n"[X]"', "the hole [X] is not filled yet", "X"),
     ('"{X}[X]"', "the hole [X] is not filled yet", "X"),
     ('x = "Q: [X]"\nreturn X', "the string with [X] is no prompt", "X"),
@@ -51,10 +52,13 @@ async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
         ('"[X]"\n"[Y]" where chek(Y)', "'chek' is not defined; did you mean `check`?", "chek"),
         ('"[X]"\n"[Y]"\nwhere len(X) < 3 and Y in lsit(X)', "did you mean `list`?", "lsit"),
         ('"[X]"\n"[Y]"\nwhere Y in limits or len(Y) < limit', "'limits' is not", "limits"),
+        ('"[X]"\n"{limt} [Y]"', "did you mean `limit`?", "limt"),
+        ('"[X]"\n"[Y: itn]"', "did you mean `int`?", "itn"),
+        ('"[X]"\n"[@chek Y]"', "did you mean `check`?", "chek"),
         ('"[X]"\nif X: "[Y]" where len(wrods(Y)) < 3', "did you mean `words`?", "wrods"),
     ],
 )
-async def test_a_name_that_no_condition_can_know_is_told_before_any_request(
+async def test_a_name_that_nobody_can_know_is_told_before_any_request(
     text: str, message: str, marked: str
 ) -> None:
     model = ScriptedModel(lambda prompt: ["a"])
@@ -79,6 +83,13 @@ def most():
     result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
 
     assert result["Y"] == "a"
+
+
+async def test_a_name_that_a_program_looks_for_may_be_missing() -> None:
+    text = '"[X]"\nif "extra" in globals(): "{extra}"\ntry: "{extra}"\nexcept NameError: "none"'
+    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert result.prompt == "anone"
 
 
 async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
