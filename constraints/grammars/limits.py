@@ -58,7 +58,7 @@ LIMITS: dict[Kind, Limits] = {
     Kind.REGEX: Limits(max_text_bytes=100_000),
     Kind.LARK: Limits(max_text_bytes=1_000_000),
     Kind.GBNF: Limits(max_text_bytes=1_000_000),
-    Kind.CHOICE: Limits(max_text_bytes=4_000_000, step_max_items=500_000),
+    Kind.CHOICE: Limits(max_text_bytes=4_000_000),
     # Counters under a complement: the states are few, each is expensive.
     Kind.WHERE: Limits(max_text_bytes=100_000, step_fuel=5_000_000),
 }
