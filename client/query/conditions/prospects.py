@@ -10,13 +10,13 @@ these bounds. What nothing satisfies says nothing: such a hole may never come.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from client.query.conditions.amounts import Relating, related
 from client.query.conditions.bounds import Current, Prospect, names_of
 from client.query.conditions.declared import said
 from client.query.conditions.kinds import TEXT, HoleKind
 from client.query.conditions.linear import Linear, Quantity
 from client.query.conditions.ranges import ANY, Number, Range
 from client.query.conditions.reduce import bounds
+from client.query.conditions.sums import Relating, related
 from client.query.conditions.terms import Compared, Term, Value
 from client.query.errors import QueryError, Unsatisfiable
 from client.query.place import Place

@@ -19,7 +19,8 @@ from client.query.reading.enclosing import Enclosing, LateNames
 from client.query.reading.expressions import PLACED
 from client.query.reading.layout import Layout
 from client.query.reading.nodes import Nodes
-from client.query.reading.rewriting import MAKE, Surroundings, captured, written
+from client.query.reading.parameters import captured
+from client.query.reading.rewriting import MAKE, Surroundings, written
 from client.query.reading.text import Text
 
 

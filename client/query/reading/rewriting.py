@@ -23,7 +23,7 @@ from client.query.reading.bodies import Body
 from client.query.reading.closing import can_be_closed
 from client.query.reading.expressions import expression
 from client.query.reading.last_holes import mark_last
-from client.query.reading.layout import Layout, PromptText
+from client.query.reading.layout import Layout
 from client.query.reading.module_names import let_globals_be_the_runs
 from client.query.reading.nodes import (
     CALLS,
@@ -34,7 +34,9 @@ from client.query.reading.nodes import (
     plain_call,
     tuple_of,
 )
-from client.query.reading.prompts import Prompt, PromptRewriter
+from client.query.reading.parameters import parameters_of
+from client.query.reading.placing import PlacedPrompts, with_return
+from client.query.reading.prompts import PromptRewriter
 from client.query.reading.text import Fragment, Span, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
@@ -107,9 +109,9 @@ class _Writer:
         if self._layout.distribution is not None:
             supports[self._layout.distribution.name] = self._layout.distribution
         rewriter = PromptRewriter(self._nodes, clauses, self._body.prompts, conditions, supports)
-        prompts = _Prompts(self._nodes, self._body, rewriter)
+        prompts = PlacedPrompts(self._nodes, self._body, rewriter)
         self._preamble = prompts.visit_all(self._body.preamble)
-        rewritten = prompts.visit_all(_with_return(self._body.statements))
+        rewritten = prompts.visit_all(with_return(self._body.statements))
         mark_last(rewritten)
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
@@ -165,7 +167,7 @@ class _Writer:
         if self._asks_for_context(body):
             target = ast.Name(_CONTEXT_FOR_PEOPLE, ast.Store())
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
-        parameters = _parameters(self._around.parameters, CONTEXT)
+        parameters = parameters_of(self._around.parameters, CONTEXT)
         block = self._own_globals([*opening, *body]) or [ast.Pass()]
         can_be_closed(self._nodes, block)
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
@@ -213,7 +215,7 @@ class _Writer:
 
     def _function(self, name: str, value: ast.expr, span: Span) -> ast.FunctionDef:
         block = [*self._own_globals(copy.deepcopy(self._preamble)), ast.Return(value)]
-        parameters = _parameters(self._around.parameters, None)
+        parameters = parameters_of(self._around.parameters, None)
         return self._nodes.at(ast.FunctionDef(name, parameters, block, [], **_EMPTY), span)
 
     def _module(self, functions: Sequence[_Function]) -> ast.Module:
@@ -228,87 +230,8 @@ class _Writer:
         return Span(blocks[0].span.start, blocks[-1].span.end) if blocks else Span(0, 0)
 
 
-class _Prompts(ast.NodeTransformer):
-    """Puts the statements of prompts where they stand; strings in functions stay strings."""
-
-    def __init__(self, nodes: Nodes, body: Body, rewriter: PromptRewriter) -> None:
-        self._nodes = nodes
-        self._body = body
-        self._rewriter = rewriter
-
-    def visit_all(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-        made: list[ast.stmt] = []
-        for statement in statements:
-            visited = self.visit(statement)
-            made.extend(visited if isinstance(visited, list) else [visited])
-        return made
-
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
-        match self._body.found(node):
-            case Prompt() as prompt:
-                return self._rewriter.statements(prompt)
-            case PromptText() as string:
-                text = self._nodes.text
-                value = expression(text, text.slice(string.span), "in a string")
-                return self._nodes.at(ast.Expr(value), string.span)
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """A class is shown by its own name, as in a module: prompts may recall its instances."""
-        self.generic_visit(node)
-        named = ast.Assign([ast.Name("__qualname__", ast.Store())], ast.Constant(node.name))
-        behind = 0 if ast.get_docstring(node) is None else 1
-        node.body.insert(behind, self._nodes.at(named, self._nodes.span(node)))
-        return node
-
-
-# Parts of functions
-
-
 def _assigned(name: str, value: ast.expr) -> ast.stmt:
     made = ast.Assign([ast.Name(name, ast.Store())], value)
     for node in (made, made.targets[0]):
         ast.copy_location(node, value)
     return made
-
-
-def _with_return(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """A last expression that does nothing but have a value is what the program returns."""
-    last = body[-1] if body else None
-    if not isinstance(last, ast.Expr):
-        return list(body)
-    if isinstance(last.value, ast.Constant | ast.Call | ast.Await | ast.JoinedStr):
-        return list(body)
-    return [*body[:-1], ast.copy_location(ast.Return(last.value), last)]
-
-
-def _parameters(signature: inspect.Signature, first: str | None) -> ast.arguments:
-    """A signature's parameters; that there are defaults is said, their values are set later."""
-    made = arguments_of(())
-    if first is not None:
-        made.posonlyargs.append(ast.arg(first))
-    for parameter in signature.parameters.values():
-        argument = ast.arg(parameter.name)
-        has_default = parameter.default is not inspect.Parameter.empty
-        match parameter.kind:
-            case inspect.Parameter.POSITIONAL_ONLY:
-                made.posonlyargs.append(argument)
-            case inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                made.args.append(argument)
-            case inspect.Parameter.VAR_POSITIONAL:
-                made.vararg = argument
-            case inspect.Parameter.VAR_KEYWORD:
-                made.kwarg = argument
-            case inspect.Parameter.KEYWORD_ONLY:
-                made.kwonlyargs.append(argument)
-                made.kw_defaults.append(ast.Constant(None) if has_default else None)
-    return made
-
-
-def captured(make: ast.Module, extra: Sequence[str]) -> None:
-    """Let `make` take further names, which the functions in it close over."""
-    function = make.body[0]
-    assert isinstance(function, ast.FunctionDef)
-    span = {key: getattr(function, key) for key in ("lineno", "col_offset")}
-    end = {key: getattr(function, key) for key in ("end_lineno", "end_col_offset")}
-    function.args.args.extend(ast.arg(name, **span, **end) for name in extra)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from client.query.errors import BadProgram
+from client.query.reading.embedded_code import EmbeddedCode
 from client.query.reading.text import Fragment, Span, Text
 
-_CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
 _ROLES = ("system", "user", "assistant", "tool")
 _DOTTED = re.compile(r"\w+(?:\s*\.\s*\w+)*\s*")
 # As later versions of LMQL have it: [argmax X], [sample(temperature=2) X].
 _DECODER = re.compile(r"(argmax|sample|beam|best_k|beam_var|var)\b\s*(?:\(.*\))?\s+\w+")
-_QUOTES = re.compile(r"'''|\"\"\"|'|\"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,7 @@ class _Reader:
         self._text = text
         self._chars = value.code
         self._offsets = value.offsets
+        self._code = EmbeddedCode(value)
         self._pieces: list[Piece] = []
         self._words: list[str] = []
         self._words_start = 0
@@ -114,7 +114,7 @@ class _Reader:
     # Braces
 
     def _brace(self, start: int) -> int:
-        end = self._find(start + 1, "}")
+        end = self._code.find(start + 1, "}")
         if end is None:
             raise self._bad(
                 "'{' opens a value that is recalled and never closes; write '{{' for the sign",
@@ -137,7 +137,7 @@ class _Reader:
 
     def _recall(self, start: int) -> tuple[Recall, int]:
         """`{code=!r:spec}` and the index behind it."""
-        end = self._find(start + 1, "}!:")
+        end = self._code.find(start + 1, "}!:")
         if end is None:
             raise self._bad("'{' is never closed", start, start + 1)
         code_end, shown = end, ""
@@ -187,13 +187,13 @@ class _Reader:
     # Holes
 
     def _hole(self, start: int) -> int:
-        end = self._find(start + 1, "]")
+        end = self._code.find(start + 1, "]")
         if end is None:
             raise self._bad(
                 "'[' opens a hole that is never closed; write '[[' for the sign", start, start + 1
             )
         decorators, index = self._decorators(start + 1, end)
-        colon = self._find(index, ":", end)
+        colon = self._code.find(index, ":", end)
         name = self._chars[index : end if colon is None else colon].strip()
         self._check_name(name, start, end + 1)
         kind = None
@@ -217,7 +217,7 @@ class _Reader:
                 raise self._bad("behind '@' comes the name of a function", index, index + 1)
             stop = match.end()
             if self._chars[stop : stop + 1] == "(":
-                closing = self._find(stop + 1, ")", end)
+                closing = self._code.find(stop + 1, ")", end)
                 if closing is None:
                     raise self._bad("'(' is never closed", stop, stop + 1)
                 stop = closing + 1
@@ -242,59 +242,7 @@ class _Reader:
         if name.startswith("__tandem"):
             raise self._bad(f"the name '{name}' is taken", start, stop)
 
-    # Code
-
-    def _find(self, index: int, signs: str, end: int | None = None) -> int | None:
-        """The first of some signs that stands in no bracket and no string of Python code.
-
-        Quotes that are written with a backslash may be the code's quotes, or stand in its strings.
-        """
-        stop = len(self._chars) if end is None else end
-        found = self._find_in_code(index, signs, stop, skips_escaped=False)
-        if found is None:
-            found = self._find_in_code(index, signs, stop, skips_escaped=True)
-        return found
-
-    def _find_in_code(
-        self, index: int, signs: str, stop: int, *, skips_escaped: bool
-    ) -> int | None:
-        closing: list[str] = []
-        while index < stop:
-            char = self._chars[index]
-            quotes = _QUOTES.match(self._chars, index, stop)
-            if quotes and not (skips_escaped and self._is_escaped(index)):
-                behind = self._behind_string(quotes[0], index, stop, skips_escaped)
-                if behind is None:
-                    return None
-                index = behind
-                continue
-            if not closing and char in signs and not self._is_inequality(index):
-                return index
-            if char in _CLOSED_BY:
-                closing.append(_CLOSED_BY[char])
-            elif closing and char == closing[-1]:
-                closing.pop()
-            index += 1
-        return None
-
-    def _is_escaped(self, index: int) -> bool:
-        return self._offsets[index + 1] - self._offsets[index] > 1
-
-    def _is_inequality(self, index: int) -> bool:
-        return self._chars[index : index + 2] == "!="
-
-    def _behind_string(self, quotes: str, index: int, stop: int, skips_escaped: bool) -> int | None:
-        index += len(quotes)
-        while index < stop:
-            if self._chars[index] == "\\":
-                index += 2
-            elif skips_escaped and self._is_escaped(index):
-                index += 1
-            elif self._chars.startswith(quotes, index):
-                return index + len(quotes)
-            else:
-                index += 1
-        return None
+    # Parts of the text
 
     def _fragment(self, start: int, end: int) -> Fragment:
         return Fragment(self._chars[start:end], self._offsets[start : end + 1])

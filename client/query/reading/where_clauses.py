@@ -10,7 +10,6 @@ Python's variables in the others may have no value yet. What names no hole stays
 """
 
 import ast
-import re
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.nodes import CALLS, Nodes, lambda_of, load, plain_call, tuple_of
+from client.query.reading.recalls import Recalls
 from client.query.reading.text import Span
 
 _RELATIONS: dict[type[ast.cmpop], str] = {
@@ -37,8 +37,6 @@ _RELATIONS: dict[type[ast.cmpop], str] = {
 _SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _METHODS = {"startswith": "starts_with", "endswith": "ends_with"}
 _OPERATORS_OF_PYTHON = frozenset({"len", "int", "float", "type"})
-_HOLE = re.compile(r"\[\s*([^\W\d]\w*)\s*\]")
-_RECALL = re.compile(r"\{\s*([^\W\d]\w*)\s*\}")
 # Values that Python takes for true or false by how many things are in them.
 _NO_CONDITIONS = (ast.List, ast.Set, ast.Dict, ast.JoinedStr, ast.Lambda, ast.GeneratorExp)
 _REFUSED = {
@@ -90,7 +88,7 @@ class WhereClauses:
         """The parts of the outermost `and`. Raises BadProgram."""
         self._check(condition)
         self._note_names(condition)
-        condition = _Recalls(self._nodes, self._holes).visit(condition)
+        condition = Recalls(self._nodes, self._holes).visit(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
@@ -291,40 +289,3 @@ def _is_literal(node: ast.expr) -> bool:
     except (ValueError, TypeError, MemoryError, RecursionError):
         return False
     return True
-
-
-class _Recalls(ast.NodeTransformer):
-    """`"{X}"` in a condition's string recalls a hole, as in a prompt; `"[X]"` cannot ask for one.
-
-    Other brackets are signs: patterns and stop phrases are full of them.
-    """
-
-    def __init__(self, nodes: Nodes, holes: AbstractSet[str]) -> None:
-        self._nodes = nodes
-        self._holes = holes
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
-        return node
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        if not isinstance(node.value, str):
-            return node
-        span = self._nodes.span(node)
-        for match in _HOLE.finditer(node.value):
-            if match[1] in self._holes:
-                raise self._nodes.text.bad(
-                    f"a condition asks for no holes, only prompts do: '[{match[1]}]'",
-                    span.start,
-                    span.end,
-                )
-        values: list[ast.expr] = []
-        begin = 0
-        for match in _RECALL.finditer(node.value):
-            if match[1] in self._holes:
-                values.append(ast.Constant(node.value[begin : match.start()]))
-                values.append(ast.FormattedValue(load(match[1]), -1, None))
-                begin = match.end()
-        if not values:
-            return node
-        values.append(ast.Constant(node.value[begin:]))
-        return self._nodes.at(ast.JoinedStr(values), span)

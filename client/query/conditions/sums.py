@@ -1,0 +1,122 @@
+"""Comparisons read as sums of measures: `len(X) + len(Y) == 5` is `len(X) + len(Y) - 5 == 0`."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from types import MappingProxyType
+
+from client.query.conditions import compare
+from client.query.conditions.bounds import Current, names_of
+from client.query.conditions.evaluate import operand
+from client.query.conditions.kinds import FLOAT, INT
+from client.query.conditions.linear import Linear, Quantity
+from client.query.conditions.operators import PIECES, operator_of
+from client.query.conditions.terms import Calculated, Called, Compared, Ref, Term
+from client.query.conditions.values import bare, is_number, written
+from constraints.where import terms as where
+
+# With larger numbers what Python rounds could decide.
+_MAX_ROUNDED = 10**6
+# So many numbers on the right of `in` are compared one by one.
+_MAX_LISTED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Relating:
+    """`linear relation 0`, which a comparison of two sums comes down to."""
+
+    linear: Linear
+    relation: str
+
+
+def amount(term: Term, current: Current) -> Linear | None:
+    """What a side of a comparison is, in holes that are not finished; None: no such sum."""
+    if names_of(term) <= current.values.keys():
+        return _known(bare(operand(term, current.values)))
+    match term:
+        case Ref(hole):
+            measures = {INT.name: where.Measure.INT, FLOAT.name: None}
+            kind = current.kind_of(hole)
+            if kind is None or kind.name not in measures:
+                return None
+            return _once(Quantity(hole, measures[kind.name]))
+        case Called():
+            quantity = _quantity(term, current)
+            return None if quantity is None else _once(quantity)
+        case Calculated():
+            left, right = amount(term.left, current), amount(term.right, current)
+            if left is None or right is None:
+                return None
+            return _calculated(left, term.symbol, right)
+    return None
+
+
+def _once(quantity: Quantity) -> Linear:
+    return Linear(MappingProxyType({quantity: 1}))
+
+
+def _known(value: object) -> Linear | None:
+    if not is_number(value) or not written(value).is_finite():
+        return None
+    if isinstance(value, int | Fraction):
+        return Linear(shift=value)
+    return Linear(shift=Fraction(written(value)), is_rounded=True)
+
+
+def _calculated(left: Linear, symbol: str, right: Linear) -> Linear | None:
+    made = left.calculated(symbol, right)
+    if made is None or not any(quantity.measure is None for quantity in made.scales):
+        return made
+    return Linear(made.scales, made.shift, is_rounded=True)
+
+
+def _quantity(term: Called, current: Current) -> Quantity | None:
+    """len(X), len(words(X)), int(X), float(X)."""
+    match operator_of(term), term.arguments[0]:
+        case "len", Ref(hole):
+            found = Quantity(hole, where.Measure.CHARS)
+        case "len", Called(arguments=(Ref(hole), *_)) as inner if operator_of(inner) in PIECES:
+            found = Quantity(hole, PIECES[operator_of(inner)])
+        case "int", Ref(hole):
+            found = Quantity(hole, where.Measure.INT)
+        case "float", Ref(hole):
+            found = Quantity(hole, None)
+        case _:
+            return None
+    # Nothing can be asked of JSON but its schema.
+    return None if hole == current.name and current.kind.schema is not None else found
+
+
+def related(term: Compared, current: Current) -> tuple[Relating, ...] | None:
+    """The comparison as sums against zero, one of which has to hold; None: it compares no sums."""
+    left = amount(term.left, current)
+    if left is None:
+        return None
+    if term.relation == "in":
+        return _listed(left, operand(term.right, current.values))
+    right = amount(term.right, current)
+    if right is None or term.relation not in compare.FLIPPED:
+        return None
+    return _sensible([Relating(left.plus(right.times(-1)), term.relation)])
+
+
+def _listed(left: Linear, among: object) -> tuple[Relating, ...] | None:
+    numbers = bare(among)
+    if not isinstance(numbers, list | tuple | set | frozenset | range):
+        return None
+    if len(numbers) > _MAX_LISTED or not all(map(is_number, numbers)):
+        return None
+    known = [_known(number) for number in numbers]
+    found = (Relating(left.plus(one.times(-1)), "==") for one in known if one is not None)
+    return _sensible(found)
+
+
+def _sensible(found: Iterable[Relating]) -> tuple[Relating, ...] | None:
+    """None where numbers are so large that rounding decides."""
+    several = tuple(found)
+    for one in several:
+        numbers = (*one.linear.scales.values(), one.linear.shift)
+        is_large = any(not -_MAX_ROUNDED <= number <= _MAX_ROUNDED for number in numbers)
+        if one.linear.is_rounded and is_large:
+            return None
+    return several
