@@ -108,6 +108,7 @@ async def _run(told: Told, folder: Path) -> int:
     _logger.info("ready at %s for %s", http.address, ", ".join(told.models))
     await signals.first.wait()
     _logger.info("draining, at most %g s", config.graceful_termination_timeout)
+    names.close()
     draining = asyncio.create_task(keeper.drain())
     # Beside it: a client that does not read would hold up everybody, and the second signal.
     telling = asyncio.create_task(sockets.tell_draining())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleet.aside import aside
-from fleet.errors import LoadFailed, NoModelNamed, NotNow, UnknownModel
+from fleet.errors import LoadFailed, NoModelNamed, NotNow, ShuttingDown, UnknownModel
 from fleet.hub import Hub
 
 # What clients send that know of one model only: TGI's and the hub's.
@@ -33,6 +33,7 @@ _MAX_REMEMBERED = 1000
 _MAX_LOOKUPS = 4
 # The hub itself is asked again and again for some minutes.
 _PATIENCE_S = 60.0
+_NEXT_SERVER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class Names(Protocol):
         """Names that are known without being asked for. May look through folders."""
         ...
 
+    def close(self) -> None:
+        """Nothing is looked for any more; who waits for it is told so by ShuttingDown."""
+        ...
+
 
 class ListedModels:
     """The models of the command line; the first one is the default."""
@@ -87,6 +92,9 @@ class ListedModels:
         """All of them."""
         return [each.name for each in self._models]
 
+    def close(self) -> None:
+        """It waits for nobody."""
+
 
 class AnyModel:
     """Every model below `root`, by its path there; every model of `hub`, unless there is none.
@@ -112,6 +120,13 @@ class AnyModel:
         self._refusals: dict[str, tuple[float, UnknownModel | NotNow]] = {}
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Who waits for the hub is told at once that the server is shutting down."""
+        self._is_closed = True
+        for lookup in self._lookups.values():
+            lookup.cancel()
 
     async def find(self, name: str) -> Model:
         """The folder of this name, or else the hub's model."""
@@ -164,6 +179,8 @@ class AnyModel:
 
     async def _ask_hub(self, name: str) -> None:
         assert self._hub is not None
+        if self._is_closed:
+            raise _shutting_down()
         until_s, refusal = self._refusals.get(name, (0.0, None))
         if refusal is not None and self._clock() < until_s:
             raise refusal.with_traceback(None)
@@ -177,6 +194,10 @@ class AnyModel:
             async with asyncio.timeout(self._patience_s):
                 # One who leaves does not take the answer from the others.
                 await asyncio.shield(lookup)
+        except asyncio.CancelledError:
+            if lookup.cancelled():  # by `close` alone
+                raise _shutting_down() from None
+            raise
         except TimeoutError:
             raise LoadFailed(
                 f"the hub has not told of {name!r} within {self._patience_s:g} s",
@@ -207,6 +228,10 @@ def no_model_named(names: Names) -> NoModelNamed:
     known = names.listed()[:5]
     told = f"; there are for example {', '.join(known)}" if known else ""
     return NoModelNamed(f"`model` is required: no model is loaded that could be meant{told}")
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("the server is shutting down", _NEXT_SERVER_S)
 
 
 def _is_sound(name: str) -> bool:

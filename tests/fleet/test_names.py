@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.errors import LoadFailed, UnknownModel
+from fleet.errors import LoadFailed, ShuttingDown, UnknownModel
 from fleet.names import AnyModel, ListedModels, Model
 
 
@@ -164,6 +164,30 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
                 found = await names.find("some/where")
                 break
     assert found == Model("some/where", "some/where")
+
+
+async def test_who_waits_for_the_hub_is_told_of_the_end_at_once(root: Path) -> None:
+    answers = threading.Event()
+
+    class SlowHub(FakeHub):
+        def require(self, name: str) -> None:
+            answers.wait(30)
+
+    names = AnyModel(root, SlowHub(), 1.0, lambda: 0.0)
+    asking = [asyncio.create_task(names.find(f"org/{number}")) for number in range(9)]
+    leaving = asyncio.create_task(names.find("org/0"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    names.close()
+    async with asyncio.timeout(10):
+        told = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(each) for each in told} == {ShuttingDown}
+    with pytest.raises(ShuttingDown):
+        await names.find("org/other")
+    assert await names.find("small") == Model("small", str(root / "small"))
+    answers.set()
 
 
 async def test_what_the_cache_has_waits_for_nobody(root: Path) -> None:
