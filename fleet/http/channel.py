@@ -133,10 +133,13 @@ class Channel:
 
     async def cancel(self, stream_id: int) -> None:
         """Ends a stream at its client's word, whether the server knows of it or not."""
+        cancelling = f'CANCEL {{"stream_id":{stream_id}}}'
         queued = [each for each in self._queue if each[0] == stream_id]
         if not queued:
-            self._push(stream_id, f'CANCEL {{"stream_id":{stream_id}}}')
+            self._push(stream_id, cancelling)
             return
+        if (stream_id, cancelling) in queued:
+            return  # the server has the stream, and is told already
         for each in queued:
             self._queue.remove(each)
             self._queued_len -= len(each[1])

@@ -150,6 +150,26 @@ async def test_a_stream_is_cancelled_at_its_own_server(house: House) -> None:
     ]
 
 
+async def test_a_stream_that_is_cancelled_again_and_again_ends_once(house: House) -> None:
+    async with socket(house) as client:
+        await client.greet()
+        for stream_id in range(1, 20):
+            await client.say(
+                "GENERATE", stream_id=stream_id, model="a", max_tokens=9, wait_behind=0
+            )
+            await client.until("TOKEN")
+            for _ in range(3):
+                await client.say("CANCEL", stream_id=stream_id)
+            assert (await client.until("DONE"))[1]["stream_id"] == stream_id
+        await client.say("MODEL_INFO", stream_id=99, model="a")
+        # Nothing else was said meanwhile, and each was cancelled where it ran.
+        assert (await client.hear())[0] == "MSG"
+    cancelled = [
+        told["stream_id"] for _, command, told in house.upstreams.heard if command == "CANCEL"
+    ]
+    assert cancelled == list(range(1, 20))
+
+
 async def test_a_stream_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -> None:
     async with fleet_house(tmp_path, starts=False) as house, socket(house) as client:
         await client.greet()
