@@ -60,7 +60,8 @@ class Expectation:
 
     def _literal(self, matcher: Matcher, byte: int) -> bytes:
         token_id = self._byte_ids.get(byte)
-        if token_id is None:
+        # Where tokens are counted a longer one may be legal, and its first byte alone not.
+        if token_id is None or matcher.num_legal((token_id,)) == 0:
             return bytes([byte])
         ahead = matcher.fork()
         ahead.advance(token_id)

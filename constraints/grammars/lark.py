@@ -7,6 +7,7 @@ What would need sampling of its own, other tokens, or a second look at the text 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
 from constraints.grammars import json_schema, messages
@@ -162,8 +163,11 @@ def _refused(text: str, word: Word, what: str) -> NotEnforced:
 
 def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator[tuple[int, str]]:
     """By place, the words that the engine gets otherwise than they are written."""
-    for word in found:
-        if word.kind == "regexp":
+    for word, following in zip_longest(found, found[1:]):
+        if word.text == "~" and following is not None and following.kind == "number":
+            # The engine misreads `~1..2` in some places, such as behind `"a"i`.
+            yield word.start, "~ "
+        elif word.kind == "regexp":
             yield word.start, f"/{_pattern(text, word)}/"
         elif word.text == "%json":
             yield word.start, _schema(text, word, whitespace)

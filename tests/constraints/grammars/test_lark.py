@@ -27,6 +27,7 @@ SHARED = {
     "brackets": ('start: "a" [start] "b"', "ab"),
     "repeats": ('start: "a"~2..3 ("b" | "c")* "a"?', "abc"),
     "flags": ('start: "ab"i /c/i', "aAbBcC"),
+    "repeats behind flags": ('start: ("a"i)~1..2 "b"i~2..3', "aAbB"),
     "ranges": ('start: ("a".."c")+ /[x-z]{2}/', "abxz"),
     "comments": ('start: one // here\n  | "b"\n# there\none: "a" one | "c"\n', "abc"),
     "common": ("%import common.INT\n%import common.WS\nstart: INT+\n%ignore WS\n", "12 "),

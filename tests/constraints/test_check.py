@@ -1,0 +1,14 @@
+"""What is told of texts: how far they stand, and what was expected there."""
+
+from constraints.check import Judging
+from constraints.spec import ConstraintSpec, Kind
+from tests.constraints.walks import byte_vocabulary, language_of
+
+
+def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:
+    spec = ConstraintSpec(Kind.WHERE, 'len(tokens(X)) == 1 and X in ["ab", "the"]')
+    language = language_of(spec, byte_vocabulary())
+    judged = Judging(language, byte_vocabulary(), by_tokens=True).judge("x")
+    assert judged.failure is None
+    assert (judged.accepted, judged.position, judged.num_legal) == (False, 0, 2)
+    assert judged.expected == ("'a'", "'t'")
