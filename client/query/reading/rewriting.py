@@ -109,6 +109,7 @@ class _Writer:
         if self._layout.distribution is not None:
             supports[self._layout.distribution.name] = self._layout.distribution
         rewriter = PromptRewriter(self._nodes, clauses, self._body.prompts, conditions, supports)
+        clauses.check_methods(self._texts())
         prompts = PlacedPrompts(self._nodes, self._body, rewriter)
         self._preamble = prompts.visit_all(self._body.preamble)
         rewritten = prompts.visit_all(with_return(self._body.statements))
@@ -133,6 +134,11 @@ class _Writer:
             has_decoder=self._layout.decoder is not None,
             has_model=self._layout.model is not None,
         )
+
+    def _texts(self) -> AbstractSet[str]:
+        """The holes whose values are what the model writes, and nothing made of that."""
+        tags = [tag for prompt in self._body.prompts for tag in prompt.holes]
+        return self._holes - {tag.name for tag in tags if tag.kind or tag.decorators}
 
     def _own_names(self) -> AbstractSet[str]:
         """Names that are no operators: what the program binds, and functions around it."""

@@ -14,10 +14,12 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from client.query import hints
 from client.query.conditions.letter_case import FOLDS
 from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading import names
+from client.query.reading.hole_methods import HoleMethods
 from client.query.reading.nodes import CALLS, Nodes, lambda_of, load, plain_call, tuple_of
 from client.query.reading.recalls import Recalls
 from client.query.reading.text import Span
@@ -78,16 +80,25 @@ class WhereClauses:
         self._holes = holes
         self._own = own
         self._python_names: dict[str, ast.Name] = {}
+        self._methods = HoleMethods(holes)
 
     @property
     def python_names(self) -> Sequence[ast.Name]:
         """Names in the conditions read so far that only Python can know, each where it is first."""
         return tuple(self._python_names.values())
 
+    def check_methods(self, texts: AbstractSet[str]) -> None:
+        """Raises BadProgram for a method that no text has, of a hole that is text; `texts` are
+        those that no prompt makes anything else."""
+        for node in self._methods.unknown(texts):
+            meant = hints.meant(node.attr, HoleMethods.known)
+            raise self._bad(f"text has no `{node.attr}`{meant}", node)
+
     def conjuncts(self, condition: ast.expr) -> list[Conjunct]:
         """The parts of the outermost `and`. Raises BadProgram."""
         self._check(condition)
         self._note_names(condition)
+        self._methods.note(condition)
         condition = Recalls(self._nodes, self._holes).visit(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]

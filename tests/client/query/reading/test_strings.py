@@ -1,6 +1,7 @@
 """String literals mean what Python says they mean, and each character knows where it stands."""
 
 import ast
+import re
 import warnings
 
 import pytest
@@ -52,9 +53,11 @@ def test_a_literal_has_pythons_value(pieces: list[str], quotes: str, data: st.Da
 
 
 def one_string(text: Text) -> tuple[Token, ...]:
-    """The tokens of a text that is one literal, or none."""
-    tokens = tokens_of(text, Span(0, len(text.text)))
-    return tuple(tokens)
+    """The tokens of a text that is one literal, or several. Raises BadProgram for any other."""
+    tokens = tuple(tokens_of(text, Span(0, len(text.text))))
+    if not all(re.match(r"[rRuU]?['\"]", token.text) for token in tokens):
+        raise BadProgram("more than literals")
+    return tokens
 
 
 @pytest.mark.parametrize("prefix", ["", "r"])

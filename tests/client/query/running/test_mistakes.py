@@ -29,7 +29,6 @@ CALLS = [
     ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", "stopsat"),
     ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word"),
     ('"[X]" where words(X)[0] == "a"', "`words` is an operator of conditions", "words(X)[0]"),
-    ('"[X]" where X.starts_with("a")', "did you mean `startswith`?", 'X.starts_with("a")'),
     ("'Give {\"name\": 1} [X]'", "write '{{' and '}}' for the signs", '{"name": 1}'),
     ('async def f():\n  pass\n"{f()}[X]"', "not awaited; write {await ...}", "{f()}"),
 ]
@@ -83,6 +82,19 @@ def most():
     result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
 
     assert result["Y"] == "a"
+
+
+@pytest.mark.parametrize("text", ['"[X]" where {}', '"[X][Y]"\nwhere len(Y) < 4 and {}'])
+async def test_a_method_that_no_text_has_is_told_when_the_program_is_read(text: str) -> None:
+    with pytest.raises(BadProgram, match="text has no `starts_with`; did you mean `startswith`"):
+        await run(text.format('X.starts_with("a")'), model=ScriptedModel(list))
+
+
+async def test_a_value_may_have_other_methods_than_a_text() -> None:
+    text = '"[X: int][Y]" where X.bit_length() < 9 and int(Y) and Y.bit_length() < 9'
+    result = await run(text, model=ScriptedModel(lambda prompt: ["7"]))
+
+    assert (result["X"], result["Y"]) == (7, 7)
 
 
 async def test_a_name_that_a_program_looks_for_may_be_missing() -> None:
