@@ -116,7 +116,7 @@ class _Writer:
         mark_last(rewritten)
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
-            self._program([*self._unbound(clauses, rewriter), *assigned, *rewritten]),
+            self._program([*self._unbound(clauses, rewriter, rewritten), *assigned, *rewritten]),
             *self._decoder(),
             *self._model(),
         ]
@@ -157,12 +157,14 @@ class _Writer:
         parts = clauses.conjuncts(condition)
         return [(f"{_WHERE}_{number}", part) for number, part in enumerate(parts)]
 
-    def _unbound(self, clauses: WhereClauses, prompts: PromptRewriter) -> list[ast.stmt]:
+    def _unbound(
+        self, clauses: WhereClauses, prompts: PromptRewriter, body: Sequence[ast.stmt]
+    ) -> list[ast.stmt]:
         """The names in conditions and prompts that nothing here binds: where Python does not know
         them either, it raises before any request. Not in programs that may look for names, too."""
         if _LOOKING.search(self._text.text):
             return []
-        own = names.bound_anywhere([*self._preamble, *self._body.statements])
+        own = names.bound_anywhere([*self._preamble, *body])
         known = {_CONTEXT_FOR_PEOPLE, *own, *self._holes, *self._around.parameters.parameters}
         asked = [*clauses.python_names, *prompts.python_names]
         return [ast.copy_location(ast.Expr(name), name) for name in asked if name.id not in known]

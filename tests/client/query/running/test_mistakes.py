@@ -77,7 +77,8 @@ def most():
     global limit
     limit = math.floor(4.5)
     return limit
-"[Y]" where len(Y) < most() and len(Y) < limit and len(Y) < math.pi
+"{(width := 3)} {width}"
+"[Y]" where len(Y) < width and len(Y) < most() and len(Y) < limit and len(Y) < math.pi
 """
     result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
 
