@@ -6,6 +6,7 @@ each model that it loads, with the flags that are given here and do not concern 
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -35,6 +36,10 @@ def check_models(models: Sequence[str], *, trusts_code: bool, takes_hub_models: 
     twice = [name for name in models if list(models).count(name) > 1]
     if twice:
         raise BadSetting(f"MODEL_ID {twice[0]!r} is given twice")
+    for name in models:
+        # What cannot be an id of the hub; of one model the loader says so.
+        if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+            raise BadSetting(f"MODEL_ID {name!r}: must be a folder that exists, or a hub id")
     if list(models) == [AUTO] and trusts_code and takes_hub_models:
         raise BadSetting(
             "--trust-remote-code with auto: whoever asks would choose what code runs here; "

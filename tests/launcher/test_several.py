@@ -1,6 +1,7 @@
 """Several models: which flags their servers get, and the command of the front."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -79,3 +80,10 @@ def test_the_fronts_command_keeps_the_servers_flags_apart() -> None:
         sys.executable, "-m", "fleet", "--port", "1", "--model", "a", "--model", "b", "--",
         "--dtype", "x",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none-either"])
+def test_a_path_that_is_no_folder_is_told_at_the_start(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=f"MODEL_ID '{name}': must be a folder that exists"):
+        check_models([str(tmp_path), name], trusts_code=False, takes_hub_models=True)
+    check_models([str(tmp_path), "org/name"], trusts_code=False, takes_hub_models=True)
