@@ -182,6 +182,7 @@ class LaunchedServers:
         files = await aside(partial(_files_of, model))
         available = await aside(self._available)
         child = await self._child(model.name, self._rules.argv(model, socket, num_others))
+        self._children = {*self._running(), child}
         try:
             while not await answers_health("", 0, uds=socket):
                 if child.returncode is not None:
@@ -192,7 +193,6 @@ class LaunchedServers:
             await child.stop(_FAILED_STOP_S)
             raise
         self._remember(model, _Sound(files, available or 0))
-        self._children = {*self._running(), child}
         stop_timeout_s = self._rules.graceful_timeout_s + _STOP_SLACK_S
         return LaunchedServer(child, socket, stop_timeout_s)
 
@@ -206,11 +206,13 @@ class LaunchedServers:
         return {child for child in self._children if child.returncode is None}
 
     def _room(self) -> int | None:
-        """Bytes of the host that there are, and that our children would give back."""
+        """Bytes of the host that there could be for one more model."""
         available = self._available()
         if available is None:
             return None
-        return available + sum(anonymous_bytes(child.pid) for child in self._running())
+        held = sorted(anonymous_bytes(child.pid) for child in self._running())
+        # One leaves for it where all places are taken, at best the largest; the others stay.
+        return available + sum(held[self._rules.max_loaded - 1 :])
 
     def _remember(self, model: Model, found: "_Sound") -> None:
         if len(self._sound) >= _MAX_REMEMBERED:

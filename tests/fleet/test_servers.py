@@ -33,6 +33,13 @@ class Scripted(ServerRules):
         return [sys.executable, "-c", *self.flags, str(socket)]
 
 
+def command_at(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""  # a process of somebody else's that ended meanwhile
+
+
 async def ended_with(script: str) -> Child:
     child = await Child.start("x", [sys.executable, "-c", script], {}, Console(), quiet=True)
     await child.wait()
@@ -110,8 +117,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> Non
     left = [
         path
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if str(tmp_path / "up") in path.read_text(errors="replace")
-        and int(path.parent.name) != os.getpid()
+        if str(tmp_path / "up") in command_at(path) and int(path.parent.name) != os.getpid()
     ]
     assert left == []
 
@@ -234,6 +240,40 @@ async def test_what_our_own_servers_hold_counts_as_room(tmp_path: Path) -> None:
         await servers.check(Model("b", str(tmp_path / "none")))
     finally:
         await server.stop()
+
+
+async def test_of_several_servers_one_leaves_for_another_model(tmp_path: Path) -> None:
+    rules, available = replace(counted(tmp_path, needed=130 << 20), max_loaded=2), [0]
+    servers = servers_of(rules, lambda: available[0])
+    started = [await servers.start(model("a"), 0)]
+    try:
+        with pytest.raises(DidNotStart, match=r"into the 0\.00 GiB"):
+            # It has a place beside the first one, which stays.
+            await servers.check(Model("c", str(tmp_path / "none")))
+        started.append(await servers.start(model("b"), 1))
+        with pytest.raises(DidNotStart, match=r"into the 0\.0[89]"):
+            await servers.check(Model("c", str(tmp_path / "none")))
+        available[0] = 60 << 20
+        await servers.check(Model("c", str(tmp_path / "none")))
+    finally:
+        for server in started:
+            await server.stop()
+
+
+async def test_what_a_server_holds_that_is_not_ready_yet_counts_as_room(tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    script = f"import pathlib, time; held = bytearray(80 << 20); pathlib.Path({str(up)!r}).touch()"
+    rules = replace(counted(tmp_path, needed=60 << 20), flags=(f"{script}; time.sleep(60)",))
+    servers = servers_of(rules, lambda: 0)
+    starting = asyncio.create_task(servers.start(model("a"), 0))
+    while not up.exists():
+        await asyncio.sleep(0.01)
+    try:
+        await servers.check(Model("b", str(tmp_path / "none")))
+    finally:
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
 
 
 async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: Path) -> None:
