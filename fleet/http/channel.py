@@ -142,7 +142,7 @@ class Channel:
             return  # the server has the stream, and is told already
         for each in queued:
             self._queue.remove(each)
-            self._queued_len -= len(each[1])
+            self._drop(each[1])
         self._has_news.set()
         error = HttpError(499, "cancelled", "the stream was cancelled")
         is_generation = self._book.command(stream_id) == "GENERATE"
@@ -182,6 +182,12 @@ class Channel:
             self._has_room.clear()
         self._has_news.set()
 
+    def _drop(self, text: str) -> None:
+        """A frame that waits no more."""
+        self._queued_len -= len(text)
+        if self._queued_len <= _MAX_QUEUED_LEN:
+            self._has_room.set()
+
     async def _serve(self) -> None:
         num_tries = 0
         try:
@@ -211,9 +217,7 @@ class Channel:
             self._has_news.clear()
             while self._queue:
                 stream_id, text = self._queue.popleft()
-                self._queued_len -= len(text)
-                if self._queued_len <= _MAX_QUEUED_LEN:
-                    self._has_room.set()
+                self._drop(text)
                 if stream_id in self._book:
                     self._metrics.requests.inc(model.name)
                     await _send(connection, text)

@@ -180,6 +180,22 @@ async def test_a_stream_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -
         assert (await client.until("DONE"))[1]["finish_reason"] == "cancelled"
 
 
+async def test_frames_that_are_cancelled_while_they_wait_make_room_for_others(
+    tmp_path: Path,
+) -> None:
+    async with fleet_house(tmp_path, starts=False) as house, socket(house) as client:
+        await client.greet()
+        # More than a channel lets wait.
+        for stream_id in (2, 3, 4):
+            await client.say("GENERATE", stream_id=stream_id, model="a", prompt="x" * 6_000_000)
+        for stream_id in (2, 3, 4):
+            await client.say("CANCEL", stream_id=stream_id)
+            assert (await client.until("DONE"))[1]["stream_id"] == stream_id
+        await client.say("GENERATE", stream_id=5, model="a")
+        await client.say("CANCEL", stream_id=5)
+        assert (await client.until("DONE"))[1]["stream_id"] == 5
+
+
 @pytest.mark.parametrize(
     ("command", "payload", "kind", "error_type", "field"),
     [
