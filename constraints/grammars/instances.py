@@ -1,11 +1,10 @@
 """Whether a finished text is an instance of a schema: what a lenient schema's masks left open.
 
 This is the judgement of the `jsonschema` package, which reads the schema as its draft says and
-fetches nothing; numbers are exact. Patterns are Python's here, and some take time beyond all bounds
-on some texts: ask where it can be stopped.
+fetches nothing; numbers are exact, and patterns are read as masks read them. Some of those that
+masks do not hold take time beyond all bounds on some texts: ask where it can be stopped.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -14,14 +13,16 @@ import jsonschema
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from constraints.errors import ConstraintError
 from constraints.grammars.exact_numbers import exact, loads
+from constraints.grammars.pattern_keywords import with_patterns
 from constraints.grammars.schema.reading import Json, below
 
 MAX_VIOLATIONS = 20
 _MAX_MESSAGE_LEN = 300
 # Without a `$schema` a schema is of the newest draft that it can be read by.
 _DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
-_UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType, re.error)
+_UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType)
 # Of a keyword's value that is not what it must be.
 _WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
 
@@ -54,6 +55,9 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
         return (Violation("", "", f"not JSON: {error}"),)
     try:
         errors = _errors(schema, instance)
+    except ConstraintError as error:
+        why = str(error).partition("\n")[0]
+        return (Violation("", "", f"the schema cannot be followed: {why}"),)
     except _UNFOLLOWABLE as error:
         return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
     except BaseException as error:
@@ -86,7 +90,7 @@ def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | 
         schema = {key: value for key, value in schema.items() if key != "$schema"}
     for kind in kinds:
         try:
-            found = exact(kind)(schema, registry=registry).iter_errors(instance)
+            found = with_patterns(exact(kind))(schema, registry=registry).iter_errors(instance)
             return list(islice(found, MAX_VIOLATIONS))
         except _WRONG_VALUES:
             continue

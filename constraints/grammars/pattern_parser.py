@@ -37,10 +37,10 @@ _UNSUPPORTED_GROUPS = {
 
 def parse(text: str, dialect: Dialect) -> Pattern:
     """Read a pattern. Raises Malformed, and NotEnforced for what masks cannot hold."""
-    return _Parser(text, dialect).parse()
+    return PatternParser(text, dialect).parse()
 
 
-class _Parser(EscapeReader):
+class PatternParser(EscapeReader):
     """Reads one pattern from left to right."""
 
     def __init__(self, text: str, dialect: Dialect) -> None:
@@ -277,10 +277,14 @@ class _Parser(EscapeReader):
                     raise self._wrong(at, "a range whose end is before its beginning")
                 ranges.append((low, high))
             elif isinstance(low, Chars):
-                named.append(written_set(low))
+                self._add_class(low, ranges, named)
             else:
                 ranges.append((low, low))
         return self._folded(Chars(tuple(ranges), tuple(named), negated))
+
+    def _add_class(self, chars: Chars, ranges: list[tuple[int, int]], named: list[str]) -> None:
+        """A class within a set, whose members are collected in `ranges` and `named`."""
+        named.append(written_set(chars))
 
     def _folded(self, chars: Chars) -> Chars:
         """The set, in either case where the pattern says so."""

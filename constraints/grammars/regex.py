@@ -75,15 +75,27 @@ def translate_terminal(pattern: str) -> str:
 def translate_search(pattern: str) -> str:
     """A schema's pattern (ECMA 262) in the engine's syntax, for the whole text that has it.
 
-    Raises Malformed, NotEnforced.
+    To stand in a schema. Raises Malformed, NotEnforced.
     """
+    whole = [without_misread_sets(each) for each in _searched(pattern)]
+    return _written_without_anchors(_choice(whole), pattern)
+
+
+def search_grammar(pattern: str) -> str:
+    """The grammar of the texts that have a schema's pattern. Raises Malformed, NotEnforced."""
+    translated = _written_without_anchors(_choice(_searched(pattern)), pattern)
+    return f"{HEADER}start: /{translated}/\n"
+
+
+def _searched(pattern: str) -> list[Pattern]:
+    """The whole texts that have a schema's pattern somewhere."""
     whole: list[Pattern] = []
     for is_started, each in _held(_split(parse(pattern, Dialect.ECMA), is_start=True)):
         for is_ended, part in _held(_split(each, is_start=False)):
             before = () if is_started else (_ANYTHING,)
             after = () if is_ended else (_ANYTHING,)
-            whole.append(without_misread_sets(_concat((*before, part, *after))))
-    return _written_without_anchors(_choice(whole), pattern)
+            whole.append(_concat((*before, part, *after)))
+    return whole
 
 
 def _held(split: _Split) -> list[tuple[bool, Pattern]]:
