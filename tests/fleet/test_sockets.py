@@ -183,7 +183,8 @@ async def test_a_stream_is_cancelled_while_its_model_is_loaded(tmp_path: Path) -
 async def test_frames_that_are_cancelled_while_they_wait_make_room_for_others(
     tmp_path: Path,
 ) -> None:
-    async with fleet_house(tmp_path, starts=False) as house, socket(house) as client:
+    building = fleet_house(tmp_path, starts=False, load_timeout_s=600)
+    async with building as house, socket(house) as client:
         await client.greet()
         # More than a channel lets wait.
         for stream_id in (2, 3, 4):
