@@ -46,7 +46,10 @@ def _are_numbers(term: Term, current: Current) -> bool:
 
 def _is_number(quantity: Quantity, current: Current) -> bool:
     kind = current.kind_of(quantity.hole)
-    return quantity.is_count or (kind is not None and kind.name in (INT.name, FLOAT.name))
+    if quantity.is_count or kind is None:
+        return quantity.is_count
+    is_decimal = kind.name == FLOAT.name and quantity.measure is None
+    return kind.name == INT.name or is_decimal
 
 
 def _said(one: Relating, current: Current, place: Place) -> Bounds:

@@ -34,6 +34,7 @@ from client.query.conditions.values import (
     bare,
     finished,
     is_scalar,
+    written,
 )
 from client.query.errors import BadCondition, ProgramFailed
 from client.query.place import Place
@@ -127,7 +128,15 @@ def _calculated(term: Calculated, values: Values) -> object:
     for missing in (Missing.UNKNOWN, Missing.NO_NUMBER):
         if left is missing or right is missing:
             return missing
-    return _made(term, lambda: ARITHMETIC[term.symbol](bare(left), bare(right)))
+    numbers = _numbers(left, right)
+    return _made(term, lambda: ARITHMETIC[term.symbol](*numbers))
+
+
+def _numbers(left: object, right: object) -> tuple[object, object]:
+    """Both as Python calculates with them; it adds no float to a Decimal, which float(X) is."""
+    numbers = bare(left), bare(right)
+    is_mixed = {Decimal, float} <= set(map(type, numbers))
+    return (written(left), written(right)) if is_mixed else numbers
 
 
 def _made(term: Opaque | Calculated, make: Callable[[], object]) -> object:

@@ -123,6 +123,8 @@ def _contained(left: object, right: object, place: Place) -> bool:
         left = _side(left, right)
     elif isinstance(left, Finished):
         left = _found_as(left, right)
+    if is_number(left) and isinstance(right, range):
+        return _is_in_range(left, right)
     if is_number(left) and isinstance(right, Iterable):
         return any(is_number(one) and _numbers_related(left, "==", one) for one in right)
     try:
@@ -132,9 +134,18 @@ def _contained(left: object, right: object, place: Place) -> bool:
         raise BadCondition(what, place) from error
 
 
+def _is_in_range(number: object, among: range) -> bool:
+    """Without a look at each of its numbers, which may be very many."""
+    if isinstance(number, int):
+        return number in among
+    exact = written(number)
+    return exact.is_finite() and exact == exact.to_integral_value() and int(exact) in among
+
+
 def _found_as(hole: Finished, among: object) -> object:
     """The hole as it is looked for: its text among texts, its value among all else."""
-    is_among_texts = isinstance(among, Iterable) and any(isinstance(one, str) for one in among)
+    may_be_texts = isinstance(among, Iterable) and not isinstance(among, range)
+    is_among_texts = may_be_texts and any(isinstance(one, str) for one in among)
     return hole.shown if is_among_texts and is_scalar(hole.value) else hole.value
 
 

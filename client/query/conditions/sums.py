@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from types import MappingProxyType
 
 from client.query.conditions import compare
@@ -104,9 +105,10 @@ def _listed(left: Linear, among: object) -> tuple[Relating, ...] | None:
     numbers = bare(among)
     if not isinstance(numbers, list | tuple | set | frozenset | range):
         return None
-    if len(numbers) > _MAX_LISTED or not all(map(is_number, numbers)):
+    listed = list(islice(numbers, _MAX_LISTED + 1))
+    if len(listed) > _MAX_LISTED or not all(map(is_number, listed)):
         return None
-    known = [_known(number) for number in numbers]
+    known = [_known(number) for number in listed]
     found = (Relating(left.plus(one.times(-1)), "==") for one in known if one is not None)
     return _sensible(found)
 

@@ -63,6 +63,7 @@ def test_what_holes_to_come_leave_of_this_one_is_asked_for(clause: str, needed: 
         "X != Y",
         "len(X) * len(Y) < 5",
         "len(X) + len(Y) == 5 or len(Z) > 3",
+        "len(X) + len(Y) in range(10**30)",
     ],
 )
 def test_what_leaves_any_text_asks_for_nothing(clause: str) -> None:
@@ -90,6 +91,18 @@ def test_decimals_are_bounded_no_closer_than_python_rounds() -> None:
         True,
         False,
     ]
+
+
+def test_a_decimal_that_is_no_whole_number_is_in_no_comparison_of_one() -> None:
+    made = planned("not int(X) + 1 not in [3, 4]", kind=float)
+    texts = {text: Finished(float(text), text, 1) for text in ("0.5", "2", "5")}
+
+    passed = [
+        text
+        for text, hole in texts.items()
+        if admits(made, text, 1) and all_hold(made.checks, {"X": hole})
+    ]
+    assert passed == ["0.5", "2"]
 
 
 def test_what_no_text_leaves_to_the_others_is_told_before_any_is_asked() -> None:
