@@ -5,7 +5,9 @@ A format is asserted here, although the newer drafts let it be an annotation: wh
 """
 
 # Held by the engine.
-BY_ENGINE = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+BY_ENGINE = frozenset(("duration", "email", "hostname", "ipv4", "uuid", "uri"))
+# Characters of what the engine takes at any length.
+MAX_LEN = {"hostname": 253}
 # OpenAPI's, which say how to show or store a value and nothing of its text.
 ANNOTATIONS = frozenset(("password", "binary", "float", "double", "decimal", "unknown"))
 # OpenAPI's, of integers.
@@ -37,12 +39,30 @@ _RELATIVE = (
 )
 _ABSOLUTE = rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_RELATIVE}"
 
+# The engine's have no address of version 4 behind `::`.
+_BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_GROUP = "[0-9a-fA-F]{1,4}"
+_LAST_32 = rf"(?:{_GROUP}:{_GROUP}|{_BYTE}(?:\.{_BYTE}){{3}})"
+_IPV6 = "|".join(
+    (
+        rf"(?:{_GROUP}:){{6}}{_LAST_32}",
+        *(
+            rf"(?:(?:{_GROUP}:){{0,{4 - after}}}{_GROUP})?::(?:{_GROUP}:){{{after}}}{_LAST_32}"
+            for after in range(5)
+        ),
+        rf"::(?:{_GROUP}:){{5}}{_LAST_32}",
+        rf"(?:(?:{_GROUP}:){{0,5}}{_GROUP})?::{_GROUP}",
+        rf"(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::",
+    )
+)
+
 # In the engine's syntax, for the whole text.
 PATTERNS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": rf"{_DATE}[tT]{_TIME}",
     "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+    "ipv6": _IPV6,
     "json-pointer": _STEPS,
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_STEPS})",
     "uri-reference": rf"(?:{_ABSOLUTE}|{_RELATIVE})",

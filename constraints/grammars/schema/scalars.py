@@ -119,6 +119,9 @@ def _format(place: Place, value: Json, pointer: str) -> None:
             place.out["pattern"] = pattern
     elif value in formats.BY_ENGINE:
         place.out["format"] = value
+        if value in formats.MAX_LEN:
+            longest = {"maxLength": formats.MAX_LEN[value]}
+            place.also.append(longest | ({"type": types} if types else {}))
     elif value in formats.RANGES and types == "integer":
         low, high = formats.RANGES[value]
         place.more({"type": "integer", "minimum": low, "maximum": high}, pointer)
