@@ -51,16 +51,22 @@ class LateNames:
 
     def __init__(self, names: list[str], frame: FrameType) -> None:
         self.cells = {name: CellType() for name in names}
-        self._left = list(names)
+        self._left = tuple(names)
         self._frame: FrameType | None = frame
 
     def look_up(self) -> None:
-        """Fill the cells of names that have a value by now. At others Python raises, if need be."""
-        if self._frame is None:
+        """Fill the cells of names that have a value by now. At others Python raises, if need be.
+
+        Several threads may do so at once: each finds the same.
+        """
+        frame = self._frame
+        if frame is None:
             return
-        values = self._frame.f_locals
-        for name in [name for name in self._left if name in values]:
-            self.cells[name].cell_contents = values[name]
-            self._left.remove(name)
+        values = frame.f_locals
+        left = self._left
+        for name in left:
+            if name in values:
+                self.cells[name].cell_contents = values[name]
+        self._left = tuple(name for name in left if name not in values)
         if not self._left:
             self._frame = None

@@ -1,8 +1,12 @@
 """Queries that are decorated in functions, and the names that they see there."""
 
+from types import FrameType, SimpleNamespace
+from typing import cast
+
 import pytest
 
 from client.query import AsyncQuery, ProgramFailed, query
+from client.query.reading.enclosing import LateNames
 from tests.client.query.running.scripted_model import ScriptedModel
 
 MODEL = ScriptedModel(lambda prompt: ["."])
@@ -74,3 +78,22 @@ async def test_a_docstring_whose_only_prompt_stands_behind_a_colon_is_a_program(
 
     assert (await asks.run(0)).prompt == ""
     assert (await asks.run(3)).prompt == "3."
+
+
+def test_threads_may_ask_for_the_first_time_at_once() -> None:
+    """The second one comes while the first one looks."""
+
+    class Locals(dict[str, object]):
+        is_first = True
+
+        def __getitem__(self, name: str) -> object:
+            if self.is_first:
+                self.is_first = False
+                late.look_up()
+            return super().__getitem__(name)
+
+    frame = cast(FrameType, SimpleNamespace(f_locals=Locals(climb=1, down=2)))
+    late = LateNames(["climb", "down"], frame)
+    late.look_up()
+
+    assert [late.cells[name].cell_contents for name in ("climb", "down")] == [1, 2]
