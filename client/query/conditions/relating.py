@@ -144,8 +144,8 @@ def _is_in_range(number: object, among: range) -> bool:
 
 def _found_as(hole: Finished, among: object) -> object:
     """The hole as it is looked for: its text among texts, its value among all else."""
-    may_be_texts = isinstance(among, Iterable) and not isinstance(among, range)
-    is_among_texts = may_be_texts and any(isinstance(one, str) for one in among)
+    items = among if isinstance(among, Iterable) and not isinstance(among, range) else ()
+    is_among_texts = any(isinstance(one, str) for one in items)
     return hole.shown if is_among_texts and is_scalar(hole.value) else hole.value
 
 
