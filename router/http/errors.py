@@ -30,9 +30,9 @@ from router.errors import (
     Unserved,
 )
 
-# What ended with the server may be asked of the next one.
 # What tells a front, in any dialect, that this server is on its way out.
 DRAINING_HEADER = "x-tandem-state"
+# What ended with the server may be asked of the next one.
 _NEXT_SERVER_S = 1.0
 
 
