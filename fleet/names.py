@@ -6,6 +6,7 @@ out of the folder, or is no name at all, is refused by a rule before any file is
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -240,5 +241,5 @@ def _is_sound(name: str) -> bool:
 
 
 def _folder(given: str) -> str | None:
-    folder = Path(given).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else None
+    folder = os.path.expanduser(given)
+    return str(Path(folder).resolve()) if os.path.isdir(folder) else None

@@ -4,6 +4,7 @@ The child ends when this process does, however that ends; see its --parent-pid.
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ class LaunchedServers:
 
     async def is_at_hand(self, model: Model) -> bool:
         """Whether it is a folder, or its weights are in the hub's cache."""
-        return Path(model.source).is_dir() or await aside(partial(self._is_cached, model.source))
+        return os.path.isdir(model.source) or await aside(partial(self._is_cached, model.source))
 
     async def check(self, model: Model) -> None:
         """Looks a model over in a child of its own; fetches it if need be."""

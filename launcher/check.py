@@ -7,6 +7,7 @@ or the command line is at fault.
 
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -218,12 +219,13 @@ def _about(judged: Judged) -> Text:
 
 def find_vocabulary(name: str) -> VocabularyFile:
     """The tokens of a model: a folder, its tokenizer.json, or a hub id. Raises BadSetting."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
-        folder = path.parent if path.is_file() else find_tokenizer(name, None)
+        is_file = os.path.isfile(path)
+        folder = path.parent if is_file else find_tokenizer(name, None)
     except StartupFailed as error:
         raise BadSetting(f"--tokenizer {name}: {error}") from error
-    file = path if path.is_file() else folder / "tokenizer.json"
+    file = path if is_file else folder / "tokenizer.json"
     if not file.is_file():
         raise BadSetting(f"--tokenizer {name}: {file} is missing")
     return VocabularyFile(file, None, _end_ids(folder, file), _LONGEST_OUTPUT)

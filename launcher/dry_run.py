@@ -6,6 +6,7 @@ No weight is read and nothing listens, so another server may go on beside it.
 """
 
 import asyncio
+import os
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -83,7 +84,8 @@ class DryRun:
             self._console,
         )
         # What is fetched takes as long as it takes; the process itself gives up in a silence.
-        limit_s = settings.startup_timeout_s if Path(settings.model_id).is_dir() else None
+        is_folder = os.path.isdir(os.path.expanduser(settings.model_id))
+        limit_s = settings.startup_timeout_s if is_folder else None
         try:
             await self._stop.or_stop(asyncio.wait_for(child.wait(), limit_s))
         except TimeoutError as error:

@@ -3,6 +3,7 @@
 What it has in common with the router is in `router/front_config.py`. Read by `fleet/config.py`.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ MODELS = "models"
 
 
 def _folder(text: str) -> Path:
-    path = Path(text).expanduser()
-    if not path.is_dir():
+    path = Path(os.path.expanduser(text))
+    if not os.path.isdir(path):
         raise BadConfig("must be a folder that exists")
     return path.resolve()
 

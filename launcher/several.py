@@ -4,9 +4,9 @@ The front is one process that becomes the launcher's successor; it starts a `lau
 each model that it loads, with the flags that are given here and do not concern the front alone.
 """
 
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -38,7 +38,7 @@ def check_models(models: Sequence[str], *, trusts_code: bool, takes_hub_models: 
         raise BadSetting(f"MODEL_ID {twice[0]!r} is given twice")
     for name in models:
         # What cannot be an id of the hub; of one model the loader says so.
-        if name.startswith(("/", ".", "~")) and not Path(name).expanduser().is_dir():
+        if name.startswith(("/", ".", "~")) and not os.path.isdir(os.path.expanduser(name)):
             raise BadSetting(f"MODEL_ID {name!r}: must be a folder that exists, or a hub id")
     if list(models) == [AUTO] and trusts_code and takes_hub_models:
         raise BadSetting(

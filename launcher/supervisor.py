@@ -8,6 +8,7 @@ or SIGINT drains, the second stops at once. Whatever happens, no child and no so
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -76,8 +77,9 @@ class Supervisor:
         return [*([self._router] if self._router else []), *self._shards]
 
     async def _download(self) -> Path:
-        if Path(self._settings.model_id).expanduser().is_dir():
-            return Path(self._settings.model_id).expanduser().resolve()
+        folder = os.path.expanduser(self._settings.model_id)
+        if os.path.isdir(folder):
+            return Path(folder).resolve()
         self._console.say(f"fetching {self._settings.model_id}")
         process = await asyncio.create_subprocess_exec(
             *self._settings.download_argv(),

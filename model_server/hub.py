@@ -3,6 +3,7 @@
 Weights are taken as safetensors only, unless pickled ones are asked for: unpickling runs code.
 """
 
+import os
 from pathlib import Path
 
 from huggingface_hub.errors import (
@@ -27,8 +28,8 @@ def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool =
     Token and cache are those of huggingface_hub (HF_TOKEN, HF_HOME, HF_HUB_CACHE), which shows
     its own progress bars. Raises ModelRefused with the reason and what to do.
     """
-    folder = Path(model_id).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(model_id))
+    if os.path.isdir(folder):
         return folder.resolve()
     if folder.is_absolute() or model_id.startswith((".", "~")):
         raise ModelRefused(f"model folder {model_id!r} does not exist")

@@ -1,5 +1,6 @@
 """From a tokenizer's name to a local folder: as given, or fetched from the hub."""
 
+import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -29,8 +30,8 @@ def find_tokenizer(name: str, revision: str | None) -> Path:
 
     Token and cache are those of huggingface_hub (HF_TOKEN, HF_HOME, HF_HUB_CACHE).
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
         return folder.resolve()
     if folder.is_absolute() or name.startswith((".", "~")):
         raise StartupFailed(f"the tokenizer's folder {name!r} does not exist")

@@ -28,6 +28,7 @@ def test_auto_takes_any_model() -> None:
     [
         pytest.param([], "--model: at least one", id="no-model"),
         pytest.param(["--models-folder", "/no/such"], "'/no/such': must be a folder", id="folder"),
+        pytest.param(["--models-folder", "~no-such-user"], "must be a folder", id="user"),
         pytest.param(["--max-loaded-models", "0"], "at least 1", id="no-room"),
         pytest.param(["--cuda-memory-fraction", "1.5"], "at most 1", id="share"),
         pytest.param(["--whatever", "1"], "see --help", id="unknown"),

@@ -139,6 +139,11 @@ async def test_listed_models_are_these_alone(root: Path) -> None:
         await names.find("small")
 
 
+async def test_a_listed_model_may_have_any_name() -> None:
+    for name in ("a" * 300, "~no-such-user"):
+        assert await ListedModels([name]).find(name) == Model(name, name)
+
+
 async def test_a_name_that_is_too_long_for_a_file_is_unknown(root: Path) -> None:
     with pytest.raises(UnknownModel, match="too long"):
         await AnyModel(root, None, 1.0, lambda: 0.0).find("x" * 300)

@@ -276,6 +276,16 @@ async def test_what_a_server_holds_that_is_not_ready_yet_counts_as_room(tmp_path
             await starting
 
 
+async def test_a_folder_is_at_hand_and_what_cannot_be_one_is_asked_of_the_cache(
+    tmp_path: Path,
+) -> None:
+    cached = {"org/here"}.__contains__
+    servers = LaunchedServers(RULES, {}, Console(), lambda: None, cached)
+    sources = [str(tmp_path), "org/here", "org/far", "a" * 300]
+    found = [await servers.is_at_hand(Model("m", source)) for source in sources]
+    assert found == [True, True, False, False]
+
+
 async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: Path) -> None:
     class Fetching(ServerRules):
         def check_argv(self, model: Model, needs_file: Path) -> list[str]:

@@ -167,6 +167,7 @@ def test_what_takes_too_long_to_compile_is_a_constraint_that_cannot_be_kept(
         pytest.param(("--text", "a", "--lines", "x"), "give one of them", id="both"),
         pytest.param(("--lines", "/nowhere"), "--lines /nowhere", id="no-file"),
         pytest.param(("--tokenizer", "/nowhere"), "--tokenizer /nowhere", id="no-tokenizer"),
+        pytest.param(("--tokenizer", "~no-such-user/x"), "does not exist", id="no-user"),
     ],
 )
 def test_flags_that_cannot_be_obeyed_are_an_error_of_one_line(

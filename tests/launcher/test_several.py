@@ -82,7 +82,7 @@ def test_the_fronts_command_keeps_the_servers_flags_apart() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none-either"])
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none-either", "~no-such-user/x"])
 def test_a_path_that_is_no_folder_is_told_at_the_start(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=f"MODEL_ID '{name}': must be a folder that exists"):
         check_models([str(tmp_path), name], trusts_code=False, takes_hub_models=True)

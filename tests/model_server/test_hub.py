@@ -107,7 +107,9 @@ def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     assert find_checkpoint(str(tmp_path), None) == tmp_path.resolve()
 
 
-@pytest.mark.parametrize("model_id", ["/no/such/folder", "./nowhere", "~/nowhere-at-all"])
+@pytest.mark.parametrize(
+    "model_id", ["/no/such/folder", "./nowhere", "~/nowhere-at-all", "~no-such-user/x"]
+)
 def test_a_path_that_does_not_exist_is_refused_by_name(model_id: str) -> None:
     with pytest.raises(ModelRefused, match="does not exist"):
         find_checkpoint(model_id, None)
