@@ -18,6 +18,7 @@ from constraints.errors import (
     IllegalToken,
     TooComplex,
 )
+from constraints.grammars.stop_proof import leaves_nothing
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import is_barren
@@ -114,12 +115,7 @@ class Guide:
             return TooComplex("no text that satisfies the constraint was found within the limits")
         quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in strings)
         what = f"the stop strings {quoted}" if strings else "the stop tokens"
-        bytewise = self._matcher.bytewise()
-        if (
-            is_barren(self._matcher, self._vocabulary)
-            if bytewise is None
-            else is_barren(bytewise, byte_vocabulary())
-        ):
+        if leaves_nothing(self._language, self._stops) or self._is_barren(self._matcher):
             return Contradiction(
                 f"every text that satisfies the constraint meets one of {what} before its end",
                 strings,
@@ -128,6 +124,12 @@ class Guide:
             f"no text was found within the limits that satisfies the constraint and meets none of"
             f" {what} before its end"
         )
+
+    def _is_barren(self, matcher: StoppedMatcher) -> bool:
+        bytewise = matcher.bytewise()
+        if bytewise is None:
+            return is_barren(matcher, self._vocabulary)
+        return is_barren(bytewise, byte_vocabulary())
 
     @property
     def _remaining(self) -> int:

@@ -136,9 +136,18 @@ def test_a_constraint_that_needs_a_stop_string_inside_is_a_contradiction() -> No
     assert refused.value.parts == ("b", "zz")
 
 
-def test_what_was_not_found_is_not_called_a_contradiction() -> None:
-    with pytest.raises(TooComplex, match='"b"'):
+def test_a_pattern_that_goes_on_without_end_before_a_stop_string_is_a_contradiction() -> None:
+    with pytest.raises(Contradiction, match='"b"'):
         guide_of("[ac]*bc", "b")
+    with pytest.raises(Contradiction, match='"a"'):
+        guide_of("[ab]*a", "a", kept=False)
+    assert not guide_of("[ab]*a", "a").is_over
+
+
+def test_what_was_not_found_is_not_called_a_contradiction() -> None:
+    language = language_of(ConstraintSpec(Kind.LARK, 'start: /[ac]/* "bc"'), BYTES)
+    with pytest.raises(TooComplex, match='"b"'):
+        Guide(language, BYTES, Budget(30), StopRule(("b",)))
 
 
 def test_no_token_leads_where_only_a_stop_string_could_follow() -> None:

@@ -1,0 +1,46 @@
+"""Whether stop strings leave a pattern any text at all.
+
+A search over masks cannot tell places apart that look alike, so it never sees all of `[ab]*`. Of
+one pattern the engine itself can: by its intersection with the texts that no stop string cuts.
+"""
+
+import re
+
+from constraints.errors import ConstraintError, Contradiction
+from constraints.grammars.engine import HEADER, GrammarLanguage
+from constraints.grammars.limits import Limits
+from constraints.grammars.messages import explain
+from constraints.grammars.patterns import Chars, written_set
+from constraints.guiding.bytewise import byte_vocabulary
+from constraints.matcher import Language
+from constraints.spec import StopRule
+
+# A fifth of a pattern's own: this comes on top of a search that found nothing.
+_LIMITS = Limits(compile_fuel=1_000_000)
+# What `regex.to_grammar` makes: its patterns have no slash.
+_ONE_PATTERN = re.compile(rf"{re.escape(HEADER)}start: /(?P<pattern>[^/\n]*)/\n")
+
+
+def leaves_nothing(language: Language, stops: StopRule) -> bool:
+    """Whether it is certain that no text of the language ends before a stop string does.
+
+    False of languages that are not of one pattern, and where the limits are met.
+    """
+    one = isinstance(language, GrammarLanguage) and _ONE_PATTERN.fullmatch(language.grammar)
+    if not one or not stops.strings:
+        return False
+    strings = "|".join(map(_literal, stops.strings))
+    after = "+" if stops.kept else "*"
+    uncut = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.){after}/"
+    grammar = f"{HEADER}start: UNCUT\nUNCUT: {uncut}\n"
+    try:
+        GrammarLanguage(byte_vocabulary(), grammar, _LIMITS, explain)
+    except Contradiction:
+        return True
+    except ConstraintError:
+        return False
+    return False
+
+
+def _literal(text: str) -> str:
+    return "".join(written_set(Chars(((ord(char), ord(char)),))) for char in text)
