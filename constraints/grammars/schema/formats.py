@@ -31,14 +31,6 @@ _TIME = (
 _STEPS = r"(?:/(?:[^/~]|~[01])*)*"
 _PCHAR = r"(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})"
 _SEGMENT_NZ_NC = r"(?:[a-zA-Z0-9._~!$&'()*+,;=@-]|%[0-9a-fA-F]{2})+"
-_HOST = r"(?:[a-zA-Z0-9._~!$&'()*+,;=-]|%[0-9a-fA-F]{2})*"
-_REST = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
-_RELATIVE = (
-    rf"(?://(?:[a-zA-Z0-9._~!$&'()*+,;=:-]*@)?{_HOST}(?::[0-9]*)?(?:/{_PCHAR}*)*"
-    rf"|/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?|{_SEGMENT_NZ_NC}(?:/{_PCHAR}*)*)?{_REST}"
-)
-_ABSOLUTE = rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_RELATIVE}"
-
 # The engine's have no address of version 4 behind `::`.
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _GROUP = "[0-9a-fA-F]{1,4}"
@@ -55,6 +47,14 @@ _IPV6 = "|".join(
         rf"(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::",
     )
 )
+_MARKS = "a-zA-Z0-9._~!$&'()*+,;="
+_HOST = rf"(?:\[(?:{_IPV6}|[vV][0-9a-fA-F]+\.[{_MARKS}:-]+)\]|(?:[{_MARKS}-]|%[0-9a-fA-F]{{2}})*)"
+_USER = rf"(?:(?:[{_MARKS}:-]|%[0-9a-fA-F]{{2}})*@)?"
+_REST = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
+_ROOTED = rf"//{_USER}{_HOST}(?::[0-9]*)?(?:/{_PCHAR}*)*|/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?"
+# Without a scheme what stands before the first `:` would be one.
+_RELATIVE = rf"(?:{_ROOTED}|{_SEGMENT_NZ_NC}(?:/{_PCHAR}*)*)?{_REST}"
+_ABSOLUTE = rf"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{_ROOTED}|{_PCHAR}+(?:/{_PCHAR}*)*)?{_REST}"
 
 # In the engine's syntax, for the whole text.
 PATTERNS = {
