@@ -48,6 +48,8 @@ class StopRequest:
         task.result()
 
     def _take(self, signum: signal.Signals) -> None:
+        if self._num_signals and signum is signal.SIGHUP:
+            return  # of a terminal that is gone both the shell and the kernel tell
         self._num_signals += 1
         self._asked.set()
         self._on_signal(signal.Signals(signum), self._num_signals)

@@ -23,6 +23,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 class Signals:
     """The first and the second signal to stop. The end of the parent is a first one.
 
+    So is SIGHUP: of a terminal that is gone both the shell and the kernel tell.
+
     To be made in the event loop that is to hear of them.
     """
 
@@ -32,10 +34,11 @@ class Signals:
         self._watching = asyncio.ensure_future(self._watch(parent_pid)) if parent_pid else None
         loop = asyncio.get_running_loop()
         for number in stop_signals():
-            loop.add_signal_handler(number, self._note)
+            loop.add_signal_handler(number, self._note, number)
 
-    def _note(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+    def _note(self, number: signal.Signals) -> None:
+        is_second = self.first.is_set() and number is not signal.SIGHUP
+        (self.second if is_second else self.first).set()
 
     async def _watch(self, parent_pid: int) -> None:
         while os.getppid() == parent_pid:  # noqa: ASYNC110 (nothing tells of a parent's end)
