@@ -90,6 +90,7 @@ def _numbers(path: Path) -> dict[str, int]:
 def _lines(path: Path) -> list[str]:
     """None for a file that is not there, or closed to us."""
     try:
-        return path.read_text().splitlines()
+        # Names of groups are bytes of anything.
+        return path.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return []

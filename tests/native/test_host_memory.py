@@ -1,5 +1,6 @@
 """What may still be taken is the least that the machine, or any control group above us, leaves."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,12 @@ def test_a_group_above_its_limit_has_nothing(host: HostMemory) -> None:
 def test_a_line_that_names_no_group_names_none(host: HostMemory, line: str) -> None:
     named(host, line)
     group_v2(host, "", str(5 * GIB), GIB)
+    assert host.available_bytes() == 4 * GIB
+
+
+def test_the_name_of_a_group_may_be_no_utf_8(host: HostMemory) -> None:
+    (host.proc / "self/cgroup").write_bytes(b"0::/caf\xe9\n")
+    group_v2(host, os.fsdecode(b"caf\xe9"), str(5 * GIB), GIB)
     assert host.available_bytes() == 4 * GIB
 
 
