@@ -65,10 +65,11 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
 def _joined(terms: list[Expression], name: str) -> str:
     """All of it as one `where`. Raises InvalidRequest where that is too long."""
     written = text(all_of(terms))
-    if len(written.encode("utf-8", "surrogatepass")) > MAX_TEXT_LEN:
+    length = len(written.encode("utf-8", "surrogatepass"))
+    if length > MAX_TEXT_LEN:
         beside = "" if name == "bad_words" else f" and `{name}`"
-        rule = f"must have fewer than {MAX_TEXT_LEN} bytes together, with 14 for each word"
-        raise InvalidRequest(f"`bad_words`{beside} {rule}", "bad_words")
+        rule = f"must have at most {MAX_TEXT_LEN} bytes together, with 16 for each word"
+        raise InvalidRequest(f"`bad_words`{beside} {rule}. Given: {length}", "bad_words")
     return written
 
 

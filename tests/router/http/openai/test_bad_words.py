@@ -21,8 +21,8 @@ def test_parts_are_told_by_the_fields_that_hold_them() -> None:
 @pytest.mark.parametrize(
     ("words", "pattern", "fields"),
     [
-        (["b" * 99_990], None, "`bad_words` must"),
-        (["b" * 60_000], "a" * 60_000, "`bad_words` and `guided_regex` must"),
+        (["b" * 99_990], None, "`bad_words` must have at most 100000 bytes .* Given: 100001"),
+        (["b" * 60_000], "a" * 60_000, "`bad_words` and `guided_regex` must .* Given: 120028"),
     ],
 )
 def test_words_that_are_too_long_together_are_refused(
@@ -32,3 +32,10 @@ def test_words_that_are_too_long_together_are_refused(
     with pytest.raises(InvalidRequest, match=fields) as refused:
         without(words, shaped)
     assert refused.value.field == "bad_words"
+
+
+def test_each_word_costs_what_the_refusal_says_beside_its_bytes() -> None:
+    (_, few), (_, more) = (without([f"b{each}" for each in range(count)]) for count in (5, 9))
+    assert isinstance(few.value, str)
+    assert isinstance(more.value, str)
+    assert len(more.value) - len(few.value) == 4 * (16 + len("b8"))
