@@ -33,6 +33,7 @@ from client.query.conditions.values import (
     Values,
     bare,
     finished,
+    integer,
     is_scalar,
     written,
 )
@@ -203,7 +204,7 @@ def _pieces(name: str, about: object, place: Place) -> Pieces:
 def _number(name: str, about: object, place: Place) -> object:
     text = _text(name, about, place)
     if name == "int":
-        number = judge.integer(text)
+        number = integer(text)
         return Missing.NO_NUMBER if number is None else number
     return Decimal(text) if judge.holds(where.IsFloat(), text) else Missing.NO_NUMBER
 

@@ -18,10 +18,11 @@ from client.query.conditions.ranges import ANY, Number, Range
 from client.query.conditions.reduce import bounds
 from client.query.conditions.sums import Relating, related
 from client.query.conditions.terms import Compared, Term, Value
+from client.query.conditions.values import integer
 from client.query.errors import QueryError, Unsatisfiable
 from client.query.place import Place
 from constraints.where import terms as where
-from constraints.where.evaluate import integer, measured
+from constraints.where.evaluate import measured
 from constraints.where.interval import Interval
 
 # Bounds are carried from sum to sum so often at most: some never settle (X < Y and Y < X).

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
+from constraints.where import evaluate as judge
+
 # What the variables of holes are bound to, by name; or Finished, which tells more.
 Values = Mapping[str, object]
 
@@ -52,6 +54,11 @@ def is_number(value: object) -> bool:
 def is_scalar(value: object) -> bool:
     """Whether conditions may speak of the text of a hole with this value."""
     return value is None or isinstance(value, str) or is_number(value)
+
+
+def integer(text: str) -> int | None:
+    """The whole number that a text is, of any length; None: it is none."""
+    return None if judge.integer(text) is None else int(Decimal(text))
 
 
 def written(number: object) -> Decimal:

@@ -10,6 +10,7 @@ HOLES = {
     "T": "cat. dog",
     "N": Finished(7, "07", 2),
     "F": Finished(0.5, "0.50", 3),
+    "G": f"{10**45 + 1}",
     "L": Finished(["a", "b"], '["a", "b"]', 5),
     "B": True,
 }
@@ -37,6 +38,7 @@ HOLES = {
         # Of a range's numbers nobody looks at each.
         ("N in range(10**30) and F not in range(10**30) and len(T) - 9 not in range(10**30)", True),
         ("float(N) in range(8) and float(N) not in range(0, 8, 2)", True),
+        ("int(G) == 10**45 + 1 and int(G) > 10**41 and int(G) - 1 == 10**45", True),
         ("int(T) == 3", False),
         ("int(T) != 3", False),
         ("not int(T) == 3", True),
@@ -63,4 +65,4 @@ HOLES = {
     ],
 )
 def test_a_clause_of_finished_holes(clause: str, truth: bool | None) -> None:
-    assert evaluate(term(clause, "TNFLBZ"), HOLES) is truth
+    assert evaluate(term(clause, "TNFGLBZ"), HOLES) is truth
