@@ -7,7 +7,7 @@ A format is asserted here, although the newer drafts let it be an annotation: wh
 # Held by the engine.
 BY_ENGINE = frozenset(("duration", "email", "hostname", "ipv4", "uuid", "uri"))
 # Characters of what the engine takes at any length.
-MAX_LEN = {"hostname": 253}
+MAX_LEN = {"hostname": 253, "email": 254}
 # OpenAPI's, which say how to show or store a value and nothing of its text.
 ANNOTATIONS = frozenset(("password", "binary", "float", "double", "decimal", "unknown"))
 # OpenAPI's, of integers.
