@@ -68,6 +68,6 @@ def written(number: object) -> Decimal:
         number = Decimal(number.text) if is_written else number.value
     if isinstance(number, Fraction):
         return Decimal(number.numerator) / Decimal(number.denominator)
-    if isinstance(number, bool):
-        return Decimal(int(number))
+    if isinstance(number, int):
+        return Decimal(number)
     return number if isinstance(number, Decimal) else Decimal(str(number))

@@ -105,6 +105,15 @@ def test_a_decimal_that_is_no_whole_number_is_in_no_comparison_of_one() -> None:
     assert passed == ["0.5", "2"]
 
 
+def test_numbers_that_python_does_not_write_bound_others() -> None:
+    """A model may write on and on."""
+    clauses = (term("Z + len(X) > 0"),)
+    finished = {"Z": Finished(10**5000, "1" + "0" * 5000, 1)}
+    made = plan(clauses, "X", None, finished, StopMode.CUT)
+
+    assert admits(made, "any", 1)
+
+
 def test_what_no_text_leaves_to_the_others_is_told_before_any_is_asked() -> None:
     with pytest.raises(Unsatisfiable, match="no text of `X` satisfies what is said of it and `Y`"):
         planned("len(X) + len(Y) == 5", "len(X) > 5")
