@@ -1,5 +1,6 @@
 """Grammars without a lexer and patterns that look around, kept by a real server."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -144,3 +145,22 @@ def test_a_wrong_pattern_beside_bad_words_is_refused_as_it_is_alone(server: Runn
     beside = posted(server, "/v1/completions", {**body, "bad_words": ["no"]}).json()
     assert "position" in alone["error"]["message"]
     assert beside["error"] == alone["error"]
+
+
+def test_a_lenient_schemas_texts_are_judged_by_the_patterns_that_masks_kept(
+    server: RunningServer,
+) -> None:
+    item = {"type": "string", "pattern": r"^\p{Ll}{3}\/\W$"}
+    schema = {"type": "array", "items": item, "minItems": 1, "maxItems": 2, "uniqueItems": True}
+    parameters = {
+        "grammar": {"type": "json", "value": schema, "lenient": True},
+        "max_new_tokens": 40,
+        "do_sample": True,
+        "details": True,
+        "seed": 3,
+    }
+    answer = posted(server, "/generate", {"inputs": "List: ", "parameters": parameters}).json()
+    texts = json.loads(answer["generated_text"])
+    assert texts
+    assert all(text[:3].islower() and text[3] == "/" and len(text) == 5 for text in texts)
+    assert answer["details"]["constraint_satisfied"] is True
