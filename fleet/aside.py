@@ -25,8 +25,10 @@ async def aside(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 (it is raised where it is waited for)
-            failure = error
+        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
+            # A library's panic or exit is an end of its work, not of the process.
+            broken = RuntimeError(f"{type(error).__name__}: {error}")
+            failure = error if isinstance(error, Exception) else broken
             tell: Callable[[], None] = lambda: done.set_exception(failure)  # noqa: E731
         else:
             tell = lambda: done.set_result(result)  # noqa: E731

@@ -15,6 +15,8 @@ from constraints.grammars.schema.reading import Json
 
 # Longer integers are decimals: Python neither reads nor shows those that are much longer.
 _MAX_INT_LEN = 1000
+# Digits that are made an integer at a time, which takes the square of their number.
+_PIECE_LEN = 1000
 # Decimals have exponents of 18 digits.
 _MAX_EXPONENT_LEN = 16
 
@@ -52,25 +54,35 @@ def _no_constant(name: str) -> Json:
 
 
 def is_multiple(value: int | Number, step: int | Number) -> bool:
-    """Whether `value` is a whole multiple of `step`, which is above 0; exactly."""
-    whole, exponent = _parts(value)
-    step_whole, step_exponent = _parts(step)
+    """Whether `value` is a whole multiple of `step`, which is above 0; exactly.
+
+    In a time that grows with the digits of `value`, not with their square.
+    """
+    digits, exponent = _parts(value)
+    step_digits, step_exponent = _parts(step)
+    whole = int(Decimal((0, step_digits, 0)))
     shift = exponent - step_exponent
     if shift >= 0:
-        return whole * pow(10, shift, step_whole) % step_whole == 0
-    # What has fewer digits than zeros at its end is no number but 0.
-    zeros = -shift
-    is_possible = abs(whole).bit_length() > 3 * zeros
-    return not whole or (is_possible and whole % (step_whole * 10**zeros) == 0)
+        return _rest(digits, whole) * pow(10, shift, whole) % whole == 0
+    # Behind the step's last place there may be nothing but zeros.
+    is_possible = not any(digits[shift:])
+    return is_possible and _rest(digits[:shift], whole) == 0
 
 
-def _parts(value: int | Number) -> tuple[int, int]:
-    """The digits as an integer, and the power of ten that it is multiplied by."""
-    if not isinstance(value, Decimal):
-        return int(value), 0
-    sign, digits, exponent = value.as_tuple()
+def _rest(digits: tuple[int, ...], step: int) -> int:
+    """What is left of a whole number when it is divided."""
+    rest = 0
+    for start in range(0, len(digits), _PIECE_LEN):
+        piece = digits[start : start + _PIECE_LEN]
+        rest = (rest * 10 ** len(piece) + int(Decimal((0, piece, 0)))) % step
+    return rest
+
+
+def _parts(value: int | Number) -> tuple[tuple[int, ...], int]:
+    """The digits, and the power of ten that they are multiplied by; the sign does not matter."""
+    _, digits, exponent = Decimal(value).as_tuple()
     assert isinstance(exponent, int), "JSON has no infinity"
-    return int(Decimal((sign, digits, 0))), exponent
+    return digits, exponent
 
 
 @lru_cache(maxsize=32)

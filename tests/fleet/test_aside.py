@@ -28,6 +28,11 @@ async def test_a_call_returns_or_raises_what_it_does_in_its_thread() -> None:
         await aside(lambda: 1 // 0)
 
 
+async def test_what_would_end_its_thread_alone_is_told_as_well() -> None:
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        await aside(lambda: sys.exit(3))
+
+
 async def test_who_leaves_is_not_told() -> None:
     goes_on, has_ended = threading.Event(), threading.Event()
 
