@@ -140,6 +140,8 @@ class AnyModel:
             return found
         if self._hub is None or name.startswith("/"):
             raise UnknownModel(name, f"{self._root} has no such folder")
+        if os.path.isdir(name):  # which a server would take before the hub's
+            raise UnknownModel(name, f"{Path(name).resolve()} is outside {self._root}")
         await self._ask_hub(name)
         return Model(name, name)
 

@@ -97,6 +97,16 @@ def test_no_name_leads_out_of_the_root(name: str, tmp_path_factory: pytest.TempP
     assert found.source == str(top / "root" / name)
 
 
+async def test_a_folder_where_the_server_was_started_is_not_taken_for_a_model_of_the_hub(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root.parent)
+    hub = FakeHub("secret")
+    with pytest.raises(UnknownModel, match=r"secret is outside .*models"):
+        await any_model(root, hub).find("secret")
+    assert hub.asked == []
+
+
 async def test_what_is_no_folder_is_asked_of_the_hub(root: Path) -> None:
     hub = FakeHub("org/other")
     names = any_model(root, hub)
