@@ -7,6 +7,7 @@ it.
 
 import fcntl
 import os
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     folder = Path(item.config.getoption("basetemp")).parent
     with _turn(folder, alone=item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+@pytest.fixture
+def no_nohup() -> Iterator[None]:
+    """SIGHUP as it is without `nohup`, here and in what a test starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -8,6 +8,9 @@ import pytest
 from launcher.stop_request import StopRequest
 from router.signals import stop_signals
 
+# Whatever these tests are run by.
+pytestmark = pytest.mark.usefixtures("no_nohup")
+
 
 @pytest.mark.parametrize(
     ("signals", "has_second"),

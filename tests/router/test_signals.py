@@ -9,6 +9,9 @@ import pytest
 
 from router.signals import Signals, stop_signals
 
+# Whatever these tests are run by.
+pytestmark = pytest.mark.usefixtures("no_nohup")
+
 _WAITS = """
 import asyncio, sys
 from router.signals import Signals
