@@ -1,6 +1,5 @@
 """Arithmetic on holes: with whole numbers it is part of the mask, and means what Python says."""
 
-import operator
 from fractions import Fraction
 
 import pytest
@@ -11,6 +10,7 @@ from client.errors import TandemError
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
+from client.query.conditions.relating import RELATIONS
 from client.query.conditions.values import Finished
 from client.query.errors import ProgramFailed, Unsatisfiable
 from client.words import Constraint
@@ -96,19 +96,11 @@ def test_what_it_raises_points_to_it() -> None:
 
 
 small = st.integers(-4, 4)
-COMPARED = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    ">": operator.gt,
-}
 
 
 @given(
     st.sampled_from(["{a} * len(X) + {b}", "{b} - {a} * len(X)", "(len(X) - {b}) * {a}"]),
-    st.sampled_from(sorted(COMPARED)),
+    st.sampled_from(sorted(RELATIONS)),
     small,
     small,
     st.integers(-12, 12),
@@ -124,7 +116,7 @@ def test_the_texts_that_may_be_written_are_those_for_which_python_says_so(
 
     for length in range(9):
         text = "x" * length
-        wanted = COMPARED[relation](eval(formula, {"X": text}), Fraction(constant))
+        wanted = RELATIONS[relation](eval(formula, {"X": text}), Fraction(constant))
         holes = {"X": Finished(text, text, 1)}
         passed = made is not None and admits(made, text, 1)
         if made is not None and made.checks:

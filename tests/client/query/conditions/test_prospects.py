@@ -1,6 +1,5 @@
 """Conditions over holes to come: what they mean for the hole that is asked now."""
 
-import operator
 from itertools import product
 from random import Random
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
+from client.query.conditions.relating import RELATIONS
 from client.query.conditions.terms import Term
 from client.query.conditions.values import Finished
 from client.query.errors import Unsatisfiable
@@ -174,16 +174,6 @@ def test_no_text_is_left_out_that_some_texts_to_come_would_allow(random: Random)
         assert is_passed(terms, "X", x, {}), (clauses, x, y, z)
         assert is_passed(terms, "Y", y, {"X": values["X"]}), (clauses, x, y, z)
         assert is_passed(terms, "Z", z, {"X": values["X"], "Y": values["Y"]}), (clauses, x, y, z)
-
-
-RELATIONS = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    ">": operator.gt,
-}
 
 
 @given(
