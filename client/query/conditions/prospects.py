@@ -24,20 +24,13 @@ from client.query.place import Place
 from constraints.where import terms as where
 from constraints.where.evaluate import measured
 from constraints.where.interval import Interval
+from constraints.where.normal import to_nnf
 
 # Bounds are carried from sum to sum so often at most: some never settle (X < Y and Y < X).
 _MAX_ROUNDS = 16
 # Of more texts than these nobody looks for the longest.
 _MAX_TEXTS = 1000
 
-_OPPOSITES = {
-    where.Relation.LT: where.Relation.GE,
-    where.Relation.LE: where.Relation.GT,
-    where.Relation.EQ: where.Relation.NE,
-    where.Relation.NE: where.Relation.EQ,
-    where.Relation.GE: where.Relation.LT,
-    where.Relation.GT: where.Relation.LE,
-}
 # A sum without its shift, of which a range is known; the same sum has the same key.
 _Sums = dict[tuple[tuple[Quantity, Number], ...], Range]
 
@@ -151,11 +144,8 @@ def _range_of(expression: where.Expression, measure: where.Measure) -> Range:
         case where.Compare(about) if about is measure:
             interval = Interval.of(expression)
             return Range(interval.low, interval.high)
-        case where.Not(where.Compare(about, relation, bound)) if about is measure:
-            # What is no number is in no comparison, and so in the opposite of each.
-            if measure is where.Measure.INT:
-                return ANY
-            return _range_of(where.Compare(measure, _OPPOSITES[relation], bound), measure)
+        case where.Not(where.Compare(about)) if about is measure:
+            return _range_of(to_nnf(expression), measure)
         case where.OneOf(texts) if texts and len(texts) <= _MAX_TEXTS:
             return _of_texts(texts, measure)
     return ANY
