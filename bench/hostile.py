@@ -1,6 +1,6 @@
 """Two hundred hostile grammars beside plain streams: is each answered, and do the streams notice?
 
-    python -m bench.hostile --model FOLDER [--streams 8] [--tokens 256] [--rounds 10] [--senders 4]
+    python -m bench.hostile --model FOLDER [--streams 8] [--tokens 256] [--rounds 40] [--senders 4]
                             [--grammars 200] [--control]
 
 Starts `launcher serve` on the model. Each round measures the gaps between the streams' tokens
@@ -39,6 +39,9 @@ _PERCENTILES = (50, 90, 99)
 _MAX_LINE_BYTES = 1 << 20
 _NUM_SHOWN = 20
 _CONTROL_ROUNDS = 4
+# Many short ones: a machine is faster and slower by the minute, and both halves must have the same
+# of it. With 10 rounds the ratio of two equal loads was 0.99 and 1.13.
+_ROUNDS = 40
 _IDLE_LOOP = (
     "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
 )
@@ -188,7 +191,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=_ROUNDS)
     parser.add_argument("--senders", type=int, default=4)
     parser.add_argument("--grammars", type=int, default=NUM_HOSTILE, help="only the first of them")
     parser.add_argument("--check", action="store_true")

@@ -17,11 +17,13 @@ import lmql
 
 
 async def holes(endpoint: str, model: str, tokenizer: str, program: str) -> list[str]:
-    """What one query, with a connection of its own, makes of its holes, in their order."""
+    """What one query, with a connection of its own, makes of its holes: result by result."""
     served = lmql.model(model, endpoint=endpoint, tokenizer=tokenizer)
-    result = await lmql.run(program, model=served)
-    made = result[0] if isinstance(result, list) else result
-    return [str(value) for value in made.variables.values()]
+    results = await lmql.run(program, model=served)
+    made = results if isinstance(results, list) else [results]
+    # What is no text is a distribution over texts, of which the likeliest is a hole's, too.
+    values = (value for each in made for value in each.variables.values())
+    return [value for value in values if isinstance(value, str)]
 
 
 async def main(endpoint: str, model: str, tokenizer: str, programs: str) -> None:

@@ -1,14 +1,16 @@
 """The programs that lmql runs in `bench.lmql_server`, as texts of its language.
 
-    short       four words and one hole: what a server costs beside its model
-    few-shot    Figure 10 of lmql's paper: worked examples, reasoning, an answer out of a list
+    short           four words and one hole: what a server costs beside its model
+    few-shot        Figure 10 of lmql's paper: worked examples, reasoning, an answer out of a list
+    distribution    the same, but the answer is a distribution over the list
 
-The queries of a few-shot round share their examples, and no other round has the same ones: what a
-server remembers of them it has computed within the round.
+The first two with any of lmql's decoders. The queries of a few-shot round share their examples, and
+no other round has the same ones: what a server remembers of them it has computed within the round.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from tokenizers import Tokenizer
@@ -29,32 +31,37 @@ _SHORT = (
 _MAX_WORDS = 40
 
 
-def short(number: int, num_tokens: int) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewShot:
+    """What queries with examples have in common.
+
+    decoder:       as lmql writes it
+    examples_len:  tokens of the examples, at least; the last one stands whole
+    reasoning_len: tokens of a reasoning; None: until the model ends it, which one that was never
+        trained does not
+    distributes:   whether the answer is a distribution
+    """
+
+    decoder: str = "argmax"
+    examples_len: int = 600
+    reasoning_len: int | None = None
+    distributes: bool = False
+
+
+def short(number: int, num_tokens: int, decoder: str = "argmax") -> list[str]:
     """So many queries, of so many tokens each."""
     prompts = (_SHORT[index % len(_SHORT)] for index in range(number))
-    return [f'argmax "{each}[TEXT]" where len(TOKENS(TEXT)) < {num_tokens}' for each in prompts]
+    return [f'{decoder} "{each}[TEXT]" where len(TOKENS(TEXT)) < {num_tokens}' for each in prompts]
 
 
-def few_shot(
-    number: int,
-    tokenizer: Tokenizer,
-    seed: str,
-    examples_len: int,
-    reasoning_len: int | None = None,
-) -> list[str]:
-    """So many questions behind the same examples.
-
-    examples_len: tokens of the examples, at least; the last one stands whole
-    reasoning_len: tokens of a reasoning; None: until the model ends it, which one that was never
-    trained does not
-    """
+def few_shot(number: int, tokenizer: Tokenizer, seed: str, asked: FewShot) -> list[str]:
+    """So many questions behind the same examples."""
     rng = Random(seed)
     examples = ""
-    while len(tokenizer.encode(examples).ids) < examples_len:
+    while len(tokenizer.encode(examples).ids) < asked.examples_len:
         question, _, answer = _drawn(rng, "train")
         examples += f"{question}{answer}\n\n"
-    bound = "" if reasoning_len is None else f" and len(TOKENS(REASONING)) < {reasoning_len}"
-    return [_program(examples, bound, *_drawn(rng, "test")) for _ in range(number)]
+    return [_program(asked, examples, *_drawn(rng, "test")) for _ in range(number)]
 
 
 def _drawn(rng: Random, split: Split) -> tuple[str, Sequence[str], str]:
@@ -64,10 +71,11 @@ def _drawn(rng: Random, split: Split) -> tuple[str, Sequence[str], str]:
     return example.plain_prompt(), words, example.raw_lead + example.answer_text
 
 
-def _program(examples: str, bound: str, question: str, words: Sequence[str], _: str) -> str:
+def _program(asked: FewShot, examples: str, question: str, words: Sequence[str], _: str) -> str:
     prompt = json.dumps(f"{examples}{question}[REASONING] So the odd one is[ANSWER]")
     answers = json.dumps([f" {word}" for word in words])
-    return (
-        f'argmax {prompt} where STOPS_BEFORE(REASONING, " So") and '
-        f"len(WORDS(REASONING)) < {_MAX_WORDS}{bound} and ANSWER in {answers}"
-    )
+    bounds = f'STOPS_BEFORE(REASONING, " So") and len(WORDS(REASONING)) < {_MAX_WORDS}'
+    if asked.reasoning_len is not None:
+        bounds += f" and len(TOKENS(REASONING)) < {asked.reasoning_len}"
+    decided = "distribution" if asked.distributes else "and"
+    return f"{asked.decoder} {prompt} where {bounds} {decided} ANSWER in {answers}"

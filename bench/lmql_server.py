@@ -4,9 +4,10 @@
     python -m bench.lmql_server --rounds 2
 
 Both servers stay up, one works at a time: A B A B. Eight queries of lmql 0.7.3 at a time, each with
-a connection of its own, greedy, in the same dtype on both: in float32 their texts are equal, in
-bfloat16 rounding parts them. What is asked is in `bench/lmql_queries.py`. LMQL's server runs with
-Tandem's torch and transformers, since its own environment has no torch. Prints JSON.
+a connection of its own, in the same dtype on both: in float32 their greedy texts are equal, in
+bfloat16 rounding parts them. What is asked is in `bench/lmql_queries.py`; beside the ratio of each
+kind of query stands their geometric mean, in which every kind counts the same. LMQL's server runs
+with Tandem's torch and transformers, since its own environment has no torch. Prints JSON.
 """
 
 import argparse
@@ -22,20 +23,28 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from bench.compare import running, tandem
-from bench.lmql_queries import few_shot, short
+from bench.lmql_queries import FewShot, few_shot, short
 from launcher.settings import BUNDLED_MODEL, free_port
 
 HERE = Path(__file__).parent
 LMQL_PYTHON = HERE.parent / ".venv-conformance" / "lmql" / "bin" / "python"
 _READY_TIMEOUT_S = 180.0
-_ROUND_TIMEOUT_S = 300.0
-_QUERIES = ("short", "few-shot")
+_ROUND_TIMEOUT_S = 900.0
+_SAMPLE, _BEAM = "sample(n=2, temperature=0.9)", "beam(n=2)"
+_SHORT = {"short": "argmax", "short-sample": _SAMPLE, "short-beam": _BEAM}
+_FEW_SHOT = {
+    "few-shot": FewShot(),
+    "few-shot-sample": FewShot(decoder=_SAMPLE),
+    "few-shot-beam": FewShot(decoder=_BEAM),
+    "distribution": FewShot(distributes=True),
+}
+_QUERIES = (*_SHORT, *_FEW_SHOT)
 _WARM_UP_TOKENS = 8
 
 
@@ -128,17 +137,19 @@ def ask(port: int, model: Path, programs: Mapping[str, Sequence[str]], home: str
 
 def programs_of(queries: str, number: int, args: argparse.Namespace) -> dict[str, list[str]]:
     """The programs of one round: some to warm up with, and those that are measured."""
-    if queries == "short":
+    if decoder := _SHORT.get(queries):
         return {
-            "warm_up": short(args.parallel, _WARM_UP_TOKENS),
-            "measured": short(args.parallel, args.tokens),
+            "warm_up": short(args.parallel, _WARM_UP_TOKENS, decoder),
+            "measured": short(args.parallel, args.tokens, decoder),
         }
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    lengths = (args.examples_tokens, args.reasoning_tokens)
+    lengths = {"examples_len": args.examples_tokens, "reasoning_len": args.reasoning_tokens}
+    asked = replace(_FEW_SHOT[queries], **lengths)
+    seed = f"{queries}/{number}"
     return {
         # One: LMQL's own server takes long for many.
-        "warm_up": few_shot(1, tokenizer, f"warm-up/{number}", *lengths),
-        "measured": few_shot(args.parallel, tokenizer, f"round/{number}", *lengths),
+        "warm_up": few_shot(1, tokenizer, f"warm-up/{seed}", asked),
+        "measured": few_shot(args.parallel, tokenizer, f"round/{seed}", asked),
     }
 
 
@@ -184,8 +195,9 @@ def main(argv: Sequence[str]) -> int:
             speeds = f"{pair.tandem.tokens_per_s:.1f} against {pair.lmql.tokens_per_s:.1f}"
             sys.stderr.write(f"{queries}, round {number + 1}: {speeds} tok/s\n")
     report = {queries: summary(measured) for queries, measured in pairs.items()}
+    mean = statistics.geometric_mean(median_ratio(measured) for measured in pairs.values())
     asked = {"model": str(args.model), "parallel": args.parallel, "dtype": args.dtype}
-    told = {**asked, "threads": args.threads, **report}
+    told = {**asked, "threads": args.threads, "mean_ratio": round(mean, 2), **report}
     sys.stdout.write(json.dumps(told) + "\n")
     return 0
 
@@ -203,8 +215,13 @@ def summary(pairs: Sequence[Pair]) -> dict[str, object]:
             [round(each.client_s / each.wall_s, 2) for each in (pair.tandem, pair.lmql)]
             for pair in pairs
         ],
-        "median_ratio": round(statistics.median(pair.ratio for pair in pairs), 2),
+        "median_ratio": round(median_ratio(pairs), 2),
     }
+
+
+def median_ratio(pairs: Sequence[Pair]) -> float:
+    """Of the rounds of one kind of queries."""
+    return statistics.median(pair.ratio for pair in pairs)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from constraints.guiding.hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
 from constraints.token_walk import TokenWalk, walk_of
+from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.limits import OutOfReach, TooManyStates
@@ -59,9 +60,10 @@ class Compiler:
         self._misses = 0
         self._compile_s = 0.0
 
-    def compile(self, spec: ConstraintSpec) -> Language:
+    def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
         """The language of `spec`, from the cache if it is there.
 
+        translation: of `spec`, where another compiler has made it already
         Raises Malformed, NotEnforced, Contradiction, TooComplex.
         """
         LIMITS[spec.kind].check_text(spec.kind, spec.text)
@@ -77,7 +79,7 @@ class Compiler:
                 self._cache.move_to_end(spec)
                 self._hits += 1
         if is_ours:
-            self._fulfil(spec, future)
+            self._fulfil(spec, translation, future)
         error = future.exception()
         if error is not None:
             # One exception for all who ask: without the frames of whoever asked before.
@@ -95,10 +97,12 @@ class Compiler:
         with self._lock:
             return CompilerStats(self._hits, self._misses, len(self._cache), self._compile_s)
 
-    def _fulfil(self, spec: ConstraintSpec, future: "Future[Language]") -> None:
+    def _fulfil(
+        self, spec: ConstraintSpec, translation: Translation | None, future: "Future[Language]"
+    ) -> None:
         began = time.perf_counter()
         try:
-            language = self._compile(spec)
+            language = self._compile(spec) if translation is None else self._of(spec, translation)
         except ConstraintError as error:
             future.set_exception(error.with_traceback(None))
         except RecursionError:
@@ -128,6 +132,10 @@ class Compiler:
     def _forget(self, spec: ConstraintSpec) -> None:
         if self._cache.pop(spec, None) is not None:
             self._cached_chars -= len(spec.text)
+
+    def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:
+        limits = LIMITS[spec.kind]
+        return GrammarLanguage.of(self.vocabulary, translation, limits, messages.explain)
 
     def _compile(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from constraints.bitmask import Bitmask
+from constraints.translation import Translation
 
 
 class Matcher(Protocol):
@@ -74,6 +75,10 @@ class Language(Protocol):
     @property
     def not_enforced(self) -> tuple[str, ...]:
         """JSON Pointers of the parts of a lenient schema that masks do not hold."""
+
+    @property
+    def translation(self) -> Translation | None:
+        """What need not be found out again to compile it; None: there is no such thing."""
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""

@@ -1,6 +1,8 @@
 """What was found of a constraint, and of texts under it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from constraints.translation import Translation
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +14,7 @@ class Passed:
     not_enforced:    JSON Pointers of what a lenient schema leaves out
     compile_s:       seconds of computing that it took to compile, and to find that text
     has_dead_ends:   masks may leave tokens after which no text is known that can be completed
+    translation:     see `Language`
     """
 
     min_len: int
@@ -19,6 +22,7 @@ class Passed:
     not_enforced: tuple[str, ...]
     compile_s: float
     has_dead_ends: bool
+    translation: Translation | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

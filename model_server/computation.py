@@ -4,14 +4,14 @@ It reads the plans of a step and changes no books; the sampler's rows are the sa
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from model_server import memory
-from model_server.distributed import FAILED, Drawn, World
+from model_server.distributed import FAILED, LATE, Drawn, World
 from model_server.errors import OutOfMemory, RanksDiverged
 from model_server.masking.guided_output import Advance
 from model_server.masking.guides import Guides, StepMasks
@@ -32,6 +32,8 @@ class Computed:
     rows:     one row per chunk that sampled
     advances: what constraints said to it, by request
     errors:   why a request failed, by request
+    late:     requests that were to sample, and sample in a later step
+    mask_wait_ns: what sampling waited for masks
 
     On CUDA the forward's kernels run on while it returns, and are waited for by sampling: the sum
     of the two times holds.
@@ -43,8 +45,10 @@ class Computed:
     advances: Mapping[int, Advance] = field(default_factory=dict)
     scores: StepScores = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
+    late: frozenset[int] = frozenset()
     forward_ns: int = 0
     sample_ns: int = 0
+    mask_wait_ns: int = 0
 
     @property
     def refused(self) -> frozenset[int]:
@@ -75,8 +79,9 @@ class Computed:
             rows = self.rows
             tokens = (SampledToken(rows.token_ids[row], rows.logprobs[row], rows.top_tokens[row]),)
         advance = self.advances.get(request_id, _NO_ADVANCE)
+        is_late = request_id in self.late
         if not scores and advance is _NO_ADVANCE:
-            return Generation(request_id, tokens, finish_reason)
+            return Generation(request_id, tokens, finish_reason, is_late=is_late)
         has_rivals = sequence.logprobs.num_top_tokens > 0
         return Generation(
             request_id,
@@ -86,6 +91,7 @@ class Computed:
             prompt_top_tokens=tuple(score.top_tokens for score in scores) if has_rivals else (),
             num_forced=len(advance.forced),
             constraint_satisfied=advance.is_satisfied,
+            is_late=is_late,
         )
 
 
@@ -136,13 +142,18 @@ class Computation:
         masks: StepMasks | None = None
         advances: Mapping[int, Advance] = {}
         scores: StepScores = {}
+        sampling: list[int] = []
+        late: frozenset[int] = frozenset()
         try:
             logits = self._model.forward(inputs)
             forward_end_ns = time.perf_counter_ns()
             if self._sampler is not None:
                 scores = score_prompts(logits, chunks)
                 sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
-                masks = self._guides.join(sampling) if self._guides is not None else None
+                if self._guides is not None:
+                    late = self._guides.wait(sampling)
+                    sampling = [each for each in sampling if each not in late]
+                    masks = self._guides.join(sampling)
                 rows = self._sample(self._sampler, logits, chunks, sampling, masks)
                 if rows is not None and masks is not None and self._guides is not None:
                     advances = self._advance(self._sampler, self._guides, sampling, rows, masks)
@@ -150,12 +161,13 @@ class Computation:
             if self._world.is_first and answering:
                 self._abandon(len(answering), error)
             raise
-        errors = _errors(answering, rows, masks, scores)
-        drawn = self._agree(answering, rows, advances, errors)
+        mask_wait_ns = self._guides.waited_ns if self._guides is not None else 0
+        errors = _errors(sampling, rows, masks, scores)
+        drawn = self._agree(answering, rows, advances, errors, late)
         end_ns = time.perf_counter_ns()
         return Computed(
-            *(drawn, rows, masks, advances, scores, errors),
-            *(forward_end_ns - started_ns, end_ns - forward_end_ns),
+            *(drawn, rows, masks, advances, scores, errors, late),
+            *(forward_end_ns - started_ns, end_ns - forward_end_ns, mask_wait_ns),
         )
 
     def _abandon(self, num_rows: int, cause: Exception) -> None:
@@ -175,10 +187,12 @@ class Computation:
         if not sampling:
             return None
         if len(sampling) != len(logits):
-            # Rows that score a prompt lie between those that sample, each its sequence's last.
+            # Rows that score a prompt, or are late, lie between those that sample, each its
+            # sequence's last.
             ends = torch.tensor([chunk.num_logits for chunk in chunks]).cumsum(0) - 1
-            is_sampling = torch.tensor([chunk.samples for chunk in chunks])
-            logits = logits[ends[is_sampling].to(logits.device)]
+            sampled = frozenset(sampling)
+            is_sampling = [chunk.sequence.request_id in sampled for chunk in chunks]
+            logits = logits[ends[torch.tensor(is_sampling)].to(logits.device)]
         return sampler.sample(sampling, logits, masks)
 
     def _advance(
@@ -207,6 +221,7 @@ class Computation:
         rows: SampledRows | None,
         advances: Mapping[int, Advance],
         errors: Mapping[int, str],
+        late: frozenset[int],
     ) -> tuple[Drawn, ...]:
         """The same for each chunk with logits on every rank."""
         if not answering:
@@ -214,7 +229,7 @@ class Computation:
         chosen: list[Drawn] | None = None
         if self._sampler is not None:
             token_ids = iter(() if rows is None else rows.token_ids)
-            chosen = [Drawn((next(token_ids),)) if c.samples else _NO_TOKEN for c in answering]
+            chosen = [_chosen(chunk, token_ids, late) for chunk in answering]
             if errors or advances:
                 for place, chunk in enumerate(answering):
                     request_id = chunk.sequence.request_id
@@ -227,16 +242,22 @@ class Computation:
         return self._world.broadcast_drawn(chosen, len(answering))
 
 
+def _chosen(chunk: PlannedChunk, token_ids: Iterator[int], late: frozenset[int]) -> Drawn:
+    """What a chunk with logits drew, if it did: the next of `token_ids`."""
+    if chunk.sequence.request_id in late:
+        return LATE
+    return Drawn((next(token_ids),)) if chunk.samples else _NO_TOKEN
+
+
 def _errors(
-    answering: Sequence[PlannedChunk],
+    sampling: Sequence[int],
     rows: SampledRows | None,
     masks: StepMasks | None,
     scores: StepScores,
 ) -> dict[int, str]:
     errors = failed_scores(scores)
     if rows is not None and rows.errors:
-        request_ids = [chunk.sequence.request_id for chunk in answering if chunk.samples]
-        errors |= {request_ids[row]: reason for row, reason in rows.errors.items()}
+        errors |= {sampling[row]: reason for row, reason in rows.errors.items()}
     if masks is not None:
         errors |= masks.errors()
     return errors

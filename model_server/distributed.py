@@ -21,23 +21,27 @@ LOAD_TIMEOUT_S = 1800.0
 STEP_TIMEOUT_S = 120.0
 ABANDON_TIMEOUT_S = 2.0
 
-# On the wire between ranks only: a row without a token, and a step that rank 0 gave up.
-_FAILED_ROW = -1
+# On the wire between ranks only: a row without a token, one whose token comes later, and a step
+# that rank 0 gave up.
+_FAILED_ROW, _LATE_ROW = -1, -2
 _ABANDONED = -1
 
 
 class Drawn(NamedTuple):
     """What a step brought to a row. A tuple, because dozens are born in every step.
 
-    token_ids: none: the row failed. All but the first were not drawn: they are forced
+    token_ids: none: the row failed, or is late. All but the first were not drawn: they are forced
     is_over:   nothing may follow, whatever the tokens are
+    is_late:   nothing could be drawn in time: the row's last token is to be computed again
     """
 
     token_ids: tuple[int, ...]
     is_over: bool = False
+    is_late: bool = False
 
 
 FAILED = Drawn(())
+LATE = Drawn((), is_late=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,14 +118,14 @@ class World:
         more: list[int] = []
         if drawn is not None:
             more = list(chain.from_iterable(_more(row, one) for row, one in enumerate(drawn)))
-            tokens = [one.token_ids[0] if one.token_ids else _FAILED_ROW for one in drawn]
+            tokens = [_first(one) for one in drawn]
             first = torch.tensor([len(more), *tokens], dtype=torch.int64)
         self._broadcast(first)
         num_more, *tokens = first.tolist()
         if num_more == _ABANDONED:
             raise RanksDiverged(f"rank 0 abandoned the step that rank {self.rank} is in")
         if num_more == 0:
-            return tuple(FAILED if token == _FAILED_ROW else Drawn((token,)) for token in tokens)
+            return tuple(map(_drawn, tokens))
         second = torch.tensor(more, dtype=torch.int64) if more else first.new_empty(num_more)
         self._broadcast(second)
         return _joined(tokens, second.tolist())
@@ -170,6 +174,20 @@ class World:
             raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
 
 
+def _first(drawn: Drawn) -> int:
+    """What stands for a row among the first tokens."""
+    if drawn.token_ids:
+        return drawn.token_ids[0]
+    return _LATE_ROW if drawn.is_late else _FAILED_ROW
+
+
+def _drawn(first: int) -> Drawn:
+    """A row of one token at most."""
+    if first == _LATE_ROW:
+        return LATE
+    return FAILED if first == _FAILED_ROW else Drawn((first,))
+
+
 def _more(row: int, drawn: Drawn) -> tuple[int, ...]:
     """What a row has besides its first token."""
     if not drawn.is_over and len(drawn.token_ids) <= 1:
@@ -179,7 +197,7 @@ def _more(row: int, drawn: Drawn) -> tuple[int, ...]:
 
 
 def _joined(tokens: Sequence[int], more: Sequence[int]) -> tuple[Drawn, ...]:
-    drawn = [FAILED if token == _FAILED_ROW else Drawn((token,)) for token in tokens]
+    drawn = [_drawn(token) for token in tokens]
     start = 0
     while start < len(more):
         row, is_over, num_forced = more[start : start + 3]

@@ -11,6 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from constraints.spec import ConstraintSpec, StopRule
+from constraints.translation import Translation
 from model_server.errors import InvalidStep
 
 
@@ -66,11 +67,13 @@ class Constraint:
 
     stops: strings at which the router ends the output; they are legal only where it may end
     cuts:  the output may be cut at max_new_tokens before the constraint holds
+    translation: what the router's check has found of `spec` already
     """
 
     spec: ConstraintSpec
     stops: StopRule = field(default_factory=StopRule)
     cuts: bool = False
+    translation: Translation | None = field(default=None, compare=False, repr=False)
 
 
 class FinishReason(Enum):
@@ -163,7 +166,8 @@ class Generation:
 
     `prompt_logprobs` are those of this step's chunk; a sequence's first token has none. The last
     `num_forced` tokens were not sampled: the constraint left no choice. `constraint_satisfied` goes
-    with a finish reason; None: there is no constraint.
+    with a finish reason; None: there is no constraint. `is_late`: its mask was not made in time, so
+    that nothing was drawn, and its last token counts as not computed.
     """
 
     request_id: int
@@ -175,6 +179,7 @@ class Generation:
     num_forced: int = 0
     constraint_satisfied: bool | None = None
     is_refused: bool = False
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

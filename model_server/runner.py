@@ -229,7 +229,7 @@ class Runner:
             total_ns=time.perf_counter_ns() - started_ns,
             mask_ns=0 if masks is None else masks.mask_ns,
             num_masked_rows=0 if masks is None else len(masks.outputs),
-            mask_wait_ns=0 if masks is None else masks.wait_ns,
+            mask_wait_ns=computed.mask_wait_ns,
         )
 
     def _inputs(self, sequences: Sequence[SequenceStep]) -> StepInputs:
@@ -285,15 +285,19 @@ class Runner:
             sequence.computed_len += chunk.chunk_len
             finish_reason = None
             if chunk.num_logits:
-                finish_reason = self._finish_reason(sequence, samples, next(drawn))
+                answer = next(drawn)
+                if answer.is_late:
+                    sequence.draw_again(scores)
+                else:
+                    finish_reason = self._finish_reason(sequence, samples, answer)
                 if finish_reason is not None:
                     ended.append(sequence.request_id)
             if self._sampler is not None and (samples or scores or finish_reason is not None):
-                sampled_row = row if samples else None
+                has_row = samples and sequence.request_id not in computed.late
                 generations.append(
-                    computed.generation(sequence, sampled_row, finish_reason, scores)
+                    computed.generation(sequence, row if has_row else None, finish_reason, scores)
                 )
-            row += samples
+                row += has_row
         self._forget(batch_id, ended)
         return tuple(generations)
 

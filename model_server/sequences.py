@@ -78,6 +78,16 @@ class SequenceState:
         first = max(self.computed_len + 1, self.logprobs.prompt_from)
         return range(first, min(self.computed_len + 1 + chunk_len, self.prompt_len))
 
+    def draw_again(self, scores: Sequence[PromptScore]) -> None:
+        """Nothing was drawn from the last token's logits: a later step computes it anew.
+
+        scores: what was reported with its chunk; its own is reported with it again
+        """
+        self.computed_len -= 1
+        self.is_decoding = True
+        if scores and self.computed_len < self.prompt_len:
+            self.next_score = scores[-1]
+
     def finish_reason(
         self, eos_token_ids: Collection[int], *, is_over: bool = False
     ) -> FinishReason | None:

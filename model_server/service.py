@@ -105,7 +105,8 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         spec = wire.spec_from_pb(request.constraint)
         if self._languages is None:
             raise ConstraintRefused("this rank compiles no constraints; rank 0 does")
-        prepared = await asyncio.wrap_future(self._languages.prepare(spec))
+        translation = wire.translation_from_pb(request.constraint)
+        prepared = await asyncio.wrap_future(self._languages.prepare(spec, translation))
         return wire.prepared_to_pb(prepared.compile_ns, was_cached=prepared.was_cached)
 
     async def ClearCache(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.translation import Translation
 from model_server.errors import InvalidStep
 from model_server.request import (
     Constraint,
@@ -171,6 +172,21 @@ def _constraint_from_pb(message: pb.Request) -> Constraint | None:
         spec=spec_from_pb(asked),
         stops=StopRule(tuple(asked.stop_strings), asked.keeps_stop_string),
         cuts=asked.cuts,
+        translation=translation_from_pb(asked),
+    )
+
+
+def translation_from_pb(message: pb.Constraint) -> Translation | None:
+    """What the router has found of a constraint, if it says so."""
+    if not message.HasField("translation"):
+        return None
+    told = message.translation
+    return Translation(
+        grammar=told.grammar,
+        not_enforced=tuple(told.not_enforced),
+        hints=tuple(told.hints),
+        may_run_on=told.may_run_on,
+        completion=tuple(told.completion.token_ids) if told.HasField("completion") else None,
     )
 
 
@@ -271,6 +287,7 @@ def _generation_to_pb(generation: Generation) -> pb.Generation:
         tokens=[_token_to_pb(token) for token in generation.tokens],
         finish_reason=_FINISH_TO_PB[generation.finish_reason],
         num_forced=generation.num_forced,
+        is_late=generation.is_late,
     )
     if generation.constraint_satisfied is not None:
         message.constraint_satisfied = generation.constraint_satisfied

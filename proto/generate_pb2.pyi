@@ -478,6 +478,7 @@ class Constraint(_message.Message):
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     KEEPS_STOP_STRING_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
+    TRANSLATION_FIELD_NUMBER: _builtins.int
     kind: Global___ConstraintKind.ValueType
     text: _builtins.str
     whitespace: Global___ConstraintWhitespace.ValueType
@@ -493,6 +494,12 @@ class Constraint(_message.Message):
         here they are masked wherever the constraint would not hold with such an end.
         """
 
+    @_builtins.property
+    def translation(self) -> Global___Translation:
+        """What the router's compiling found, so that a shard need not. Absent: it was not found, or
+        Prepare was told. It says the same as kind, text, whitespace and lenient, which name it.
+        """
+
     def __init__(
         self,
         *,
@@ -503,14 +510,77 @@ class Constraint(_message.Message):
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         keeps_stop_string: _builtins.bool = ...,
         cuts: _builtins.bool = ...,
+        translation: Global___Translation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["translation", b"translation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "keeps_stop_string", b"keeps_stop_string", "kind", b"kind", "lenient", b"lenient", "stop_strings", b"stop_strings", "text", b"text", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "keeps_stop_string", b"keeps_stop_string", "kind", b"kind", "lenient", b"lenient", "stop_strings", b"stop_strings", "text", b"text", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class Translation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    NOT_ENFORCED_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    MAY_RUN_ON_FIELD_NUMBER: _builtins.int
+    COMPLETION_FIELD_NUMBER: _builtins.int
+    grammar: _builtins.str
+    """What the engine is given."""
+    may_run_on: _builtins.bool
+    """Bytes may be forced without end."""
+    @_builtins.property
+    def not_enforced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """JSON Pointers of the parts of a lenient schema that the grammar leaves out."""
+
+    @_builtins.property
+    def hints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Pieces of text that stand in the grammar as wholes."""
+
+    @_builtins.property
+    def completion(self) -> Global___Completion:
+        """The first text that was found."""
+
+    def __init__(
+        self,
+        *,
+        grammar: _builtins.str = ...,
+        not_enforced: _abc.Iterable[_builtins.str] | None = ...,
+        hints: _abc.Iterable[_builtins.bytes] | None = ...,
+        may_run_on: _builtins.bool = ...,
+        completion: Global___Completion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "grammar", b"grammar", "hints", b"hints", "may_run_on", b"may_run_on", "not_enforced", b"not_enforced"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Translation: _TypeAlias = Translation  # noqa: Y015
+
+@_typing.final
+class Completion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Completion: _TypeAlias = Completion  # noqa: Y015
 
 @_typing.final
 class PrepareConstraintRequest(_message.Message):
@@ -824,6 +894,7 @@ class Generation(_message.Message):
     NUM_FORCED_FIELD_NUMBER: _builtins.int
     CONSTRAINT_SATISFIED_FIELD_NUMBER: _builtins.int
     IS_REFUSED_FIELD_NUMBER: _builtins.int
+    IS_LATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     error: _builtins.str
@@ -836,6 +907,10 @@ class Generation(_message.Message):
     is_refused: _builtins.bool
     """With an error: the output that was made before does not keep to the constraint, or cannot be
     completed. The row itself is sound.
+    """
+    is_late: _builtins.bool
+    """The mask of its next token was not made in time for the others in the step: nothing was drawn
+    from its last token, which counts as not computed, and is to be computed again.
     """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledToken]: ...
@@ -861,10 +936,11 @@ class Generation(_message.Message):
         num_forced: _builtins.int = ...,
         constraint_satisfied: _builtins.bool | None = ...,
         is_refused: _builtins.bool = ...,
+        is_late: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied", "error", b"error", "finish_reason", b"finish_reason", "is_refused", b"is_refused", "num_forced", b"num_forced", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied", "error", b"error", "finish_reason", b"finish_reason", "is_late", b"is_late", "is_refused", b"is_refused", "num_forced", b"num_forced", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__constraint_satisfied: _TypeAlias = _typing.Literal["constraint_satisfied"]  # noqa: Y015
     _WhichOneofArgType__constraint_satisfied: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied"]  # noqa: Y015

@@ -94,7 +94,8 @@ class Generation:
     `tokens` are several where a constraint left no choice: the last `num_forced` were not drawn.
     `finish_reason` only for reasons that a shard decides; with one comes `constraint_satisfied`,
     None without a constraint. `error` not None: this row failed, `tokens` is empty; it `is_refused`
-    where the output made before is what the constraint forbids.
+    where the output made before is what the constraint forbids. `is_late`: under its constraint
+    nothing could be drawn in time, so that its last token is to be computed again.
     `prompt_logprobs` are those of this step's chunk (one fewer for a sequence's first chunk).
     """
 
@@ -107,6 +108,7 @@ class Generation:
     num_forced: int = 0
     constraint_satisfied: bool | None = None
     is_refused: bool = False
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

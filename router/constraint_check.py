@@ -145,6 +145,7 @@ class ConstraintCheck:
                 has_dead_ends=passed.has_dead_ends,
                 is_quick=passed.compile_s <= _QUICK_S,
                 prepare_by_s=until_s + _PREPARE_S,
+                translation=passed.translation,
             ),
             passed.min_len,
             passed.dropped_phrases,
@@ -222,7 +223,8 @@ class ConstraintCheck:
             return error
         assert isinstance(passed, Passed)
         self._metrics.constraint_compile_duration.observe(passed.compile_s, job.spec.kind.value)
-        self._memory.keep(key, passed)
+        # A shard that is told of it now keeps what it makes of it for longer than this.
+        self._memory.keep(key, replace(passed, translation=None))
         return passed
 
     def _overdue(self, key: _Key, error: Overloaded) -> _Finding | RouterError:

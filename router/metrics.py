@@ -284,6 +284,9 @@ class Metrics(Collector):
             DURATION_BUCKETS,
         )
         self.masked_rows = Counter("tandem_masked_rows", "Rows that had a token mask, of all steps")
+        self.late_rows = Counter(
+            "tandem_late_rows", "Rows that drew nothing since their token mask came too late"
+        )
         self.forced_tokens = Counter(
             "tandem_forced_tokens", "Generated tokens for which a constraint left no choice"
         )

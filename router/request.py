@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from constraints.spec import ConstraintSpec, Kind
+from constraints.translation import Translation
 from router.tracing import TraceContext
 
 # Seeds are 64 bits on the wire.
@@ -81,7 +82,8 @@ class Constraint:
     (`stops_before`); the check reads them off the constraint. `has_dead_ends`: masks may leave
     tokens after which the text cannot be completed in time, and only a shard can say. `is_quick`:
     it compiles in no more time than a step may wait for it, so that it need not be compiled ahead;
-    else that is to be done by `prepare_by_s`, of the monotonic clock.
+    else that is to be done by `prepare_by_s`, of the monotonic clock. `translation` is what the
+    check has found, so that a shard need not.
     """
 
     spec: ConstraintSpec
@@ -90,6 +92,7 @@ class Constraint:
     has_dead_ends: bool = True
     is_quick: bool = False
     prepare_by_s: float | None = field(default=None, compare=False)
+    translation: Translation | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_judged_at_end(self) -> bool:

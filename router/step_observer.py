@@ -81,8 +81,12 @@ class StepObserver:
         phase(apply_s, "apply")
         if result.num_masked_rows:
             metrics.mask_duration.observe(result.mask_s)
-            metrics.mask_wait_duration.observe(result.mask_wait_s)
             metrics.masked_rows.inc(amount=result.num_masked_rows)
+        num_late = sum([generation.is_late for generation in result.generations])
+        if num_late:
+            metrics.late_rows.inc(amount=num_late)
+        if result.num_masked_rows or num_late:
+            metrics.mask_wait_duration.observe(result.mask_wait_s)
 
     def generated(self, generation: Generation, last_s: float | None, now_s: float) -> None:
         """A step brought a sequence tokens, its first ones where `last_s` is None.

@@ -23,7 +23,7 @@ from router.batch import (
 )
 from router.errors import ShardFailed
 from router.events import FinishReason
-from router.request import GenerateRequest, SamplingParams
+from router.request import Constraint, GenerateRequest, SamplingParams
 
 _CONSTRAINT_KINDS = {
     Kind.JSON_SCHEMA: pb.CONSTRAINT_KIND_JSON_SCHEMA,
@@ -150,7 +150,7 @@ def warmup_to_pb(
 
 def prepare_to_pb(request: GenerateRequest) -> pb.PrepareConstraintRequest:
     """The request's constraint, to be compiled before the request comes."""
-    return pb.PrepareConstraintRequest(constraint=_constraint_to_pb(request))
+    return pb.PrepareConstraintRequest(constraint=_constraint_to_pb(request, prepares=True))
 
 
 def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
@@ -274,7 +274,11 @@ def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParameters:
     )
 
 
-def _constraint_to_pb(request: GenerateRequest) -> pb.Constraint | None:
+def _constraint_to_pb(request: GenerateRequest, *, prepares: bool = False) -> pb.Constraint | None:
+    """With what was found of it for the first time that the shard hears of it.
+
+    That is when it is prepared, or with its request where it is so quick that nobody does.
+    """
     constraint = request.constraint
     if constraint is None:
         return None
@@ -287,6 +291,21 @@ def _constraint_to_pb(request: GenerateRequest) -> pb.Constraint | None:
         stop_strings=request.stop.stop_strings,
         keeps_stop_string=request.stop.keep_stop_string,
         cuts=constraint.cuts,
+        translation=_translation_to_pb(constraint) if prepares or constraint.is_quick else None,
+    )
+
+
+def _translation_to_pb(constraint: Constraint) -> pb.Translation | None:
+    found = constraint.translation
+    if found is None:
+        return None
+    completion = found.completion
+    return pb.Translation(
+        grammar=found.grammar,
+        not_enforced=found.not_enforced,
+        hints=found.hints,
+        may_run_on=found.may_run_on,
+        completion=None if completion is None else pb.Completion(token_ids=completion),
     )
 
 
@@ -298,7 +317,9 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
             message.request_id, error="the log-probability of its token is not a number"
         )
     if code == pb.FINISH_REASON_NONE and not message.prompt_logprobs and not message.error:
-        return Generation(message.request_id, tokens, num_forced=message.num_forced)
+        return Generation(
+            message.request_id, tokens, num_forced=message.num_forced, is_late=message.is_late
+        )
     if code not in _FINISH_REASONS:
         raise ShardFailed(f"request {message.request_id}: unknown finish reason {code}")
     if bool(message.error) != (code == pb.FINISH_REASON_ERROR):
@@ -325,6 +346,7 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
             message.constraint_satisfied if message.HasField("constraint_satisfied") else None
         ),
         is_refused=message.is_refused,
+        is_late=message.is_late,
     )
 
 

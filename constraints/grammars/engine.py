@@ -26,6 +26,7 @@ from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.search import shortest_completion
 from constraints.guiding.witness import completes, spelled, text_of
 from constraints.kept import kept_with_vocabulary
+from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 
 # Every grammar text begins with this line; the positions in the engine's messages count it.
@@ -53,6 +54,7 @@ class GrammarLanguage:
     not_enforced: JSON Pointers of the parts of a lenient schema that masks do not hold
     grammar:      the text that the engine was given
     hints:        pieces of text that stand in it as wholes; the search for completions tries them
+    suggested:    tokens that were a text of it elsewhere; tried before anything is searched for
     """
 
     knows_distances = False
@@ -79,6 +81,7 @@ class GrammarLanguage:
         self.grammar = grammar
         self.not_enforced = not_enforced
         self.may_run_on = may_run_on
+        self.suggested: tuple[int, ...] | None = None
         self._limits = limits
         self._explain = explain
         self._in_bytes: GrammarLanguage | None = None
@@ -99,6 +102,29 @@ class GrammarLanguage:
         # Found when first asked for; all outputs begin with it.
         self.first_completion: tuple[int, ...] | None = None
         self._originals = [_Original(original)]
+
+    @classmethod
+    def of(
+        cls,
+        vocabulary: Vocabulary,
+        translation: Translation,
+        limits: Limits,
+        explain: Callable[[str], ConstraintError],
+    ) -> "GrammarLanguage":
+        """As another process has translated it. Raises what `explain` makes of an error."""
+        language = cls(
+            *(vocabulary, translation.grammar, limits, explain),
+            *(translation.not_enforced, translation.hints),
+            may_run_on=translation.may_run_on,
+        )
+        language.suggested = translation.completion
+        return language
+
+    @property
+    def translation(self) -> Translation:
+        """What another process need not find out again."""
+        found = (self.grammar, self.not_enforced, self.hints, self.may_run_on)
+        return Translation(*found, self.first_completion)
 
     def matcher(self) -> "GrammarMatcher":
         """A matcher at the beginning of an output; microseconds, or once in a while a compile."""
@@ -222,9 +248,11 @@ class GrammarMatcher:
         known = None if self._made else language.first_completion
         if known is not None and len(known) <= max_len:
             return known
-        if not self._made and language.hints:
+        if not self._made:
             # Of a schema the first hint is an instance. The search's engine is compiled later.
-            guess = spelled(language.hints[0], language.vocabulary)
+            guess = language.suggested
+            if guess is None and language.hints:
+                guess = spelled(language.hints[0], language.vocabulary)
             if guess and len(guess) <= max_len and completes(self, language.vocabulary, guess):
                 language.first_completion = guess
                 return guess

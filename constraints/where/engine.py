@@ -99,6 +99,10 @@ class WhereLanguage:
         """Nothing: expressions are kept whole."""
         return ()
 
+    @property
+    def translation(self) -> None:
+        """Nothing: its tables are made for a vocabulary, where they are used."""
+
     def matcher(self) -> "WhereMatcher":
         """A matcher at the beginning of an output."""
         return WhereMatcher(self, self.table.start, [0] * len(self.lattice.axes), 0)

@@ -9,7 +9,7 @@ It imports no engine, so that who asks need not load one.
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from constraints.errors import (
@@ -23,6 +23,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.translation import Translation
 from constraints.verdict import Judged, Judgement, Passed, Verified
 
 HEADER = struct.Struct(">I")
@@ -117,6 +118,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
                 "not_enforced": list(answer.not_enforced),
                 "compile_s": answer.compile_s,
                 "dead_ends": answer.has_dead_ends,
+                "translation": _translation_to_json(answer.translation),
             }
         case Judged():
             return {
@@ -150,7 +152,30 @@ def answer_from_json(told: Mapping[str, Any]) -> Answer:
         known = (tuple(told["dropped"]), tuple(told["not_enforced"]))
         return Judged(told["shortest"], told["min_len"], judgements, *known)
     known = (tuple(told["dropped"]), tuple(told["not_enforced"]))
-    return Passed(told["min_len"], *known, told["compile_s"], told["dead_ends"])
+    return Passed(
+        *(told["min_len"], *known, told["compile_s"], told["dead_ends"]),
+        _translation_from_json(told["translation"]),
+    )
+
+
+def _translation_to_json(translation: Translation | None) -> dict[str, Any] | None:
+    if translation is None:
+        return None
+    # Each byte as a character: JSON has no bytes.
+    return asdict(translation) | {"hints": [hint.decode("latin-1") for hint in translation.hints]}
+
+
+def _translation_from_json(told: Mapping[str, Any] | None) -> Translation | None:
+    if told is None:
+        return None
+    completion = told["completion"]
+    return Translation(
+        told["grammar"],
+        tuple(told["not_enforced"]),
+        tuple(hint.encode("latin-1") for hint in told["hints"]),
+        told["may_run_on"],
+        None if completion is None else tuple(completion),
+    )
 
 
 _PLAIN = (TooComplex, EngineFailed, IllegalToken)
@@ -158,15 +183,21 @@ _PLAIN = (TooComplex, EngineFailed, IllegalToken)
 
 def error_to_json(error: ConstraintError) -> dict[str, Any]:
     """A constraint's error in JSON's words."""
-    told: dict[str, Any] = {"name": type(error).__name__, "message": str(error)}
+    told: dict[str, Any] = {"name": type(error).__name__, "message": _readable(str(error))}
     match error:
         case Malformed() | NotEnforced():
-            told |= {"position": error.position, "pointer": error.pointer}
+            pointer = None if error.pointer is None else _readable(error.pointer)
+            told |= {"position": error.position, "pointer": pointer}
         case Contradiction():
-            told["parts"] = list(error.parts)
+            told["parts"] = [_readable(part) for part in error.parts]
         case DoesNotFit():
             told |= {"needed_len": error.needed_len, "max_len": error.max_len}
     return told
+
+
+def _readable(text: str) -> str:
+    """With half a surrogate pair, which JSON's escapes can name and UTF-8 cannot, written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def error_from_json(told: Mapping[str, Any]) -> ConstraintError:

@@ -113,11 +113,12 @@ class WorkerProcess:
         """Close its channel: one that is at no job ends by itself."""
         self._channel.close()
 
-    async def _read(self, num_bytes: int) -> bytes:
+    async def _read(self, num_bytes: int) -> bytearray:
         if num_bytes > MAX_FRAME_BYTES:
             raise EOFError  # not one of ours
         loop = asyncio.get_running_loop()
-        received = b""
+        # Not bytes: a translation may have a megabyte, and each part would copy what was there.
+        received = bytearray()
         while len(received) < num_bytes:
             part = await loop.sock_recv(self._channel, min(num_bytes - len(received), _MAX_READ))
             if not part:

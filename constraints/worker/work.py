@@ -6,12 +6,15 @@ import time
 import traceback
 from typing import Protocol
 
+import numpy as np
+
 from constraints.check import judge
-from constraints.errors import ConstraintError, TooComplex
+from constraints.errors import ConstraintError, EngineFailed, TooComplex
 from constraints.grammars.instances import violations
 from constraints.guide import Guide
 from constraints.matcher import Language
 from constraints.spec import Budget, ConstraintSpec
+from constraints.translation import Translation
 from constraints.verdict import Passed, Verified
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
@@ -30,6 +33,10 @@ from native.breath import Breath
 
 # What memory a worker keeps of past jobs takes from the next one's, so it leaves in time.
 _OLD_PART = 4
+# What takes a shard less to read again than everybody to carry around.
+_MAX_TRANSLATION_CHARS = 1_000_000
+# What takes longer to compile is followed for so many tokens, which then takes little of the whole.
+_FOLLOWED_FROM_S, _MAX_FOLLOWED = 0.01, 64
 
 
 class Compiles(Protocol):
@@ -102,8 +109,38 @@ class Work:
         # Raises Contradiction with the stop strings, DoesNotFit, TooComplex.
         guide = Guide(language, self._vocabulary, Budget(job.max_len, cuts=job.cuts), job.stops)
         compile_s = time.process_time() - started_s
+        if compile_s > _FOLLOWED_FROM_S:
+            _follow(language, self._vocabulary)
         known = (language.dropped_phrases, language.not_enforced)
-        return Passed(guide.needed_len, *known, compile_s, guide.has_dead_ends)
+        return Passed(
+            *(guide.needed_len, *known, compile_s, guide.has_dead_ends),
+            translation=_short_enough(language.translation),
+        )
+
+
+def _follow(language: Language, vocabulary: Vocabulary) -> None:
+    """Make the masks of the first text that was found. Raises TooComplex.
+
+    An engine may compile what it then cannot follow: better to say so before there is an output.
+    """
+    translation = language.translation
+    if translation is None or translation.completion is None:
+        return
+    matcher = language.matcher()
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    try:
+        for token_id in translation.completion[:_MAX_FOLLOWED]:
+            matcher.fill_mask(row)
+            matcher.advance(token_id)
+    except EngineFailed as error:
+        raise TooComplex(f"the constraint cannot be followed: {error}") from error
+
+
+def _short_enough(translation: Translation | None) -> Translation | None:
+    """To be sent around."""
+    if translation is None or len(translation.grammar) > _MAX_TRANSLATION_CHARS:
+        return None
+    return translation
 
 
 def _receive(channel: socket.socket) -> Job | None:

@@ -55,7 +55,7 @@ class Beginnings:
         constraint = beginning.constraint
         try:
             guide = Guide(
-                self._languages.compile(constraint.spec),
+                self._languages.compile(constraint.spec, constraint.translation),
                 self._languages.vocabulary(),
                 beginning.budget,
                 constraint.stops,

@@ -2,27 +2,31 @@
 
     device's thread:  submit ... forward ............ wait -> sample -> submit ...
     hands:                   | job | job | job ... |
+    a hand that is left to its job:      | job, where everything else leaves room ......... |
 
-A job that takes too long cannot be stopped. Its hand is left to it and replaced, so that the jobs
-of others go on, and whoever waits for it is told. A crew that was never given a job has no threads.
-It knows neither guides nor masks.
+A job cannot be stopped. One that takes longer than it is waited for keeps its hand, which gives way
+to everything else from then on and is replaced, so that the jobs of others go on. A crew that was
+never given a job has no threads. It knows neither guides nor masks.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from constraints.worker import limits
 from model_server.cores import roam
-
-# How often the hands are looked after while a job is waited for.
-_LOOK_S = 0.02
 
 
 class Job:
-    """Something to be done once. `error` is what it raised; to be read when it is done."""
+    """Something to be done once. `error` is what it raised; to be read when it is done.
 
-    __slots__ = ("_done", "_limit_ns", "_started_ns", "_work", "error")
+    limit_s: how long it may run
+    was_left: it took longer than it was waited for
+    """
+
+    __slots__ = ("_done", "_limit_ns", "_started_ns", "_work", "error", "was_left")
 
     def __init__(self, work: Callable[[], None], limit_s: float) -> None:
         self._work = work
@@ -30,6 +34,7 @@ class Job:
         self._started_ns: int | None = None
         self._done = threading.Lock()
         self._done.acquire()
+        self.was_left = False
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -49,10 +54,14 @@ class Job:
         self._done.release()
         return True
 
-    def is_late(self) -> bool:
+    def is_over_limit(self) -> bool:
         """Whether it has been running for longer than it may. Waiting for a hand does not count."""
+        return self.has_run_for(self._limit_ns)
+
+    def has_run_for(self, num_ns: int) -> bool:
+        """Whether it has been running for longer than that."""
         started_ns = self._started_ns
-        return started_ns is not None and time.perf_counter_ns() - started_ns > self._limit_ns
+        return started_ns is not None and time.perf_counter_ns() - started_ns > num_ns
 
 
 class _Hand(threading.Thread):
@@ -88,14 +97,19 @@ class Crew:
             self._hire()
         self._jobs.put(job)
 
-    def finishes(self, job: Job) -> bool:
-        """Wait for a job; False: it is late, still under way, and must not be waited for again."""
-        if job.is_done(0.0):
-            return True
-        while not job.is_done(_LOOK_S):
-            self._replace_late_hands()
-            if job.is_late():
+    def finishes(self, job: Job, hold_s: float) -> bool:
+        """Wait for a job; False: it is under way for `hold_s` now, or its hand was left to it.
+
+        Waiting for a hand is not the job's own fault: hands that have been at other jobs for so
+        long are left to them.
+        """
+        hold_ns = int(hold_s * 1e9)
+        while not job.is_done(0.0 if job.was_left else hold_s):
+            if job.was_left:
                 return False
+            self._leave_hands(hold_ns)
+            # A hand may take it at the moment when it is left to the job before.
+            job.was_left |= job.has_run_for(hold_ns)
         return True
 
     def close(self) -> None:
@@ -105,11 +119,13 @@ class Crew:
             self._jobs.put(None)
         self._hands.clear()
 
-    def _replace_late_hands(self) -> None:
+    def _leave_hands(self, hold_ns: int) -> None:
         for hand in list(self._hands):
             job = hand.job
-            if job is not None and job.is_late():
-                hand.is_dismissed = True
+            if job is not None and job.has_run_for(hold_ns):
+                job.was_left = hand.is_dismissed = True
+                if hand.native_id is not None and sys.platform == "linux":
+                    limits.give_way(hand.native_id)
                 self._hands.remove(hand)
                 self._hire()
 

@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TOO_SLOW = "its constraint takes too long to follow"
-# How long an output may hold up the steps that it is in, by its own computing: at first, and more
-# with every token. Whoever needs more is ended for the sake of those beside it.
+# How long an output may hold up the steps that it is in, or compute beside them when they have gone
+# on without it: at first, and more with every token. Whoever needs more is ended.
 _PATIENCE_NS = 500_000_000
 _PATIENCE_PER_TOKEN_NS = 10_000_000
 # Tokens that may be refused before the completion that is known to fit is followed.
@@ -67,7 +67,7 @@ class GuidedOutput:
     ) -> None:
         self.request_id = request_id
         self.words: Bitmask = np.zeros(num_words, dtype=np.int32)
-        self.fill_ns = 0
+        self.fill_ns = self.computed_ns = 0
         self._patience_ns = _PATIENCE_NS
         self.error: str | None = None
         self.is_refused = False
@@ -93,8 +93,11 @@ class GuidedOutput:
             raise IllegalToken(f"the output made before cannot be gone on with: {error}") from error
 
     def fill(self) -> None:
-        """On a hand: make the mask of the next token. Raises whatever goes wrong."""
-        began_ns = time.perf_counter_ns()
+        """On a hand: make the mask of the next token. Raises whatever goes wrong.
+
+        Afterwards `fill_ns` tells how long it took, and `computed_ns` how much of it was computing.
+        """
+        began_ns, began_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         words = self.words
         self._present_guide.fill(words)
         if self._ignored_ids:
@@ -103,6 +106,7 @@ class GuidedOutput:
             if not words.any():
                 words[:] = before
         self.fill_ns = time.perf_counter_ns() - began_ns
+        self.computed_ns = time.thread_time_ns() - began_cpu_ns
 
     def accepts(self, token_id: int, words: Bitmask) -> bool:
         """Whether a drawn token may be appended; if not, it is cleared in `words`.
@@ -134,7 +138,10 @@ class GuidedOutput:
         return self._ask(lambda guide: self._advance(guide, token_id))
 
     def held_up(self, held_ns: int) -> None:
-        """A step was held up for so long by this output. Too often, and it has failed."""
+        """A step was held up for so long by this output, or was spared so much computing.
+
+        Too often, and it has failed.
+        """
         self._patience_ns -= held_ns
         if self._patience_ns < 0 and self.error is None:
             self.error = TOO_SLOW

@@ -1,11 +1,14 @@
 """The guides of a shard's constrained outputs; rank 0's alone.
 
     Prefill:  open      a hand compiles what is not cached, replays, and makes the first mask
-    step:     join      masks that were made beside the forward -> sampler
+    step:     wait      for masks that were to be made beside the forward; without some of them
+              join      the masks -> sampler
               advance   drawn tokens accepted, forced ones taken, hands make the next masks
 
 The mask of a token needs the token before it and nothing of the forward, so its making begins as
-soon as that token is known and has the time of the router's round trip as well. Rows without a
+soon as that token is known and has the time of the router's round trip as well. A step waits a
+moment for what is not made by then, and goes on without the rest: those rows draw in a later step,
+from the logits of the same token, so that what they say does not depend on it. Rows without a
 constraint are not in here.
 """
 
@@ -27,31 +30,34 @@ from model_server.sampling.logits_processors import BITS_PER_WORD
 from model_server.sampling.masks import Masks
 from model_server.sampling.rows import Rows
 
-# How long a step waits for one output's mask, and for the first one with what comes before it.
-# Engines bound their own steps far below; beyond it, the output is given up for the others' sake.
-FILL_LIMIT_S = 0.5
-OPEN_LIMIT_S = 2.0
+# How long a step waits for a mask that is being made, where it has others to serve, and where not:
+# then its forward alone would be in the way.
+HOLD_S = 0.005
+_HOLD_ALONE_S = 0.02
+# For so many slow masks, one after the other, at most; those behind them may be slow or not.
+_MAX_HOLDS = 4
+# How long making one may take, and making the first one with what comes before it. Engines bound
+# their own steps far below, and nobody waits: it is for those that hang. A hand that is left to its
+# job computes where everything else leaves room, which on a busy machine is a small part of a core.
+FILL_LIMIT_S = 10.0
+OPEN_LIMIT_S = 20.0
 _REPLAY_LIMIT_S = 0.002  # more, for each token of output that is replayed
+_NOBODY: frozenset[int] = frozenset()
 
 
 class StepMasks(Masks):
-    """The masks of a step, judged by the guides.
-
-    mask_ns: time of the hands that made them; sampling waited `wait_ns` of it
-    """
+    """The masks of a step, judged by the guides. `mask_ns`: time of the hands that made them."""
 
     def __init__(
         self,
         places: Rows,
         words: torch.Tensor,
         outputs: Sequence[GuidedOutput],
-        wait_ns: int,
     ) -> None:
         super().__init__(places, words)
         self._rows: Bitmask = words.numpy()
         self.outputs = outputs
         self.mask_ns = sum(output.fill_ns for output in outputs)
-        self.wait_ns = wait_ns
 
     def accepts(self, index: int, token_id: int) -> bool:
         """As the output's guide says."""
@@ -75,6 +81,8 @@ class Guides:
     vocab_size:    width of the model's logits
     eos_token_ids: tokens that end a sequence of this model
     is_pinned:     masks go to a device that reads the host's memory
+
+    `waited_ns` tells how long the last `wait` took.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class Guides:
         is_pinned: bool = False,
         fill_limit_s: float = FILL_LIMIT_S,
         open_limit_s: float = OPEN_LIMIT_S,
+        hold_s: float = HOLD_S,
     ) -> None:
         self._beginnings = Beginnings(languages)
         self._num_words = -(-vocab_size // BITS_PER_WORD)
@@ -94,6 +103,8 @@ class Guides:
         self._is_pinned = is_pinned
         self._fill_limit_s = fill_limit_s
         self._open_limit_s = open_limit_s
+        self._hold_s = hold_s
+        self.waited_ns = 0
         self._crew = Crew(num_threads)
         self._outputs: dict[int, GuidedOutput] = {}
         self._jobs: dict[int, Job] = {}
@@ -124,27 +135,39 @@ class Guides:
         self._outputs.pop(request_id, None)
         self._jobs.pop(request_id, None)
 
+    def wait(self, request_ids: Sequence[int]) -> frozenset[int]:
+        """Of those that are about to be sampled, whose masks are late: they cannot be joined."""
+        self.waited_ns = 0
+        if not self._outputs:
+            return _NOBODY
+        began_ns = time.perf_counter_ns()
+        until_ns = began_ns + int(_MAX_HOLDS * self._hold_s * 1e9)
+        outputs = [self._outputs[each] for each in request_ids if each in self._outputs]
+        late = [output for output in outputs if not self._is_ready(output, until_ns)]
+        if late and len(late) == len(request_ids):
+            self._jobs[late[0].request_id].is_done(_HOLD_ALONE_S)
+            late = [output for output in late if not self._is_ready(output, until_ns=0)]
+        self.waited_ns = time.perf_counter_ns() - began_ns
+        return frozenset([output.request_id for output in late])
+
     def join(self, request_ids: Sequence[int]) -> StepMasks | None:
         """The masks of those that are about to be sampled; None: none of them has a constraint.
 
-        A row whose mask failed, or is late, has no token left in it.
+        They were waited for. A row whose mask failed has no token left in it.
         """
         if not self._outputs:
             return None
         places = [place for place, i in enumerate(request_ids) if i in self._outputs]
         if not places:
             return None
-        began_ns = time.perf_counter_ns()
         outputs = [self._outputs[request_ids[place]] for place in places]
         if len(outputs) > len(self._staged):
             self._staged = self._stage(2 * len(outputs))
         words = self._staged[: len(outputs)]
         rows: Bitmask = words.numpy()
         for row, output in zip(rows, outputs, strict=True):
-            self._await(output)
             row[:] = output.words if output.error is None else 0
-        waited_ns = time.perf_counter_ns() - began_ns
-        return StepMasks(np.array(places), words, outputs, waited_ns)
+        return StepMasks(np.array(places), words, outputs)
 
     def advance(self, masks: StepMasks, drawn: Mapping[int, int]) -> dict[int, Advance]:
         """Accept what was drawn, by request; what that brought, for those that did not fail.
@@ -181,19 +204,31 @@ class Guides:
         self._jobs[output.request_id] = job
         self._crew.submit(job)
 
-    def _await(self, output: GuidedOutput) -> None:
-        """Have the device's thread own this output."""
-        job = self._jobs.pop(output.request_id, None)
+    def _is_ready(self, output: GuidedOutput, until_ns: int) -> bool:
+        """Whether the device's thread owns this output; False: a hand is at its mask.
+
+        After `until_ns` nothing is waited for.
+        """
+        job = self._jobs.get(output.request_id)
         if job is None or output.error is not None:
-            return
+            return True
         began_ns = time.perf_counter_ns()
-        if not self._crew.finishes(job):
+        may_wait = began_ns < until_ns
+        if self._crew.finishes(job, self._hold_s) if may_wait else job.is_done(0.0):
+            del self._jobs[output.request_id]
+            if job.error is not None:
+                output.fail(job.error)
+            elif job.was_left:
+                output.held_up(output.computed_ns)
+            else:
+                # What it waited for a hand is not its own fault.
+                output.held_up(min(output.fill_ns, time.perf_counter_ns() - began_ns))
+        elif job.is_over_limit():
+            del self._jobs[output.request_id]
             output.error = TOO_SLOW
-        elif job.error is not None:
-            output.fail(job.error)
         else:
-            # What it waited for a hand is not its own fault.
-            output.held_up(min(output.fill_ns, time.perf_counter_ns() - began_ns))
+            return False
+        return True
 
     def _stage(self, num_rows: int) -> torch.Tensor:
         return torch.zeros(

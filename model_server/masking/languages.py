@@ -19,6 +19,7 @@ from constraints.errors import ConstraintError
 from constraints.guide import ANY_LEN
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec
+from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
 from model_server.errors import ConstraintRefused
@@ -67,24 +68,29 @@ class Languages:
         """Raises ConstraintError when the model has none that can be masked."""
         return self._loading.result().vocabulary
 
-    def compile(self, spec: ConstraintSpec) -> Language:
-        """The language of a constraint, from the cache if it is there. Raises ConstraintError."""
-        return self._loading.result().compile(spec)
+    def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
+        """The language of a constraint, from the cache if it is there. Raises ConstraintError.
 
-    def prepare(self, spec: ConstraintSpec) -> "Future[Prepared]":
+        translation: what has been found of `spec` elsewhere; else it is found out here
+        """
+        return self._loading.result().compile(spec, translation)
+
+    def prepare(
+        self, spec: ConstraintSpec, translation: Translation | None = None
+    ) -> "Future[Prepared]":
         """Have a constraint compiled ahead of its request. In vain: ends with ConstraintRefused."""
-        return self._preparing.submit(self._prepare_breathing, spec)
+        return self._preparing.submit(self._prepare_breathing, spec, translation)
 
-    def _prepare_breathing(self, spec: ConstraintSpec) -> Prepared:
+    def _prepare_breathing(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
         with self._breath.breathing():
-            return self._prepare(spec)
+            return self._prepare(spec, translation)
 
-    def _prepare(self, spec: ConstraintSpec) -> Prepared:
+    def _prepare(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
         try:
             compiler = self._loading.result()
             began_ns = time.perf_counter_ns()
             was_cached = compiler.is_cached(spec)
-            language = compiler.compile(spec)
+            language = compiler.compile(spec, translation)
             if not was_cached:
                 # Every guide begins with it, and a step would wait for it. The language keeps it.
                 language.matcher().shortest(ANY_LEN)

@@ -210,6 +210,14 @@ class Entry:
                 self.move(EntryState.DECODING)
         return Row(self, start_len, stop_len, samples)
 
+    def draw_again(self) -> None:
+        """Its answered draw brought nothing: a later step computes its last token again.
+
+        Only for one whose draws bring runs: nothing was scheduled behind this one.
+        """
+        if self.state is EntryState.DECODING:
+            self.scheduled_len -= 1
+
     def cut_prompt_logprobs(self, generation: Generation, start_len: int) -> Generation:
         """Without the log-probabilities of prompt tokens that were reported before.
 

@@ -7,8 +7,8 @@ It knows no budget and no queue.
      its row)           may still write its blocks)
 
 An entry leaves because it ended, was preempted, or is spent: each of its tokens is known or being
-drawn, so no later step concerns it. Its blocks are freed when the last step with it is answered,
-which is at once when none is in flight.
+drawn, so no later step concerns it. Of one whose draw may be late, only the answer tells that. Its
+blocks are freed when the last step with it is answered, which is at once when none is in flight.
 """
 
 from bisect import insort
@@ -86,11 +86,12 @@ class RunningBatch:
         self._retire(entry)
 
     def retire_spent(self, entries: Iterable[Entry]) -> None:
-        """Lets those entries go that later steps do not concern."""
-        spent = [entry for entry in entries if entry.is_spent]
+        """Lets those of a step's entries go that later steps do not concern."""
+        spent = [entry for entry in entries if entry.is_spent and not entry.awaits_run]
         if not spent:
             return
-        self._entries = [entry for entry in self._entries if not entry.is_spent]
+        gone = {entry.request_id for entry in spent}
+        self._entries = [entry for entry in self._entries if entry.request_id not in gone]
         for entry in spent:
             self._retire(entry)
 

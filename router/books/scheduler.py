@@ -306,16 +306,18 @@ class Scheduler:
             return generation
         if generation is not None:
             entry.output_ids += [token.token_id for token in generation.tokens]
-        self._commit(entry, row.stop_len)
+        is_late = generation is not None and generation.is_late
+        if is_late:
+            entry.draw_again()
+        self._commit(entry, row.stop_len - is_late)
         if generation is None:
             return None
         if entry.request.logprobs.prompt:
             generation = entry.cut_prompt_logprobs(generation, row.start_len)
-            if not (generation.tokens or generation.prompt_logprobs or has_ended(generation)):
-                return None
         if generation.finish_reason is not None:
             self._end(entry, EntryState.FINISHED)
-        return generation
+            return generation
+        return generation if generation.tokens or generation.prompt_logprobs else None
 
     def _commit(self, entry: Entry, computed_len: int) -> None:
         allocation = entry.allocation

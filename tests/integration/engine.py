@@ -1,7 +1,7 @@
 """Both tiers in one process: the router below HTTP, wired to a real shard on the CPU."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -64,6 +64,7 @@ class Engine:
     batcher: Batcher
     infer: Infer
     scheduler: Scheduler
+    registry: CollectorRegistry
 
     async def told(self, request: GenerateRequest) -> Told:
         """The whole answer to a request. A Failed one is the test's failure."""
@@ -89,13 +90,17 @@ async def running_engine(
     max_batch_size: int = 16,
     num_blocks: int = 256,
     prefix_caching: bool = True,
+    followed: Callable[[Languages], Languages] = lambda languages: languages,
 ) -> AsyncIterator[Engine]:
-    """A router over a shard that loads `folder` in float32; in the end every block is back."""
+    """A router over a shard that loads `folder` in float32; in the end every block is back.
+
+    `followed` are the languages by which masks are made, of those that are compiled.
+    """
     with ThreadPoolExecutor(max_workers=1) as device, TemporaryDirectory() as sockets:
         address = Path(sockets) / "shard"
         model = device.submit(load, folder, World()).result()
         languages = Languages(folder, model.vocab_size, model.eos_token_ids)
-        guides = Guides(languages, model.vocab_size, model.eos_token_ids, num_threads=1)
+        guides = Guides(followed(languages), model.vocab_size, model.eos_token_ids, num_threads=1)
         sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=16)
         runner = Runner(model, sampler, World(), guides=guides, num_blocks=num_blocks)
         urls = (f"unix://{address}",)
@@ -106,13 +111,14 @@ async def running_engine(
             allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
             scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
             tokenizer = Tokenizer.load(folder)
-            metrics = Metrics(CollectorRegistry(), max_input_len=512, max_total_len=1024)
+            registry = CollectorRegistry()
+            metrics = Metrics(registry, max_input_len=512, max_total_len=1024)
             observer = StepObserver(metrics, pool.block_size)
             batcher = Batcher(scheduler, shards, tokenizer, observer, RESTLESS)
             running = asyncio.ensure_future(batcher.run())
             infer = Infer(batcher, finds_nothing)
             try:
-                yield Engine(model, tokenizer, batcher, infer, scheduler)
+                yield Engine(model, tokenizer, batcher, infer, scheduler, registry)
             finally:
                 await batcher.drain(0.0)
                 await asyncio.wait_for(running, 30)

@@ -173,6 +173,7 @@ class Driver:
             request = self.requests[generation.request_id]
             request.generations.append(generation)
             request.token_ids += [token.token_id for token in generation.tokens]
+            request.computed_len -= generation.is_late
             request.finish_reason = generation.finish_reason
         held = {r.request_id for r in self.requests.values() if r.is_held and not r.finish_reason}
         assert set(output.request_ids) == held

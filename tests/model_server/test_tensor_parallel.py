@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from launcher.settings import free_port
-from model_server.distributed import FAILED, Drawn, World
+from model_server.distributed import FAILED, LATE, Drawn, World
 from model_server.errors import ModelRefused, RanksDiverged
 from model_server.step import StepInputs
 from tests.model_server import tiny_models
@@ -33,8 +33,8 @@ PROMPTS = tuple(
 )
 
 # One token, none, forced tokens behind the first, and an end that the tokens do not tell of.
-ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True))
-PLAIN_ROWS = (Drawn((5,)), FAILED)
+ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True), LATE)
+PLAIN_ROWS = (Drawn((5,)), FAILED, LATE)
 
 Work = Callable[[World], Any]
 
@@ -128,6 +128,8 @@ class ShadowDriver(Driver):
         if request_id in output.request_ids:
             state = self.runner._batches.of(output.batch_id)[request_id]
             request.token_ids = list(state.token_ids)
+            # One less than was computed, where the draw was late.
+            request.computed_len = state.computed_len
         else:
             # Its last token went with it; that it ended is what the other rank must agree on.
             request.token_ids.append(0)
@@ -144,11 +146,11 @@ def _refusal(folder: Path, world: World) -> str:
 
 def _tokens(world: World) -> Any:
     if world.is_first:
-        world.broadcast_drawn(ROWS, 4)
-        world.broadcast_drawn(PLAIN_ROWS, 2)
+        world.broadcast_drawn(ROWS, 5)
+        world.broadcast_drawn(PLAIN_ROWS, 3)
         world.abandon(2)
         return world.smallest(30)
-    received = world.broadcast_drawn(None, 4), world.broadcast_drawn(None, 2)
+    received = world.broadcast_drawn(None, 5), world.broadcast_drawn(None, 3)
     with pytest.raises(RanksDiverged, match="rank 0 abandoned the step"):
         world.broadcast_drawn(None, 2)
     return received, world.smallest(20)
@@ -297,5 +299,5 @@ def test_a_step_that_fails_on_one_rank_ends_soon_on_all(
 
 def test_one_rank_needs_no_group() -> None:
     world = World()
-    assert world.broadcast_drawn(ROWS, 4) == ROWS
+    assert world.broadcast_drawn(ROWS, 5) == ROWS
     assert world.smallest(4) == 4

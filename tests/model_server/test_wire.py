@@ -1,6 +1,7 @@
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.translation import Translation
 from model_server import wire
 from model_server.errors import InvalidStep
 from model_server.request import (
@@ -43,6 +44,27 @@ def test_neutral_parameters_become_none() -> None:
     assert sequence.token_ids == (5, 6, 7)
     sampling = sequence.sampling
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (None,) * 4
+
+
+def test_what_is_known_of_a_constraint_arrives() -> None:
+    message = request(constraint=pb.Constraint(kind=pb.CONSTRAINT_KIND_REGEX, text="a"))
+    sequence = prefill(message).new[0]
+    assert sequence.constraint is not None
+    assert sequence.constraint.translation is None
+    told = message.constraint.translation
+    told.grammar = "start: /a/"
+    told.not_enforced.append("/a")
+    told.hints.append(b"\xff")
+    told.may_run_on = True
+    for token_ids in (None, (), (4, 5)):
+        if token_ids is not None:
+            told.completion.token_ids[:] = token_ids
+            told.completion.SetInParent()
+        constraint = prefill(message).new[0].constraint
+        assert constraint is not None
+        assert constraint.translation == Translation(
+            "start: /a/", ("/a",), (b"\xff",), may_run_on=True, completion=token_ids
+        )
 
 
 def test_a_pause_and_where_scores_begin_arrive() -> None:
@@ -165,6 +187,20 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     assert not first.HasField("constraint_satisfied")
     assert (message.batch.id, list(message.batch.request_ids)) == (4, [3])
     assert (message.mask_ns, message.num_masked_rows, message.mask_wait_ns) == (4, 5, 6)
+
+
+def test_a_late_row_is_told_with_the_scores_of_its_prompt() -> None:
+    late = Generation(1, prompt_logprobs=(-1.0,), is_late=True)
+    output = StepOutput(
+        generations=(late,),
+        batch_id=4,
+        request_ids=(1,),
+        forward_ns=1,
+        sample_ns=2,
+        total_ns=3,
+    )
+    (told,) = wire.step_to_pb(output, epoch=9).generations
+    assert (told.is_late, list(told.prompt_logprobs), list(told.tokens)) == (True, [-1.0], [])
 
 
 def test_a_step_that_leaves_nothing_names_no_batch() -> None:

@@ -71,6 +71,20 @@ async def test_a_constraint_that_fits_comes_back_with_the_length_of_a_text(tmp_p
     assert checked.constraint.spec == constraint.spec
 
 
+async def test_what_a_shard_need_not_find_out_again_is_told_once(tmp_path: Path) -> None:
+    async with checking(tmp_path) as (check, _):
+        first, meanwhile = await asyncio.gather(
+            *(check.check(regex("[ab]{3}"), _NO_STOPS, 3) for _ in range(2))
+        )
+        later = await check.check(regex("[ab]{3}"), _NO_STOPS, 3)
+    translation = first.constraint.translation
+    assert translation is not None
+    assert "{3}" in translation.grammar
+    assert len(translation.completion or ()) == 3
+    assert meanwhile.constraint.translation == translation
+    assert later.constraint.translation is None
+
+
 @pytest.mark.parametrize(
     ("constraint", "strings", "cuts", "has_dead_ends"),
     [

@@ -5,6 +5,7 @@ from types import MappingProxyType
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.translation import Translation
 from proto import generate_pb2 as pb
 from router import wire
 from router.batch import Batch, Generation, Growth, NewRequest, SampledToken, TopToken
@@ -110,6 +111,27 @@ def test_every_parameter_arrives_in_its_field() -> None:
     assert wire.prepare_to_pb(request).constraint == sent.constraint
 
 
+@pytest.mark.parametrize("completion", [None, (), (4, 5)])
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_what_the_check_has_found_goes_with_who_makes_the_shard_compile(
+    completion: tuple[int, ...] | None, is_quick: bool
+) -> None:
+    found = Translation("start: /a/", ("/a",), (b"\xff",), True, completion)
+    constraint = Constraint(ConstraintSpec(Kind.REGEX, "a"), is_quick=is_quick, translation=found)
+    request = GenerateRequest((1,), "", SamplingParams(), StopParams(1), constraint=constraint)
+    expected = pb.Translation(
+        grammar="start: /a/",
+        not_enforced=["/a"],
+        hints=[b"\xff"],
+        may_run_on=True,
+        completion=None if completion is None else pb.Completion(token_ids=completion),
+    )
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
+    assert sent.HasField("translation") == is_quick
+    assert not is_quick or sent.translation == expected
+    assert wire.prepare_to_pb(request).constraint.translation == expected
+
+
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("whitespace", Whitespace)
 def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whitespace) -> None:
@@ -163,6 +185,15 @@ def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
     )
     assert (result.mask_s, result.mask_wait_s) == pytest.approx((0.003, 0.001))
     assert result.num_masked_rows == 2
+
+
+@pytest.mark.parametrize("prompt_logprobs", [(), (-0.5, -1.0)])
+def test_a_late_row_comes_back_with_the_scores_of_its_prompt(
+    prompt_logprobs: tuple[float, ...],
+) -> None:
+    message = pb.Generation(request_id=9, prompt_logprobs=prompt_logprobs, is_late=True)
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, prompt_logprobs=prompt_logprobs, is_late=True)
 
 
 def test_a_prepared_constraint_tells_what_it_took() -> None:

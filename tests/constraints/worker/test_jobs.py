@@ -12,6 +12,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.translation import Translation
 from constraints.verdict import Judged, Judgement, Passed
 from constraints.worker.jobs import (
     HEADER,
@@ -49,6 +50,10 @@ def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
     "answer",
     [
         Passed(3, ("\n",), ("/a~1b",), 0.25, True),
+        Passed(
+            3, (), (), 0.25, True, Translation("start: é", ("/a",), (b"\xff", b"a"), True, (3,))
+        ),
+        Passed(0, (), (), 0.25, True, Translation("start:", completion=())),
         Judged("x", 1, (Judgement(True, None, (), 4), Judgement(False, 2, ("'é'",), 1, "broke"))),
         Judged(None, None, (), ("\n",), ("/a",)),
         Bug("Traceback"),
@@ -84,3 +89,16 @@ def test_a_frame_tells_its_length_in_bytes_and_not_in_characters() -> None:
     framed = frame({"a": "é"})
     assert HEADER.unpack(framed[: HEADER.size]) == (len(framed) - HEADER.size,)
     assert json.loads(framed[HEADER.size :]) == {"a": "é"}
+
+
+def test_an_error_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
+    for error in (
+        Malformed("the name \ud800", 4, "/\ud800"),
+        NotEnforced("the name \ud800", "/\ud800"),
+        Contradiction("no", ("a\udc00",)),
+    ):
+        sent = frame(answer_to_json(error))
+        told = answer_from_json(json.loads(sent[HEADER.size :]))
+        assert isinstance(told, type(error))
+        assert "\\ud" in str(vars(told)) + str(told)
+        assert str(told).encode()

@@ -25,6 +25,8 @@ def arguments(folder: Path) -> tuple[str, ...]:
 async def complaints() -> Callable[[], list[dict[str, Any]]]:
     """What the loop was told of errors that nobody has read, as a function to call at the end."""
     told: list[dict[str, Any]] = []
+    # Sockets that tests before this one have left to it.
+    gc.collect()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
 
     def all_of_them() -> list[dict[str, Any]]:

@@ -66,7 +66,11 @@ class Shard:
         return cls(model, Languages(folder, model.vocab_size, model.eos_token_ids))
 
     def guides(
-        self, num_threads: int = 2, fill_limit_s: float = 10.0, open_limit_s: float = 10.0
+        self,
+        num_threads: int = 2,
+        fill_limit_s: float = 10.0,
+        open_limit_s: float = 10.0,
+        hold_s: float = 10.0,
     ) -> Guides:
         """Patient ones, since the machines of tests are busy."""
         return Guides(
@@ -76,6 +80,7 @@ class Shard:
             num_threads=num_threads,
             fill_limit_s=fill_limit_s,
             open_limit_s=open_limit_s,
+            hold_s=hold_s,
         )
 
     def runner(self, guides: Guides | None = None, world: World | None = None) -> Runner:

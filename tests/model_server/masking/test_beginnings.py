@@ -9,6 +9,7 @@ from constraints.errors import DoesNotFit, Malformed
 from constraints.guide import Guide
 from constraints.matcher import Language
 from constraints.spec import Budget, ConstraintSpec, Kind
+from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from model_server.masking.beginnings import Beginning, Beginnings
 from model_server.masking.languages import Languages
@@ -22,9 +23,9 @@ class Counting(Languages):
         super().__init__(Path(DEMO), VOCAB_SIZE, (EOS_ID,))
         self.num_compiled = 0
 
-    def compile(self, spec: ConstraintSpec) -> Language:
+    def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
         self.num_compiled += 1
-        return super().compile(spec)
+        return super().compile(spec, translation)
 
 
 def beginning(text: str = "[ab]{5}", max_len: int = 20) -> Beginning:

@@ -1,4 +1,4 @@
-"""Engines that hang, break or panic: their outputs fail alone, and soon."""
+"""Engines that are slow, hang, break or panic: their outputs draw later or fail, and alone."""
 
 import threading
 import time
@@ -8,76 +8,15 @@ from typing import Any
 
 import pytest
 
-from constraints.bitmask import Bitmask
 from constraints.errors import EngineFailed
-from constraints.matcher import Language, Matcher
-from constraints.spec import ConstraintSpec, Kind
-from constraints.vocabulary import Vocabulary
 from model_server.masking.guided_output import TOO_SLOW
-from model_server.masking.languages import Languages
-from model_server.request import FinishReason, SamplingParams
+from model_server.request import FinishReason, Generation, LogprobParams, SamplingParams
 from tests.model_server.driver import Driver
-from tests.model_server.masking.shard import Shard, of, save
+from tests.model_server.masking.faulty import FAULTY, LETTERS, FaultyLanguages
+from tests.model_server.masking.shard import Shard, save
 
 PROMPT = tuple(range(300, 320))
 HOT = SamplingParams(do_sample=True, temperature=1.5, seed=1)
-LETTERS = of(Kind.REGEX, "[a-z]+")
-# Read by the languages below: the same letters, followed by an engine with a fault.
-FAULTY = of(Kind.REGEX, "[a-z]+ ")
-
-
-class FaultyMatcher:
-    """A matcher that calls `fault` before each mask after the first few."""
-
-    def __init__(self, matcher: Matcher, fault: Callable[[], None], num_good: int) -> None:
-        self._matcher = matcher
-        self._fault = fault
-        self._num_good = num_good
-
-    def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
-        if self._num_good <= 0:
-            self._fault()
-        self._num_good -= 1
-        self._matcher.fill_mask(row, max_len)
-
-    def fork(self) -> "FaultyMatcher":
-        return FaultyMatcher(self._matcher.fork(), self._fault, self._num_good)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._matcher, name)
-
-
-class FaultyLanguage:
-    """A language with such matchers."""
-
-    def __init__(self, language: Language, fault: Callable[[], None], num_good: int) -> None:
-        self._language = language
-        self._fault = fault
-        self._num_good = num_good
-
-    def matcher(self) -> FaultyMatcher:
-        return FaultyMatcher(self._language.matcher(), self._fault, self._num_good)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._language, name)
-
-
-class FaultyLanguages(Languages):
-    """The languages of a shard, one of which has a fault."""
-
-    def __init__(self, languages: Languages, fault: Callable[[], None], num_good: int) -> None:
-        self._languages = languages
-        self._fault = fault
-        self._num_good = num_good
-
-    def vocabulary(self) -> Vocabulary:
-        return self._languages.vocabulary()
-
-    def compile(self, spec: ConstraintSpec) -> Language:
-        language = self._languages.compile(spec)
-        if spec != FAULTY.spec:
-            return language
-        return FaultyLanguage(language, self._fault, self._num_good)
 
 
 class Panic(BaseException):
@@ -106,6 +45,11 @@ def driver_with(shard: Shard, fault: Callable[[], None], num_good: int, **option
     return driver
 
 
+def hanging(shard: Shard, release: threading.Event, num_good: int, **options: Any) -> Driver:
+    """Masks of its first request hang until they are released; steps do not wait for long."""
+    return driver_with(shard, lambda: assert_waited(release), num_good, hold_s=0.02, **options)
+
+
 def assert_the_others_are_as_ever(shard: Shard, driver: Driver) -> None:
     undisturbed = shard.driver()
     undisturbed.add(2, PROMPT, 12, sampling=HOT, constraint=LETTERS)
@@ -119,14 +63,8 @@ def assert_the_others_are_as_ever(shard: Shard, driver: Driver) -> None:
 def test_a_mask_that_never_comes_ends_its_row_alone(
     shard: Shard, release: threading.Event, num_good: int, num_threads: int
 ) -> None:
-    driver = driver_with(
-        shard,
-        lambda: assert_waited(release),
-        num_good,
-        num_threads=num_threads,
-        fill_limit_s=0.1,
-        open_limit_s=0.1,
-    )
+    limits = {"fill_limit_s": 0.1, "open_limit_s": 0.1}
+    driver = hanging(shard, release, num_good, num_threads=num_threads, **limits)
     began_s = time.monotonic()
     driver.run()
     assert time.monotonic() - began_s < 10.0
@@ -160,9 +98,12 @@ def test_an_engine_that_breaks_ends_its_row_alone(
     assert_the_others_are_as_ever(shard, driver)
 
 
-def test_an_engine_that_is_slow_at_every_token_ends_its_row_alone(shard: Shard) -> None:
+@pytest.mark.parametrize("hold_s", [0.01, 10.0], ids=["gone on without", "waited for"])
+def test_an_engine_that_is_slow_at_every_token_ends_its_row_alone(
+    shard: Shard, hold_s: float
+) -> None:
     """Each mask is in time for itself; together they would hold the others up for seconds."""
-    driver = driver_with(shard, lambda: time.sleep(0.4), 1, fill_limit_s=30.0)
+    driver = driver_with(shard, lambda: compute(0.4), 1, fill_limit_s=30.0, hold_s=hold_s)
     driver.run()
     last = driver.requests[1].generations[-1]
     assert (last.finish_reason, last.error) == (FinishReason.ERROR, TOO_SLOW)
@@ -181,6 +122,76 @@ def test_a_mask_under_way_does_not_hold_up_the_end_of_its_request(
     driver.requests[1].finish_reason = FinishReason.ERROR
     driver.run()
     assert_the_others_are_as_ever(shard, driver)
+
+
+@pytest.mark.parametrize("num_good", [0, 3])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_late_mask_holds_nobody_up_and_changes_no_text(
+    shard: Shard, release: threading.Event, num_good: int, num_threads: int
+) -> None:
+    driver = hanging(shard, release, num_good, num_threads=num_threads)
+    for _ in range(num_good + 4):
+        driver.step()
+    assert [len(driver.outputs[i]) for i in (1, 2, 3)] == [num_good, num_good + 4, num_good + 4]
+    assert driver.requests[1].generations[-1] == Generation(1, is_late=True)
+    release.set()
+    driver.run()
+    undisturbed = shard.driver()
+    undisturbed.add(1, PROMPT, 12, sampling=HOT, constraint=FAULTY)
+    undisturbed.run()
+    assert driver.outputs[1] == undisturbed.outputs[1]
+    assert_the_others_are_as_ever(shard, driver)
+
+
+def test_a_step_waits_for_a_few_slow_masks_and_no_longer_for_many(
+    shard: Shard, release: threading.Event
+) -> None:
+    guides = Shard(shard.model, FaultyLanguages(shard.languages, lambda: assert_waited(release), 1))
+    driver = shard.driver(guides.guides(num_threads=1, hold_s=0.05))
+    for request_id in range(7):
+        driver.add(request_id, PROMPT, 12, sampling=HOT, constraint=FAULTY)
+    driver.add(7, PROMPT, 12, sampling=HOT)
+    driver.step()
+    waited_s = driver.step().mask_wait_ns / 1e9
+    jobs = driver.runner._guides._jobs.values()  # type: ignore[union-attr]
+    assert 0 < sum(job.was_left for job in jobs) <= 5
+    assert waited_s >= 0.05
+    assert [len(driver.outputs[i]) for i in (0, 6, 7)] == [1, 1, 2]
+
+
+def test_a_late_draw_reports_the_score_of_the_token_that_is_computed_again(
+    shard: Shard, release: threading.Event
+) -> None:
+    guides = Shard(shard.model, FaultyLanguages(shard.languages, lambda: assert_waited(release), 0))
+    driver = shard.driver(guides.guides(hold_s=0.02))
+    undisturbed = shard.driver()
+    for each in (driver, undisturbed):
+        asked = LogprobParams(prompt=True, num_top_tokens=2)
+        each.add(1, PROMPT, 3, sampling=HOT, logprobs=asked, constraint=FAULTY)
+    driver.step()
+    driver.step()
+    release.set()
+    driver.run()
+    undisturbed.run()
+    (whole, *_), told = undisturbed.requests[1].generations, driver.requests[1].generations
+    first, second, *_ = told
+    assert (first.prompt_logprobs, first.prompt_top_tokens) == (
+        whole.prompt_logprobs,
+        whole.prompt_top_tokens,
+    )
+    assert len(first.prompt_logprobs) == len(PROMPT) - 1
+    assert second.is_late
+    drawn = next(generation for generation in told if generation.tokens)
+    for again in (second, drawn):
+        assert again.prompt_logprobs == whole.prompt_logprobs[-1:]
+        assert again.prompt_top_tokens == whole.prompt_top_tokens[-1:]
+    assert driver.outputs == undisturbed.outputs
+
+
+def compute(for_s: float) -> None:
+    until_s = time.thread_time() + for_s
+    while time.thread_time() < until_s:
+        pass
 
 
 def assert_waited(release: threading.Event) -> None:

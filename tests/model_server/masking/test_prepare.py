@@ -37,8 +37,14 @@ class Served:
     stub: Any
     fatal: list[str] = field(default_factory=list)
 
-    async def prepare(self, kind: pb.ConstraintKind.ValueType, text: str) -> Any:
-        call = pb.PrepareConstraintRequest(constraint=pb.Constraint(kind=kind, text=text))
+    async def prepare(
+        self,
+        kind: pb.ConstraintKind.ValueType,
+        text: str,
+        translation: pb.Translation | None = None,
+    ) -> Any:
+        constraint = pb.Constraint(kind=kind, text=text, translation=translation)
+        call = pb.PrepareConstraintRequest(constraint=constraint)
         return await self.stub.PrepareConstraint(call, timeout=60.0)
 
 
@@ -115,6 +121,17 @@ async def test_a_constraint_is_compiled_once_and_then_served(served: Served) -> 
     assert served.fatal == []
 
 
+async def test_what_the_router_has_found_is_not_found_out_again(served: Served) -> None:
+    found = pb.Translation(grammar="start: /[ab]{3}/")
+    found.completion.token_ids.extend([served.shard.languages.vocabulary().tokens.index(b"a")] * 3)
+    # The text alone would be refused.
+    await served.prepare(REGEX, "(never closed", found)
+    call = prefill(1, pb.Constraint(kind=REGEX, text="(never closed"))
+    answer = await served.stub.Prefill(call)
+    assert not answer.generations[0].error
+    assert set(served.shard.text([token.id for token in answer.generations[0].tokens])) <= {*"ab"}
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
@@ -174,7 +191,7 @@ def test_an_engine_that_breaks_refuses_a_constraint_and_nothing_else(
     class Panic(BaseException):
         pass
 
-    def panic(spec: ConstraintSpec) -> None:
+    def panic(*_: object) -> None:
         raise Panic("index out of range")
 
     with monkeypatch.context() as broken:

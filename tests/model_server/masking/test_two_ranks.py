@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ import pytest
 
 from constraints.spec import Kind
 from model_server.distributed import World
-from model_server.request import FinishReason, SamplingParams
+from model_server.request import Constraint, FinishReason, SamplingParams
+from tests.model_server.masking.faulty import FAULTY, LETTERS, FaultyLanguages
 from tests.model_server.masking.shard import NUM_BLOCKS, Shard, of, save
 from tests.model_server.shards import load
 from tests.model_server.test_tensor_parallel import ShadowDriver, on_two_ranks
@@ -33,8 +36,9 @@ CONSTRAINTS = (
 class _Serve:
     """Constrained requests beside others, until all have ended; what this rank holds of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, constraints: Sequence[Constraint | None]) -> None:
         self.folder = folder
+        self.constraints = constraints
 
     def __call__(self, world: World) -> Any:
         if world.is_first:
@@ -42,8 +46,13 @@ class _Serve:
         else:
             # Nothing of a constraint is read here.
             shard = Shard(load(self.folder, world), None)  # type: ignore[arg-type]
-        driver = ShadowDriver(shard.runner(world=world), NUM_BLOCKS, shard.model.block_size)
-        for request_id, constraint in enumerate(CONSTRAINTS):
+        guides = None
+        if world.is_first and FAULTY in self.constraints:
+            faulty = FaultyLanguages(shard.languages, lambda: time.sleep(0.1), 1)
+            guides = Shard(shard.model, faulty).guides(hold_s=0.01)
+        runner = shard.runner(guides, world)
+        driver = ShadowDriver(runner, NUM_BLOCKS, shard.model.block_size)
+        for request_id, constraint in enumerate(self.constraints):
             driver.add(
                 request_id,
                 PROMPT,
@@ -61,7 +70,7 @@ class _Serve:
 
 
 def test_both_ranks_hold_the_same_tokens_and_end_together(tmp_path: Path) -> None:
-    first, second = on_two_ranks(_Serve(save(tmp_path)))
+    first, second = on_two_ranks(_Serve(save(tmp_path), CONSTRAINTS))
     assert isinstance(first, tuple), first
     assert isinstance(second, tuple), second
     outputs, reasons, texts, num_steps = first
@@ -77,4 +86,17 @@ def test_both_ranks_hold_the_same_tokens_and_end_together(tmp_path: Path) -> Non
     assert len(outputs[0]) > 10
     for mine, shadow in zip(outputs, second[0], strict=True):
         # The other rank is not told the last tokens of what ended; it has a 0 in their place.
+        assert mine[: len(shadow) - 1] == shadow[:-1]
+
+
+def test_both_ranks_go_on_without_a_late_mask_and_compute_its_token_again(tmp_path: Path) -> None:
+    first, second = on_two_ranks(_Serve(save(tmp_path), (FAULTY, LETTERS, None)))
+    assert isinstance(first, tuple), first
+    assert isinstance(second, tuple), second
+    outputs, reasons, texts, num_steps = first
+    assert FinishReason.ERROR not in reasons
+    assert re.fullmatch("[a-z]+ ?", texts[0])
+    # A step for each token, and one at least for each mask that was waited for in vain.
+    assert second[3] == num_steps > 40
+    for mine, shadow in zip(outputs, second[0], strict=True):
         assert mine[: len(shadow) - 1] == shadow[:-1]

@@ -6,7 +6,7 @@ early, handed out twice or never computed shows as a wrong prefix, whoever is to
 
 Its tokens are a function of the prefix alone, as those of a real shard are of prefix and seed, so
 `expected_output` knows what a request must get whatever happens to it on the way. Under a
-constraint some tokens are forced, so that a draw brings a run of them.
+constraint some tokens are forced, so that a draw brings a run of them, and some draws are late.
 """
 
 from dataclasses import dataclass, field
@@ -54,6 +54,12 @@ def draw_run(
     return tokens[first:], reason
 
 
+def num_late(prefix: Prefix, seed: int) -> int:
+    """How many draws from a prefix bring nothing, under a constraint, before one does."""
+    noise = crc32(bytes(prefix), seed) >> 16
+    return (0, 0, 0, 0, 1, 3)[noise % 6]
+
+
 def num_forced(prefix: Prefix, seed: int) -> int:
     """How many tokens follow the last one undrawn, under a constraint."""
     noise = crc32(bytes(prefix), seed) >> 8
@@ -64,9 +70,10 @@ def num_forced(prefix: Prefix, seed: int) -> int:
 class _Sequence:
     request: GenerateRequest
     tokens: Prefix
-    prefill_len: int
     computed_len: int
     block_ids: list[int]
+    is_decoding: bool = False
+    num_late: int = 0
     has_ended: bool = False
 
 
@@ -163,14 +170,13 @@ class KvShard:
         self._sequences[new.request_id] = _Sequence(
             request=new.request,
             tokens=new.token_ids,
-            prefill_len=len(new.token_ids),
             computed_len=new.cached_len,
             block_ids=list(new.block_ids),
         )
 
     def _grow(self, request_id: int, growth: Growth | None) -> tuple[int, bool]:
         sequence = self._sequences[request_id]
-        decodes = sequence.computed_len >= sequence.prefill_len
+        decodes = sequence.is_decoding
         if growth is not None:
             sequence.block_ids += growth.block_ids
         if growth is not None and growth.chunk_len is not None:
@@ -212,6 +218,13 @@ class KvShard:
             logprobs = tuple(float(position) for position in range(first, stop))
         if sequence.computed_len < len(sequence.tokens):
             return Generation(request_id, prompt_logprobs=logprobs) if logprobs else None
+        sequence.is_decoding = True
+        if request.constraint is not None:
+            if sequence.num_late < num_late(sequence.tokens, self._seed):
+                sequence.num_late += 1
+                sequence.computed_len -= 1
+                return Generation(request_id, prompt_logprobs=logprobs, is_late=True)
+            sequence.num_late = 0
         tokens, reason = self._draw(sequence)
         generation = Generation(request_id, tokens, reason, prompt_logprobs=logprobs)
         if reason is not None:
