@@ -4,8 +4,9 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError as FutureCancelled
-from contextlib import closing
-from typing import Any, Self, TypeVar
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from typing import Any, Generic, Self, TypeVar
 
 from client.errors import ConnectionLost
 from client.lmtp.connection import OnNotice
@@ -18,29 +19,43 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Owner of an event loop in a thread of its own, until it is closed."""
+    """Owner of an event loop in a thread of its own, until it is closed. Shared by threads.
 
-    def __init__(self, name: str = "client") -> None:
+    Whoever waits for a call is told its outcome or that the loop was closed, whichever came first.
+    No lock is held for that: a signal may interrupt a thread that asks anywhere.
+
+    at_end: is awaited there when it is closed, before what still runs is cancelled
+    """
+
+    def __init__(
+        self, name: str = "client", at_end: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._calls: set[_Call[Any]] = set()
+        self._is_closed = False
+        self._closing = asyncio.Event()
+        self._at_end = at_end
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     @property
     def is_closed(self) -> bool:
-        return self._loop.is_closed()
+        """Whether it takes no more calls; those under way may still be ending."""
+        return self._is_closed
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What it returns or raises. An interruption (Ctrl-C) cancels it before it is raised."""
-        if self.is_closed:
-            coroutine.close()
-            raise ConnectionLost("this client was closed")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        call = _Call(coroutine)
         try:
-            return future.result()
+            self._calls.add(call)
+            if not self._has_posted(self._begin, call):
+                call.abandon()
+            return call.outcome.result()
         except FutureCancelled:
             raise ConnectionLost("this client was closed") from None
         except BaseException:
-            future.cancel()
+            # Wherever it was interrupted: the loop may know the call by now, or never will.
+            self._has_posted(self._cancel, call)
             raise
 
     def iterate(self, begin: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
@@ -56,17 +71,87 @@ class LoopThread:
                     return
                 yield item
         finally:
-            if not self.is_closed:
+            # Where the loop is closed, so is the generator.
+            with suppress(ConnectionLost):
                 self.run(_holding(one_at_a_time, generator.aclose()))
 
     def close(self) -> None:
         """Cancels what still runs there and ends the thread."""
-        if self.is_closed:
-            return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._is_closed = True
+        self._has_posted(self._closing.set)
         self._thread.join()
-        self._loop.close()
+
+    def _serve(self) -> None:
+        try:
+            with closing(self._loop):
+                self._loop.run_until_complete(self._live())
+        finally:
+            # A call whose thread comes too late for this finds the loop closed.
+            for call in list(self._calls):
+                call.abandon()
+
+    async def _live(self) -> None:
+        await self._closing.wait()
+        try:
+            if self._at_end is not None:
+                await self._at_end()
+        finally:
+            await _cancel_others()
+
+    def _has_posted(self, callback: Callable[..., object], *arguments: object) -> bool:
+        """Have the loop's thread call it; False: the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            if self._loop.is_closed():
+                return False
+            raise
+        return True
+
+    def _begin(self, call: "_Call[Any]") -> None:
+        if self._is_closed:
+            call.abandon()
+        else:
+            call.begin(self._calls.discard)
+
+    def _cancel(self, call: "_Call[Any]") -> None:
+        self._calls.discard(call)
+        call.cancel()
+
+
+class _Call(Generic[T]):
+    """A coroutine that one thread waits for and the loop's runs. `outcome` is what it comes to."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.outcome: Future[T] = Future()
+        self._coroutine = coroutine
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self, on_end: "Callable[[_Call[T]], None]") -> None:
+        """In the loop's thread, once."""
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        self._task.add_done_callback(self._tell)
+        self._task.add_done_callback(lambda _: on_end(self))
+
+    def cancel(self) -> None:
+        """In the loop's thread; whether or not it has begun, or is done."""
+        if self._task is None:
+            self.abandon()
+        else:
+            self._task.cancel()
+
+    def abandon(self) -> None:
+        """The loop will not run it any further."""
+        self._coroutine.close()
+        self.outcome.cancel()
+
+    def _tell(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.outcome.cancel()
+        elif error := task.exception():
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
 
 
 async def _holding(lock: asyncio.Lock, awaitable: Awaitable[T]) -> T:
@@ -98,7 +183,7 @@ class BlockingModel:
         on_notice: OnNotice = ignore_notice,
     ) -> None:
         self._model = LmtpModel(url, key=key, name=name, retry=retry, on_notice=on_notice)
-        self._thread = LoopThread("LMTP")
+        self._thread = LoopThread("LMTP", self._model.close)
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +209,4 @@ class BlockingModel:
 
     def close(self) -> None:
         """Closes the connection and ends the thread; calls under way raise ConnectionLost."""
-        if not self._thread.is_closed:
-            with closing(self._thread):
-                self._thread.run(self._model.close())
+        self._thread.close()

@@ -2,15 +2,19 @@
 
 import asyncio
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from client.errors import ConnectionLost
+from client.lmtp import blocking
 from client.lmtp.blocking import BlockingModel, LoopThread
 from client.words import Answer, GenerateCall
 from tests.client.lmtp.aside import performing_aside
@@ -80,6 +84,74 @@ def test_what_waits_in_another_thread_ends_when_the_model_is_closed() -> None:
         model.close()
         with pytest.raises(ConnectionLost):
             waiting.result(5)
+
+
+def test_whoever_asks_while_it_is_closed_is_answered() -> None:
+    for _ in range(100):
+        thread = LoopThread()
+
+        def ask(asked: LoopThread) -> None:
+            while True:
+                asked.run(asyncio.sleep(0))
+
+        with ThreadPoolExecutor(3) as pool:
+            waiting = [pool.submit(ask, thread) for _ in range(3)]
+            thread.close()
+            errors = [type(each.exception(5)) for each in waiting]
+        assert errors == [ConnectionLost] * 3
+
+
+def test_two_may_close_it_at_once() -> None:
+    for _ in range(100):
+        with performing_aside(echo) as scene, ThreadPoolExecutor(2) as pool:
+            model = BlockingModel(scene.url)
+            model.server()
+            for closed in [pool.submit(model.close) for _ in range(2)]:
+                closed.result(5)
+
+
+@pytest.mark.parametrize("num_lines", range(11))
+def test_wherever_a_call_is_interrupted_nothing_of_it_is_left(num_lines: int) -> None:
+    """A signal may come between any two lines of `run`, not only where it waits."""
+    states: list[str] = []
+
+    async def sleep() -> None:
+        states.append("begun")
+        try:
+            await asyncio.sleep(5)
+        finally:
+            states.append("ended")
+
+    coroutine = sleep()
+    with closing(LoopThread()) as thread:
+        with pytest.raises(KeyboardInterrupt), interrupted_after(num_lines):
+            thread.run(coroutine)
+        thread.run(asyncio.sleep(0.01))
+        assert states in ([], ["begun", "ended"])
+    # Where `run` had not done anything yet.
+    coroutine.close()
+
+
+@contextmanager
+def interrupted_after(num_lines: int) -> Iterator[None]:
+    """KeyboardInterrupt in this thread, after so many lines of `client/lmtp/blocking.py`."""
+    left = [num_lines]
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != blocking.__file__:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def test_an_interrupted_wait_cancels_what_it_waited_for() -> None:
