@@ -37,7 +37,8 @@ def regex(pattern: str) -> Check:
     return Check(ConstraintSpec(Kind.REGEX, pattern), StopRule(), MAX_LEN)
 
 
-def costly(number: int = 0) -> Check:
+def costly(number: int = 0, num_choices: int = 100_000) -> Check:
     """A job that computes for half a second, and passes; each number is another text."""
-    choices = json.dumps([f"{7919 * index % 100003:x} {number}" for index in range(100_000)])
+    words = (7919 * index % (num_choices + 3) for index in range(num_choices))
+    choices = json.dumps([f"{word:x} {number}" for word in words])
     return Check(ConstraintSpec(Kind.CHOICE, choices), StopRule(), MAX_LEN)
