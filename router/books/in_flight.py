@@ -65,11 +65,11 @@ def _fault(row: Row, generation: Generation | None, remains: bool) -> str | None
     if not remains:
         return "the shard lost it without saying why"
     if generation is not None and generation.is_late:
-        may_be_late = row.samples and entry.draws_runs
-        return None if may_be_late and num_tokens == 0 else "it cannot be late"
-    if row.samples and num_tokens == 0:
+        if num_tokens or not (row.samples and entry.draws_runs):
+            return "it cannot be late"
+    elif row.samples and num_tokens == 0:
         return "a token was to be drawn and none came"
-    if row.samples and len(entry.output_ids) + num_tokens >= entry.last_len:
+    elif row.samples and len(entry.output_ids) + num_tokens >= entry.last_len:
         return f"it goes on after its last token, number {entry.last_len}"
     if entry.request.logprobs.prompt:
         num_logprobs = len(generation.prompt_logprobs) if generation is not None else 0

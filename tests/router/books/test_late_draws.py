@@ -107,3 +107,11 @@ def test_who_computes_a_part_of_its_prompt_is_not_late() -> None:
     add(scheduler)
     with pytest.raises(ShardFailed, match="it cannot be late"):
         answer(scheduler, step(scheduler), late(0))
+
+
+def test_a_late_answer_brings_the_log_probabilities_of_its_part_of_the_prompt() -> None:
+    scheduler = make_scheduler()
+    request = make_request((5, 1, 2), prompt_logprobs=True, is_constrained=True)
+    scheduler.add(0, request, 0.0)
+    with pytest.raises(ShardFailed, match="1 prompt log-probabilities came instead of 2"):
+        answer(scheduler, step(scheduler), late(0, -1.0))
