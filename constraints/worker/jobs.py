@@ -23,7 +23,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from constraints.translation import Translation
+from constraints.translation import MAX_SENT_CHARS, Translation
 from constraints.verdict import Judged, Judgement, Passed, Verified
 
 HEADER = struct.Struct(">I")
@@ -137,7 +137,10 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
 
 
 def answer_from_json(told: Mapping[str, Any]) -> Answer:
-    """The answer that `answer_to_json` told of."""
+    """The answer that `answer_to_json` told of.
+
+    Raises AttributeError, LookupError, TypeError and ValueError for what is none.
+    """
     if "error" in told:
         return error_from_json(told["error"])
     if "bug" in told:
@@ -168,6 +171,8 @@ def _translation_to_json(translation: Translation | None) -> dict[str, Any] | No
 def _translation_from_json(told: Mapping[str, Any] | None) -> Translation | None:
     if told is None:
         return None
+    if len(told["grammar"]) > MAX_SENT_CHARS:
+        raise ValueError(f"the grammar has {len(told['grammar'])} characters")
     completion = told["completion"]
     return Translation(
         told["grammar"],

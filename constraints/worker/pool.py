@@ -150,7 +150,11 @@ class WorkerPool:
         wait_s = self._rules.wait_s if wait_s is None else wait_s
         if wait_s <= 0.0:
             raise PoolBusy(_NO_TIME)
-        answer = answer_from_json(await self._ask(frame(job_to_json(job)), wait_s))
+        told = await self._ask(frame(job_to_json(job)), wait_s)
+        try:
+            answer = answer_from_json(told)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise WorkerBug(f"a worker's answer is none: {error!r}") from error
         if isinstance(answer, Bug):
             raise WorkerBug(answer.trace)
         if isinstance(answer, ConstraintError):

@@ -14,7 +14,7 @@ from constraints.grammars.instances import violations
 from constraints.guide import Guide
 from constraints.matcher import Language
 from constraints.spec import Budget, ConstraintSpec
-from constraints.translation import Translation
+from constraints.translation import MAX_SENT_CHARS, Translation
 from constraints.verdict import Passed, Verified
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
@@ -33,8 +33,6 @@ from native.breath import Breath
 
 # What memory a worker keeps of past jobs takes from the next one's, so it leaves in time.
 _OLD_PART = 4
-# What takes a shard less to read again than everybody to carry around.
-_MAX_TRANSLATION_CHARS = 1_000_000
 # What takes longer to compile is followed for so many tokens, which then takes little of the whole.
 _FOLLOWED_FROM_S, _MAX_FOLLOWED = 0.01, 64
 
@@ -138,7 +136,7 @@ def _follow(language: Language, vocabulary: Vocabulary) -> None:
 
 def _short_enough(translation: Translation | None) -> Translation | None:
     """To be sent around."""
-    if translation is None or len(translation.grammar) > _MAX_TRANSLATION_CHARS:
+    if translation is None or len(translation.grammar) > MAX_SENT_CHARS:
         return None
     return translation
 

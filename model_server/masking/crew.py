@@ -97,19 +97,22 @@ class Crew:
             self._hire()
         self._jobs.put(job)
 
-    def finishes(self, job: Job, hold_s: float) -> bool:
+    def finishes(self, job: Job, hold_s: float, until_ns: int) -> bool:
         """Wait for a job; False: it is under way for `hold_s` now, or its hand was left to it.
 
         Waiting for a hand is not the job's own fault: hands that have been at other jobs for so
-        long are left to them.
+        long are left to them. After `until_ns` of `time.perf_counter_ns` nothing is waited for:
+        those ahead of it may be many, each of them quick.
         """
         hold_ns = int(hold_s * 1e9)
-        while not job.is_done(0.0 if job.was_left else hold_s):
+        while not job.is_done(0.0 if job.was_left else self._patience_s(hold_s, until_ns)):
             if job.was_left:
                 return False
             self._leave_hands(hold_ns)
             # A hand may take it at the moment when it is left to the job before.
             job.was_left |= job.has_run_for(hold_ns)
+            if time.perf_counter_ns() >= until_ns:
+                return False
         return True
 
     def close(self) -> None:
@@ -118,6 +121,10 @@ class Crew:
             hand.is_dismissed = True
             self._jobs.put(None)
         self._hands.clear()
+
+    @staticmethod
+    def _patience_s(hold_s: float, until_ns: int) -> float:
+        return max(0.0, min(hold_s, (until_ns - time.perf_counter_ns()) / 1e9))
 
     def _leave_hands(self, hold_ns: int) -> None:
         for hand in list(self._hands):

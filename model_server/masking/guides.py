@@ -214,7 +214,7 @@ class Guides:
             return True
         began_ns = time.perf_counter_ns()
         may_wait = began_ns < until_ns
-        if self._crew.finishes(job, self._hold_s) if may_wait else job.is_done(0.0):
+        if self._crew.finishes(job, self._hold_s, until_ns) if may_wait else job.is_done(0.0):
             del self._jobs[output.request_id]
             if job.error is not None:
                 output.fail(job.error)

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from constraints.translation import Translation
+from constraints.translation import MAX_SENT_CHARS, Translation
 from constraints.verdict import Judged, Judgement, Passed
 from constraints.worker.jobs import (
     HEADER,
@@ -61,6 +62,30 @@ def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
 )
 def test_an_answer_arrives_as_it_was_sent(answer: Answer) -> None:
     assert answer_from_json(json.loads(json.dumps(answer_to_json(answer)))) == answer
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"grammar": 3},
+        {"grammar": "\ud800"},
+        {"grammar": "x" * (MAX_SENT_CHARS + 1)},
+        {"not_enforced": ["/\ud800"]},
+        {"not_enforced": [1]},
+        {"hints": ["\u0100"]},
+        {"may_run_on": 0},
+        {"completion": [-1]},
+        {"completion": [1 << 40]},
+        {"completion": ["1"]},
+    ],
+)
+def test_a_translation_that_nobody_could_be_sent_is_no_answer(wrong: dict[str, object]) -> None:
+    told: dict[str, Any] = answer_to_json(
+        Passed(3, (), (), 0.25, True, Translation("start:", ("/a",), (b"a",), True, (3,)))
+    )
+    told["translation"] |= wrong
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        answer_from_json(told)
 
 
 @pytest.mark.parametrize(

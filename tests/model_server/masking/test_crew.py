@@ -10,6 +10,7 @@ import pytest
 from model_server.masking.crew import Crew, Job
 
 LONG_S = 30.0
+NEVER_NS = 1 << 63
 
 
 def test_jobs_are_done_and_their_errors_kept() -> None:
@@ -19,7 +20,7 @@ def test_jobs_are_done_and_their_errors_kept() -> None:
     bad = Job(lambda: 1 // 0, LONG_S)  # type: ignore[arg-type]
     for job in (*good, bad):
         crew.submit(job)
-    assert all(crew.finishes(job, LONG_S) for job in (*good, bad))
+    assert all(crew.finishes(job, LONG_S, NEVER_NS) for job in (*good, bad))
     assert sorted(done) == list(range(20))
     assert isinstance(bad.error, ZeroDivisionError)
     assert good[0].error is None
@@ -42,8 +43,8 @@ def test_a_job_that_hangs_keeps_its_hand_and_the_others_are_done() -> None:
             crew.submit(job)
         began_s = time.monotonic()
         # The first one asked for waits behind the stuck one, and is not to blame for it.
-        assert all(crew.finishes(job, 0.05) for job in others)
-        assert not crew.finishes(stuck, 0.05)
+        assert all(crew.finishes(job, 0.05, NEVER_NS) for job in others)
+        assert not crew.finishes(stuck, 0.05, NEVER_NS)
         assert time.monotonic() - began_s < LONG_S / 3
         time.sleep(0.1)
         assert stuck.is_over_limit()
@@ -51,7 +52,7 @@ def test_a_job_that_hangs_keeps_its_hand_and_the_others_are_done() -> None:
     finally:
         release.set()
     assert stuck.is_done(LONG_S)
-    assert crew.finishes(stuck, 0.0)
+    assert crew.finishes(stuck, 0.0, NEVER_NS)
     crew.close()
 
 
@@ -60,8 +61,22 @@ def test_what_a_job_took_before_it_was_waited_for_does_not_count() -> None:
     job = Job(lambda: time.sleep(1.0), LONG_S)
     crew.submit(job)
     time.sleep(0.7)
-    assert crew.finishes(job, 0.6)
+    assert crew.finishes(job, 0.6, NEVER_NS)
     assert not job.was_left
+    crew.close()
+
+
+def test_a_job_behind_many_quick_ones_is_not_waited_for_beyond_its_time() -> None:
+    crew = Crew(1)
+    for _ in range(50):
+        crew.submit(Job(lambda: time.sleep(0.02), LONG_S))
+    last = Job(lambda: None, LONG_S)
+    crew.submit(last)
+    began_ns = time.perf_counter_ns()
+    assert not crew.finishes(last, LONG_S, began_ns + 100_000_000)
+    assert time.perf_counter_ns() - began_ns < 900_000_000
+    assert not last.was_left
+    assert crew.finishes(last, LONG_S, NEVER_NS)
     crew.close()
 
 
@@ -79,7 +94,7 @@ def test_a_job_whose_hand_has_left_the_crew_is_not_waited_for_for_ever() -> None
     crew.close()
     try:
         began_s = time.monotonic()
-        assert not crew.finishes(job, 0.05)
+        assert not crew.finishes(job, 0.05, NEVER_NS)
         assert time.monotonic() - began_s < LONG_S / 3
         assert job.was_left
     finally:
@@ -103,9 +118,9 @@ def test_a_hand_that_is_left_to_its_job_gives_way_and_the_next_one_does_not() ->
     stuck, other = Job(slow, LONG_S), Job(quick, LONG_S)
     crew.submit(stuck)
     assert began.wait(LONG_S)
-    assert not crew.finishes(stuck, 0.01)
+    assert not crew.finishes(stuck, 0.01, NEVER_NS)
     crew.submit(other)
-    assert crew.finishes(other, LONG_S)
+    assert crew.finishes(other, LONG_S, NEVER_NS)
     release.set()
     assert stuck.is_done(LONG_S)
     crew.close()
