@@ -3,10 +3,9 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError as FutureCancelled
-from concurrent.futures import Future
-from contextlib import closing, suppress
-from typing import Any, Generic, Self, TypeVar
+from contextlib import closing
+from queue import SimpleQueue
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from client.errors import ConnectionLost
 from client.lmtp.connection import OnNotice
@@ -36,6 +35,8 @@ class LoopThread:
         self._closing = asyncio.Event()
         self._at_end = at_end
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._serving = threading.Lock()
+        self._serving.acquire()
         self._thread.start()
 
     @property
@@ -47,15 +48,14 @@ class LoopThread:
         """What it returns or raises. An interruption (Ctrl-C) cancels it before it is raised."""
         call = _Call(coroutine)
         try:
-            self._calls.add(call)
-            if not self._has_posted(self._begin, call):
-                call.abandon()
-            return call.outcome.result()
-        except FutureCancelled:
-            raise ConnectionLost("this client was closed") from None
+            if threading.current_thread() is self._thread:
+                raise RuntimeError("the loop's own thread cannot wait for it")
+            self._post(call)
+            return call.outcome()
         except BaseException:
             # Wherever it was interrupted: the loop may know the call by now, or never will.
-            self._has_posted(self._cancel, call)
+            if not self._has_posted(self._cancel, call):
+                self._drop(call)
             raise
 
     def iterate(self, begin: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
@@ -66,37 +66,48 @@ class LoopThread:
         try:
             while True:
                 try:
-                    item = self.run(_holding(one_at_a_time, anext(generator)))
+                    item = self.run(_holding(one_at_a_time, generator.__anext__))
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
-            # Where the loop is closed, so is the generator.
-            with suppress(ConnectionLost):
-                self.run(_holding(one_at_a_time, generator.aclose()))
+            # Not waited for: what is garbage is closed in any thread, the loop's too, and at exit.
+            self._post(_Call(_holding(one_at_a_time, generator.aclose)))
 
     def close(self) -> None:
         """Cancels what still runs there and ends the thread."""
         self._is_closed = True
         self._has_posted(self._closing.set)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            # An interrupted join() takes the thread for ended.
+            with self._serving:
+                pass
+            self._thread.join()
 
     def _serve(self) -> None:
         try:
             with closing(self._loop):
-                self._loop.run_until_complete(self._live())
+                try:
+                    self._loop.run_until_complete(self._live())
+                finally:
+                    # Also where a callback ended the loop, by SystemExit.
+                    self._is_closed = True
+                    self._loop.run_until_complete(_cancel_others())
         finally:
             # A call whose thread comes too late for this finds the loop closed.
             for call in list(self._calls):
-                call.abandon()
+                self._drop(call)
+            self._serving.release()
 
     async def _live(self) -> None:
         await self._closing.wait()
-        try:
-            if self._at_end is not None:
-                await self._at_end()
-        finally:
-            await _cancel_others()
+        if self._at_end is not None:
+            await self._at_end()
+
+    def _post(self, call: "_Call[Any]") -> None:
+        self._calls.add(call)
+        if not self._has_posted(self._begin, call):
+            self._drop(call)
 
     def _has_posted(self, callback: Callable[..., object], *arguments: object) -> bool:
         """Have the loop's thread call it; False: the loop is closed."""
@@ -109,23 +120,32 @@ class LoopThread:
         return True
 
     def _begin(self, call: "_Call[Any]") -> None:
-        if self._is_closed:
-            call.abandon()
-        else:
+        # Else it is dropped at the end: before, its generator would be a new task of the loop.
+        if not self._is_closed:
             call.begin(self._calls.discard)
 
     def _cancel(self, call: "_Call[Any]") -> None:
         self._calls.discard(call)
         call.cancel()
 
+    def _drop(self, call: "_Call[Any]") -> None:
+        self._calls.discard(call)
+        call.abandon()
+
 
 class _Call(Generic[T]):
-    """A coroutine that one thread waits for and the loop's runs. `outcome` is what it comes to."""
+    """A coroutine that one thread waits for and the loop's runs."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self.outcome: Future[T] = Future()
+        # The first is the outcome. No Future: its lock stays held by a thread that is interrupted
+        # as it takes it, and the loop's thread would wait for it.
+        self._outcomes: SimpleQueue[Callable[[], T]] = SimpleQueue()
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
+
+    def outcome(self) -> T:
+        """In the thread that waits, once."""
+        return self._outcomes.get()()
 
     def begin(self, on_end: "Callable[[_Call[T]], None]") -> None:
         """In the loop's thread, once."""
@@ -142,21 +162,27 @@ class _Call(Generic[T]):
 
     def abandon(self) -> None:
         """The loop will not run it any further."""
-        self._coroutine.close()
-        self.outcome.cancel()
+        self._outcomes.put(_raise_closed)
+        # What has begun is its task's.
+        if self._task is None:
+            self._coroutine.close()
 
     def _tell(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self.outcome.cancel()
-        elif error := task.exception():
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
+        # Looked at here, or asyncio complains where nobody waits any more.
+        is_cancelled = task.cancelled() or isinstance(task.exception(), asyncio.CancelledError)
+        self._outcomes.put(_raise_closed if is_cancelled else task.result)
+        # An error would hold its traceback, that `run`, and that us.
+        self._task = None
 
 
-async def _holding(lock: asyncio.Lock, awaitable: Awaitable[T]) -> T:
+def _raise_closed() -> NoReturn:
+    raise ConnectionLost("this client was closed")
+
+
+async def _holding(lock: asyncio.Lock, ask: Callable[[], Awaitable[T]]) -> T:
+    # Asked in the loop's thread: a generator belongs to the loop that runs where it is first asked.
     async with lock:
-        return await awaitable
+        return await ask()
 
 
 async def _cancel_others() -> None:

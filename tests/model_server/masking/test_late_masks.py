@@ -104,7 +104,7 @@ def test_an_engine_that_is_slow_at_every_token_ends_its_row_alone(
     shard: Shard, hold_s: float
 ) -> None:
     """Each mask is in time for itself; together they would hold the others up for seconds."""
-    driver = driver_with(shard, lambda: compute(0.1), 1, fill_limit_s=30.0, hold_s=hold_s)
+    driver = driver_with(shard, lambda: compute(0.25), 1, fill_limit_s=30.0, hold_s=hold_s)
     driver.run()
     last = driver.requests[1].generations[-1]
     assert (last.finish_reason, last.error) == (FinishReason.ERROR, TOO_SLOW)
