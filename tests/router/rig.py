@@ -37,7 +37,7 @@ PLAIN = SamplingParams()
 NO_LOGPROBS = LogprobParams()
 RESTLESS = BatcherLimits(retry_s=0.05, tick_s=0.02)
 # A step may be late by what a busy machine stands still for once in seven thousand tests.
-QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=3.0, control_s=1.0, lockstep_s=0.2)
+QUICK = ShardTimeouts(connect_s=5.0, warmup_s=5.0, step_s=3.0, control_s=3.0, lockstep_s=0.2)
 ANY_TEXT = Constraint(ConstraintSpec(Kind.REGEX, "(?s:.*)"))
 # For tests that keep the machine busy: a late step is no fault there.
 PATIENT = ShardTimeouts(connect_s=20.0, warmup_s=20.0, step_s=20.0, control_s=20.0)
