@@ -6,6 +6,7 @@ it.
 """
 
 import fcntl
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -36,6 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests go first, so that no worker begins one while the other is done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """All modules and items stand by now: 700 000 objects, in which no test leaves garbage.
+
+    A search of them for garbage takes half a second, at a moment that nobody chooses, which is more
+    than many a timeout that tests set. The servers freeze theirs, too.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
