@@ -2,11 +2,13 @@
 
     device's thread:  submit ... forward ............ wait -> sample -> submit ...
     hands:                   | job | job | job ... |
-    a hand that is left to its job:      | job, where everything else leaves room ......... |
+    a hand that is left to its job:      | job, with a smaller share of the core ......... |
 
-A job cannot be stopped. One that takes longer than it is waited for keeps its hand, which gives way
-to everything else from then on and is replaced, so that the jobs of others go on. A crew that was
-never given a job has no threads. It knows neither guides nor masks.
+A job cannot be stopped. One that takes longer than it is waited for keeps its hand, which steps back
+behind everything else from then on and is replaced, so that the jobs of others go on. It does not
+become idle work: a mask is made under the lock of its language, which other outputs of that language
+wait for, and on a busy machine idle work would keep it (0.5 s seen). A crew that was never given a
+job has no threads. It knows neither guides nor masks.
 """
 
 import sys
@@ -132,7 +134,7 @@ class Crew:
             if job is not None and job.has_run_for(hold_ns):
                 job.was_left = hand.is_dismissed = True
                 if hand.native_id is not None and sys.platform == "linux":
-                    limits.give_way(hand.native_id)
+                    limits.step_back(hand.native_id)
                 self._hands.remove(hand)
                 self._hire()
 
