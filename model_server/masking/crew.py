@@ -4,11 +4,11 @@
     hands:                   | job | job | job ... |
     a hand that is left to its job:      | job, with a smaller share of the core ......... |
 
-A job cannot be stopped. One that takes longer than it is waited for keeps its hand, which steps back
-behind everything else from then on and is replaced, so that the jobs of others go on. It does not
-become idle work: a mask is made under the lock of its language, which other outputs of that language
-wait for, and on a busy machine idle work would keep it (0.5 s seen). A crew that was never given a
-job has no threads. It knows neither guides nor masks.
+A job cannot be stopped. One that takes longer than it is waited for keeps its hand, which steps
+back behind everything else from then on and is replaced, so that the jobs of others go on. It does
+not become idle work: a mask is made under the lock of its language, which other outputs of that
+language wait for, and on a busy machine idle work would keep it (0.5 s seen). A crew that was never
+given a job has no threads. It knows neither guides nor masks.
 """
 
 import sys
