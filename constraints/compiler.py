@@ -18,9 +18,9 @@ from constraints.grammars import (
 )
 from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.gbnf import translation as gbnf
+from constraints.grammars.hints import hints_of
 from constraints.grammars.json_schema import SchemaGrammar
 from constraints.grammars.limits import LIMITS
-from constraints.guiding.hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
 from constraints.token_walk import TokenWalk, walk_of
@@ -161,7 +161,7 @@ class Compiler:
                     grammar = where_fallback.to_grammar(expression)
         return GrammarLanguage(
             *(self.vocabulary, grammar, limits, explain),
-            hints=hints_of(spec),
+            hints=hints_of(spec, grammar),
             may_run_on=may_run_on,
         )
 

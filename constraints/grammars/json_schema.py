@@ -75,7 +75,8 @@ def checked(document: Json, *, lenient: bool) -> Rewritten:
         pointer = rewritten.needs_u[0]
         raise NotEnforced(
             f"{pointer}: a control character needs a \\u escape, which is not written in objects"
-            " that allow keys beyond the declared ones; say additionalProperties: false",
+            " that allow keys beyond the declared ones; say additionalProperties: false,"
+            " and describe no such key by patternProperties",
             pointer,
         )
     return rewritten

@@ -56,12 +56,20 @@ def translate(pattern: str) -> str:
     A text matches the result if and only if re.fullmatch(pattern, text). Raises Malformed,
     NotEnforced.
     """
+    return _written_without_anchors(matching(pattern), pattern)
+
+
+def matching(pattern: str) -> Pattern | None:
+    """The texts that match Python's pattern as a whole. None: there are none.
+
+    Raises Malformed, NotEnforced.
+    """
     whole = [
         part
         for _, each in _held(_split(parse(pattern, Dialect.PYTHON), is_start=True))
         for _, part in _held(_split(each, is_start=False))
     ]
-    return _written_without_anchors(_choice(whole), pattern)
+    return _choice(whole)
 
 
 def translate_terminal(pattern: str) -> str:
@@ -83,12 +91,19 @@ def translate_search(pattern: str) -> str:
 
 def search_grammar(pattern: str) -> str:
     """The grammar of the texts that have a schema's pattern. Raises Malformed, NotEnforced."""
-    translated = _written_without_anchors(_choice(_searched(pattern)), pattern)
+    translated = _written_without_anchors(searching(pattern), pattern)
     return f"{HEADER}start: /{translated}/\n"
 
 
+def searching(pattern: str) -> Pattern | None:
+    """The whole texts that have a schema's pattern somewhere. None: there are none.
+
+    Raises Malformed, NotEnforced.
+    """
+    return _choice(_searched(pattern))
+
+
 def _searched(pattern: str) -> list[Pattern]:
-    """The whole texts that have a schema's pattern somewhere."""
     whole: list[Pattern] = []
     for is_started, each in _held(_split(parse(pattern, Dialect.ECMA), is_start=True)):
         for is_ended, part in _held(_split(each, is_start=False)):

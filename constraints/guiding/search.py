@@ -142,7 +142,8 @@ class Search:
                 matcher, path = self._follow(parent, parent.edges[index])
                 yield from self._endings(matcher, path)
                 if not matcher.is_complete:
-                    edges, is_new = self._edges(strategy, matcher, path)
+                    is_leap = len(parent.edges[index]) > 1
+                    edges, is_new = self._edges(strategy, matcher, path, is_leap=is_leap)
                     push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
             except (EngineFailed, IllegalToken):
                 self._is_cut = True  # too hard for the engine: no place to lead an output to
@@ -168,11 +169,13 @@ class Search:
         return matcher, path
 
     def _edges(
-        self, strategy: Strategy, matcher: Matcher, path: Witness
+        self, strategy: Strategy, matcher: Matcher, path: Witness, *, is_leap: bool = False
     ) -> tuple[tuple[Witness, ...], bool]:
         """Where the output can go on, and whether this is unlike all places before.
 
-        Nowhere, where enough places were seen that are as far and look the same.
+        Nowhere, where enough places were seen that are as far and look the same; but masks do not
+        tell what is done within a part, as in `.*[0-9]{3}`, and a hint is a part that is done:
+        is_leap: it led here
         """
         matcher.fill_mask(self._row, None if self._max_len is None else self._max_len - len(path))
         allowed, num_first = self._alphabet.allowed(self._row)
@@ -181,7 +184,7 @@ class Search:
         self._looks[look] += 1
         length = sum([len(self._vocabulary.tokens[token_id]) for token_id in path])
         number = self._twins[length, look] = self._twins.get((length, look), 0) + 1
-        if number > MAX_TWINS:
+        if number > MAX_TWINS and not is_leap:
             self._is_cut = True
             return (), False
         singles: tuple[Witness, ...] = tuple((token_id,) for token_id in allowed.tolist())
@@ -189,7 +192,8 @@ class Search:
             singles += self._longer(set(allowed.tolist()))
         hints = tuple(hint for hint in self._hints if matcher.num_legal(hint) == len(hint))
         # A short hint may be legal again and again; what closes is better than any hint.
-        first = int(bool(hints) and (len(hints[-1]) == 1 or self._closes(singles[:1])))
+        is_short = any(len(hint) == 1 for hint in hints)
+        first = int(is_short or (bool(hints) and self._closes(singles[:1])))
         edges = singles[:first] + hints + singles[first:]
         if strategy is Strategy.ROTOR and edges:
             turn = num_seen % max(1, num_first + len(hints))

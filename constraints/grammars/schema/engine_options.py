@@ -28,12 +28,22 @@ def may_respell_keys(root: Json, definitions: dict[str, Json]) -> bool:
     There the engine takes a \\u escape in a key for another key: it would let "\\u0061" have what
     "a" may not.
     """
-    named = {"properties", "patternProperties", "required"}
     return any(
-        part.get("additionalProperties") is not False and named & part.keys()
-        for schema in (root, *definitions.values())
-        for part in parts(schema)
+        _may_respell(part) for schema in (root, *definitions.values()) for part in parts(schema)
     )
+
+
+def _may_respell(part: dict[str, Json]) -> bool:
+    if part.get("additionalProperties") is not False:
+        return bool({"properties", "patternProperties", "required"} & part.keys())
+    # Keys by patterns have escapes only of what JSON has to escape; and more than one each, as
+    # \u001f and \u001F are.
+    names = (*part.get("properties", ()), *part.get("required", ()))
+    return bool(part.get("patternProperties")) and any(map(_has_control, names))
+
+
+def _has_control(name: str) -> bool:
+    return any(char < " " or char == "\x7f" for char in name)
 
 
 def grammar_of(root: Json, definitions: dict[str, Json], whitespace: Whitespace) -> str:

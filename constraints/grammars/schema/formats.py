@@ -9,11 +9,14 @@ BY_ENGINE = frozenset(("duration", "email", "hostname", "ipv4", "uuid", "uri"))
 # Characters of what the engine takes at any length.
 MAX_LEN = {"hostname": 253, "email": 254}
 # OpenAPI's, which say how to show or store a value and nothing of its text.
-ANNOTATIONS = frozenset(("password", "binary", "float", "double", "decimal", "unknown"))
-# OpenAPI's, of integers.
+ANNOTATIONS = frozenset(
+    ("password", "binary", "float", "double", "decimal", "unix-time", "unknown")
+)
+# OpenAPI's and schemars', of integers; those without a size are of machine words.
+_SIZES = {"8": 8, "16": 16, "32": 32, "64": 64, "128": 128, "": 64}
 RANGES = {
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(2**63), 2**63 - 1),
+    **{f"int{name}": (-1 << bits - 1, (1 << bits - 1) - 1) for name, bits in _SIZES.items()},
+    **{f"uint{name}": (0, (1 << bits) - 1) for name, bits in _SIZES.items()},
 }
 
 # The engine's dates have 29 February in every year, and its minutes 61 seconds.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import unquote, urldefrag, urljoin
 
-from constraints.errors import NotEnforced
+from constraints.errors import Malformed, NotEnforced
 from constraints.grammars.schema.drafts import Draft, draft_of
 from constraints.grammars.schema.reading import Json, at, below
 
@@ -33,7 +33,7 @@ class References:
 
     def resolve(self, reference: str, pointer: str) -> str:
         """The pointer of what `reference`, which stands at `pointer`, leads to."""
-        address, fragment = urldefrag(urljoin(self._base(pointer), reference))
+        address, fragment = _joined(self._base(pointer), reference, below(pointer, "$ref"))
         fragment = unquote(fragment)
         resource = self._resources.get(address)
         if resource is None:
@@ -81,7 +81,7 @@ class References:
         # A property of that name is no string.
         identity = draft.read(schema).get(draft.address)
         if isinstance(identity, str):
-            address, fragment = urldefrag(urljoin(base, identity))
+            address, fragment = _joined(base, identity, below(pointer, draft.address))
             if fragment:
                 self._anchors[f"{address}#{fragment}"] = pointer
             else:
@@ -94,6 +94,16 @@ class References:
         for place, inner in subschemas(schema, pointer):
             if isinstance(inner, dict):
                 self._index(inner, place, base, draft)
+
+
+def _joined(base: str, reference: str, pointer: str) -> tuple[str, str]:
+    """An address within another one, and its fragment."""
+    try:
+        address, fragment = urldefrag(urljoin(base, reference))
+    except ValueError as error:
+        message = f"{pointer}: {reference!r} is no address: {error}"
+        raise Malformed(message, pointer=pointer) from None
+    return address, fragment
 
 
 def subschemas(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:

@@ -122,12 +122,24 @@ def _format(place: Place, value: Json, pointer: str) -> None:
         if value in formats.MAX_LEN:
             longest = {"maxLength": formats.MAX_LEN[value]}
             place.also.append(longest | ({"type": types} if types else {}))
-    elif value in formats.RANGES and types == "integer":
-        low, high = formats.RANGES[value]
-        place.more({"type": "integer", "minimum": low, "maximum": high}, pointer)
-    elif value not in formats.ANNOTATIONS and types not in ("integer", "number"):
+    elif value in formats.RANGES:
+        _integer_format(place, value, pointer)
+    elif value not in formats.ANNOTATIONS:
         known = ", ".join(formats.KNOWN)
         place.walk.refuse(pointer, f"the format {value!r} is not enforced; known are {known}")
+
+
+def _integer_format(place: Place, value: str, pointer: str) -> None:
+    """A range of integers, which numbers with such a format are as well."""
+    types = place.schema.get("type", ())
+    names = [types] if isinstance(types, str) else types
+    # A string with it is one of digits, to those who write it.
+    if "string" in names or not {"integer", "number"} & set(names):
+        place.walk.refuse(pointer, f"the format {value!r} is enforced of integers only")
+        return
+    low, high = formats.RANGES[value]
+    whole = list(dict.fromkeys("integer" if name == "number" else name for name in names))
+    place.more({"type": whole, "minimum": low, "maximum": high}, pointer)
 
 
 HANDLERS: dict[str, Handler] = {

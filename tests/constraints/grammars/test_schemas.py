@@ -235,6 +235,7 @@ def test_what_has_no_finite_instance_is_a_contradiction(schema: Any) -> None:
         ({"multipleOf": 0}, "/multipleOf"),
         ({"minLength": -1}, "/minLength"),
         (3, "a schema is an object"),
+        ({"$id": "http://a/", "$ref": "http://["}, r"/\$ref: 'http://\[' is no address"),
     ],
 )
 def test_a_wrong_value_of_a_keyword_is_malformed(schema: Any, place: str) -> None:

@@ -4,10 +4,17 @@ It reads the keywords that make instances longer and leaves the others alone, so
 made in microseconds; where it has no guess, a search has to find what this could not.
 """
 
+import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from constraints.errors import ConstraintError
+from constraints.grammars.least_text import least_text
+from constraints.grammars.patterns import Concat
+from constraints.grammars.regex import searching
 
 # A string of each format that every reading of the format allows.
 FORMATS = {
@@ -26,6 +33,8 @@ _MAX_DEPTH = 40
 # Characters of a guess; places of the schema that are looked at, again and again where they are
 # referred to from several others.
 _MAX_LEN = 50_000
+# What a string is filled with that has to be long: vocabularies have its words as tokens.
+_FILLER = "the "
 _MAX_STEPS = 2_000
 
 # A JSON value; what it is made of is looked at as it is met.
@@ -39,6 +48,7 @@ class Least:
         self._document = document
         self._item, self._key = separators
         self._num_steps = 0
+        self._texts: dict[tuple[tuple[str, ...], int], str | None] = {}
         # Guesses of parts, which may stand where a search is stuck.
         self.parts: set[str] = set()
 
@@ -72,8 +82,9 @@ class Least:
         branches: list[list[Json]] = []
         if "$ref" in schema:
             branches.append([self._referred(schema["$ref"])])
-        branches += [[part] for part in schema.get("allOf", [])]
+        # Choices before parts, which may hold choices themselves: each round leaves one less.
         branches += [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+        branches += [[part] for part in schema.get("allOf", [])]
         if not branches:
             yield rest
             return
@@ -83,7 +94,8 @@ class Least:
                 option = {} if option is True else {"enum": []}
             folded = _merged(rest, option)
             if others:
-                folded["allOf"] = [*folded.get("allOf", []), *({"anyOf": each} for each in others)]
+                parts = [each[0] if len(each) == 1 else {"anyOf": each} for each in others]
+                folded["allOf"] = [*folded.get("allOf", []), *parts]
             if not any(key in folded for key in _FOLDED):
                 yield folded
             elif option is not schema:
@@ -105,13 +117,13 @@ class Least:
         if "enum" in schema:
             return min(map(self._written, schema["enum"]), key=len, default=None)
         kinds = schema.get("type", _kinds_of(schema))
-        kinds = [kinds] if isinstance(kinds, str) else kinds
+        kinds = _listed(kinds)
         makers: dict[str, Callable[[], str | None]] = {
             "null": lambda: "null",
             "boolean": lambda: "true",
             "integer": lambda: _number(schema),
             "number": lambda: _number(schema),
-            "string": lambda: _string(schema),
+            "string": lambda: self._string(schema),
             "array": lambda: self._array(schema, within),
             "object": lambda: self._object(schema, within),
         }
@@ -120,6 +132,33 @@ class Least:
 
     def _written(self, value: Json) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(self._item, self._key))
+
+    def _string(self, schema: dict[str, Json]) -> str | None:
+        least_len = int(schema.get("minLength", 0))
+        if least_len > _MAX_LEN:
+            return None
+        if "pattern" in schema:
+            text = self._matching(tuple(_listed(schema["pattern"])), least_len)
+        elif "format" in schema:
+            text = FORMATS.get(schema["format"])
+        else:
+            text = (_FILLER * (least_len // len(_FILLER) + 1))[:least_len]
+        return None if text is None else json.dumps(text, ensure_ascii=False)
+
+    def _matching(self, patterns: tuple[str, ...], least_len: int) -> str | None:
+        """A text with each of the patterns in it, one behind the other."""
+        if (patterns, least_len) not in self._texts:
+            # What is held on to an edge stands there.
+            ordered = sorted(patterns, key=lambda each: (each[:1] != "^", each[-1:] == "$"))
+            try:
+                found = [searching(pattern) for pattern in ordered]
+            except ConstraintError:
+                found = [None]
+            known = tuple(each for each in found if each is not None)
+            is_whole = len(known) == len(patterns)
+            text = least_text(Concat(known), least_len) if is_whole else None
+            self._texts[patterns, least_len] = text
+        return self._texts[patterns, least_len]
 
     def _array(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
         firsts = schema.get("prefixItems", [])
@@ -137,17 +176,26 @@ class Least:
         required = list(dict.fromkeys(schema.get("required", [])))
         names = [name for name in properties if name in required]
         names += [name for name in required if name not in properties]
-        rest = schema.get("additionalProperties", True)
         spare = [name for name in properties if name not in required]
         while len(names) < int(schema.get("minProperties", 0)) and len(names) < _MAX_DEPTH:
-            names.append(spare.pop(0) if spare else "a" * (1 + len(names)))
+            name = spare.pop(0) if spare else self._other_name(schema, 1 + len(names))
+            if name is None:
+                return None
+            names.append(name)
         members = []
         for name in names:
-            value = self._of(properties.get(name, rest), within)
+            value = self._of(_described(schema, name), within)
             if value is None:
                 return None
             members.append(self._written(name) + self._key + value)
         return self._joined("{", members, "}")
+
+    def _other_name(self, schema: dict[str, Json], least_len: int) -> str | None:
+        """A name that no property has; a longer one for each that was given before."""
+        pattern = schema.get("propertyNames", {}).get("pattern")
+        if pattern is None and schema.get("additionalProperties", True) is False:
+            pattern = next(iter(schema.get("patternProperties", {})), None)
+        return "a" * least_len if pattern is None else self._matching((pattern,), least_len)
 
     def _joined(self, opening: str, items: list[str] | list[str | None], end: str) -> str | None:
         known = [item for item in items if item is not None]
@@ -156,26 +204,62 @@ class Least:
         return opening + self._item.join(known) + end
 
 
+def _described(schema: dict[str, Json], name: str) -> Json:
+    """The schema of a property's value, the first that speaks of it."""
+    if name in schema.get("properties", {}):
+        return schema["properties"][name]
+    for pattern, inner in schema.get("patternProperties", {}).items():
+        with contextlib.suppress(re.error):
+            if re.search(pattern, name):
+                return inner
+    return schema.get("additionalProperties", True)
+
+
 _FOLDED = ("$ref", "allOf", "anyOf", "oneOf")
 
 
 def _merged(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
     """Both schemas at once, roughly."""
     both = {**one, **other}
-    for key in ("properties", "$defs"):
+    for key, join in _JOINS.items():
         if key in one and key in other:
-            both[key] = {**one[key], **other[key]}
-    if "required" in one and "required" in other:
-        both["required"] = [*one["required"], *other["required"]]
-    if "allOf" in one and "allOf" in other:
-        both["allOf"] = [*one["allOf"], *other["allOf"]]
-    for key in ("minimum", "minLength", "minItems", "minProperties"):
-        if key in one and key in other:
-            both[key] = max(one[key], other[key])
-    for key in ("maximum", "maxLength", "maxItems"):
-        if key in one and key in other:
-            both[key] = min(one[key], other[key])
+            both[key] = join(one[key], other[key])
     return both
+
+
+def _listed(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else [value]
+
+
+def _common_types(one: list[Json], other: list[Json]) -> list[Json]:
+    """Whole numbers are numbers, too."""
+    ours, theirs = (
+        [*kinds, "integer"] if "number" in kinds and "integer" not in kinds else kinds
+        for kinds in (one, other)
+    )
+    return [kind for kind in ours if kind in theirs]
+
+
+def _both_patterns(one: Json, other: Json) -> Json:
+    return list(dict.fromkeys((*_listed(one), *_listed(other))))
+
+
+def _both_dicts(one: Json, other: Json) -> Json:
+    return {**one, **other}
+
+
+def _both_lists(one: Json, other: Json) -> Json:
+    return [*one, *other]
+
+
+_JOINS: dict[str, Callable[[Json, Json], Json]] = {
+    "type": lambda one, other: _common_types(_listed(one), _listed(other)),
+    "pattern": _both_patterns,
+    **dict.fromkeys(("properties", "$defs"), _both_dicts),
+    **dict.fromkeys(("required", "allOf"), _both_lists),
+    **dict.fromkeys(("minimum", "minLength", "minItems", "minProperties"), max),
+    **dict.fromkeys(("maximum", "maxLength", "maxItems"), min),
+}
 
 
 def _kinds_of(schema: dict[str, Json]) -> list[str]:
@@ -187,16 +271,6 @@ def _kinds_of(schema: dict[str, Json]) -> list[str]:
     }
     kinds = [kind for kind, keys in told.items() if any(key in schema for key in keys)]
     return ["integer", *kinds] if len(kinds) != 1 else ["integer", kinds[0]]
-
-
-def _string(schema: dict[str, Json]) -> str | None:
-    if "pattern" in schema:
-        return None
-    if "format" in schema:
-        sample = FORMATS.get(schema["format"])
-        return None if sample is None else json.dumps(sample)
-    least_len = int(schema.get("minLength", 0))
-    return None if least_len > _MAX_LEN else '"' + "a" * least_len + '"'
 
 
 def _number(schema: dict[str, Json]) -> str | None:

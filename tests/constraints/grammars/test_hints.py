@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from constraints.guiding.hints import MAX_HINTS, hints_of
+from constraints.grammars.hints import MAX_HINTS, hints_of
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import SCHEMAS, record
 
@@ -16,7 +16,7 @@ def of_schema(schema: Any, whitespace: Whitespace = Whitespace.FLEXIBLE) -> tupl
     return hints_of(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema), whitespace))
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMAS if name != "pattern"])
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_the_first_hint_of_a_schema_is_an_instance(name: str) -> None:
     jsonschema.validate(json.loads(of_schema(SCHEMAS[name])[0]), SCHEMAS[name])
 
@@ -40,6 +40,25 @@ def test_the_first_hint_of_a_schema_is_an_instance(name: str) -> None:
             b'{"a":0,"aa":0}',
         ),
         ({"allOf": [{"minimum": 3}, {"minimum": 5}], "type": "integer"}, b"5"),
+        ({"type": "string", "pattern": r"\.pdf$"}, b'".pdf"'),
+        ({"type": "string", "pattern": "^[a-z]+-", "minLength": 8}, b'"aaaaaaa-"'),
+        ({"type": "string", "allOf": [{"pattern": "b$"}, {"pattern": "^a"}]}, b'"ab"'),
+        ({"type": "string", "anyOf": [{"pattern": "a"}, {"type": "object"}]}, b'"a"'),
+        ({"type": "number", "anyOf": [{"type": "integer", "minimum": 7}]}, b"7"),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^x"}, "minProperties": 2},
+            b'{"x":0,"xa":0}',
+        ),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"[0-9]{2}$": {"const": 1}},
+                "additionalProperties": False,
+                "required": ["a10"],
+                "minProperties": 2,
+            },
+            b'{"a10":1,"00":1}',
+        ),
     ],
     ids=str,
 )
@@ -54,7 +73,7 @@ def test_whitespace_is_written_as_it_is_asked_for() -> None:
 
 def test_parts_are_hints_as_well() -> None:
     schema = record(
-        {"at": {"type": "string", "format": "date"}, "x": {"pattern": "y", "type": "string"}}
+        {"at": {"type": "string", "format": "date"}, "x": {"pattern": "(?=y)", "type": "string"}}
     )
     assert of_schema(schema) == (b'"2000-01-01"',)
 
@@ -95,19 +114,22 @@ def test_schemas_that_grow_when_they_are_written_out_cost_little() -> None:
 @pytest.mark.parametrize(
     ("text", "hints"),
     [
-        ("[a-z]+xyz", (b"xyz",)),
-        (r"ab+c\.d", (b"c.d", b"a", b"b")),
-        ("(foo|bar[0-9]{4}-end)", (b"-end", b"foo", b"bar")),
-        (r"\d+[^x]*", ()),
+        ("[a-z]+xyz", (b"axyz", b"xyz")),
+        (r"ab+c\.d", (b"abc.d", b"c.d", b"a", b"b")),
+        ("(foo|bar[0-9]{4}-end)", (b"foo", b"-end", b"bar")),
+        (r"\d+[^x]*", (b"0",)),
+        (r"\b[a-z]*xyz", (b"xyz",)),
     ],
 )
-def test_a_pattern_hints_at_its_plain_characters(text: str, hints: tuple[bytes, ...]) -> None:
+def test_a_pattern_hints_at_a_whole_text_and_at_its_plain_characters(
+    text: str, hints: tuple[bytes, ...]
+) -> None:
     assert hints_of(ConstraintSpec(Kind.REGEX, text)) == hints
 
 
 def test_a_grammar_hints_at_its_literals() -> None:
     text = 'start: "BEGIN " NAME " END"\nNAME: /[a-z]+_id/\n'
-    assert hints_of(ConstraintSpec(Kind.LARK, text)) == (b"BEGIN ", b" END", b"_id")
+    assert hints_of(ConstraintSpec(Kind.LARK, text)) == (b"BEGIN ", b" END", b"a_id", b"_id")
 
 
 def test_a_choice_hints_at_its_shortest_strings() -> None:
@@ -119,4 +141,4 @@ def test_a_choice_hints_at_its_shortest_strings() -> None:
 
 def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
     pattern = "(?s:.*)(?:[fF][oO][xX]|[kK\u212a]a[^b][a-z]+)(?P<end>i+)(?s:.*)"
-    assert set(hints_of(ConstraintSpec(Kind.REGEX, pattern))) == {b"fox", b"ka", b"i"}
+    assert set(hints_of(ConstraintSpec(Kind.REGEX, pattern))) == {b"foxi", b"fox", b"ka", b"i"}

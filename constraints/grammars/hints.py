@@ -7,7 +7,12 @@ pattern that ends a loop. A wrong hint costs a question to the matcher and nothi
 import json
 import re
 
-from constraints.guiding.least import Least
+from constraints.errors import ConstraintError
+from constraints.grammars.least_instance import Least
+from constraints.grammars.least_text import least_text
+from constraints.grammars.pattern_escapes import Dialect
+from constraints.grammars.pattern_parser import parse
+from constraints.grammars.regex import matching
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 
 MAX_HINTS = 12
@@ -17,6 +22,8 @@ MAX_SOURCE_LEN = 1 << 20
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+# A character in the engine's syntax.
+_BRACED = re.compile(r"\\x\{([0-9A-F]+)\}")
 # In a pattern: a class of two or three characters.
 _FEW = re.compile(r"\[[^\W_^][^\]\\-]{1,2}\]")
 # A class, an escape, something special, or a run of plain characters.
@@ -26,17 +33,22 @@ _PIECES = re.compile(
 )
 
 
-def hints_of(spec: ConstraintSpec) -> tuple[bytes, ...]:
-    """The best first. Of a schema, the whole instance is the first one."""
+def hints_of(spec: ConstraintSpec, grammar: str = "") -> tuple[bytes, ...]:
+    """The best first. Of a schema and of a pattern, a whole text of it is the first one.
+
+    grammar: what the engine reads in place of a grammar of llama.cpp, which has no terminals
+    """
     if len(spec.text) > MAX_SOURCE_LEN:
         return ()
     match spec.kind:
         case Kind.JSON_SCHEMA:
             found = _of_schema(spec)
         case Kind.REGEX:
-            found = _of_pattern(spec.text)
-        case Kind.LARK | Kind.GBNF:
+            found = [_least_match(spec.text), *_runs(spec.text)]
+        case Kind.LARK:
             found = _of_grammar(spec.text)
+        case Kind.GBNF:
+            found = [*_of_grammar(spec.text), *_of_terminals(grammar)]
         case Kind.CHOICE:
             found = sorted(json.loads(spec.text), key=len)[:MAX_HINTS]
         case Kind.WHERE:
@@ -60,7 +72,23 @@ def _of_schema(spec: ConstraintSpec) -> list[str]:
     return ([whole] if whole is not None else []) + quoted
 
 
-def _of_pattern(pattern: str) -> list[str]:
+def _least_match(pattern: str) -> str:
+    """A text that matches the whole pattern, as far as one is seen."""
+    try:
+        whole = matching(pattern)
+    except ConstraintError:
+        return ""  # the compiler says so, or finds another way
+    return "" if whole is None else least_text(whole) or ""
+
+
+def _least_terminal(pattern: str) -> str:
+    try:
+        return least_text(parse(pattern, Dialect.LARK)) or ""
+    except ConstraintError:
+        return ""
+
+
+def _runs(pattern: str) -> list[str]:
     """Runs of plain characters, without those that a repetition takes for itself.
 
     Of two or three characters that may stand somewhere, as in `[fF][oO][xX]`, the first one does.
@@ -86,8 +114,17 @@ def _of_pattern(pattern: str) -> list[str]:
 def _of_grammar(grammar: str) -> list[str]:
     quoted = [_unquoted(match.group()) for match in _QUOTED.finditer(grammar)]
     patterns = [match.group(1) for match in _PATTERN.finditer(_QUOTED.sub("", grammar))]
-    runs = [run for pattern in patterns for run in _of_pattern(pattern)]
-    return sorted(dict.fromkeys([*quoted, *runs]), key=len, reverse=True)
+    pieces = [run for pattern in patterns for run in (*_runs(pattern), _least_terminal(pattern))]
+    return sorted(dict.fromkeys([*quoted, *pieces]), key=len, reverse=True)
+
+
+def _of_terminals(grammar: str) -> list[str]:
+    patterns = [match.group(1) for match in _PATTERN.finditer(grammar)]
+    return [_least_terminal(_BRACED.sub(_spelled_out, each)) for each in patterns]
+
+
+def _spelled_out(code: re.Match[str]) -> str:
+    return rf"\U{int(code[1], 16):08x}"
 
 
 def _unquoted(literal: str) -> str:
