@@ -41,7 +41,7 @@ def _input_of(arguments: str) -> Any:
 
 
 def calling_ending(end: Finished, num_calls: int) -> dict[str, Any]:
-    """Why it stopped: to have its tools used, unless it was cut."""
+    """Why it stopped: to have its tools used, unless it was cut. `end` is settled."""
     told = ending(end)
     if num_calls and told["stop_reason"] == "end_turn":
         told["stop_reason"] = "tool_use"
@@ -79,7 +79,7 @@ class CallingWords:
         rest = b"".join([self._told(piece) for piece in pieces])
         if self._num_blocks == 0:
             rest += self._begin("text", {"type": "text", "text": ""})
-        stopped = calling_ending(event, self._reader.num_calls)
+        stopped = calling_ending(self._reader.settled(event), self._reader.num_calls)
         delta = _event("message_delta", {"delta": stopped, "usage": usage_of(event)})
         return rest + self._close() + delta + _event("message_stop", {})
 

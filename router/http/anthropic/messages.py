@@ -74,6 +74,7 @@ class MessageRoutes:
         content, num_calls = [{"type": "text", "text": end.text}], 0
         if calling is not None:
             content, num_calls = content_of(end.text, calling)
+            end = calling.settled(end)
         stopped = calling_ending(end, num_calls)
         answer = message(message_id, model, content, stopped, usage_of(end))
         return talk.reply(exchange, answer, _headers(exchange))

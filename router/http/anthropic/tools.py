@@ -10,6 +10,7 @@ from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 from router.errors import InvalidRequest, Unserved
 from router.given import quoted, wrong
 from router.http.body import Schema
+from router.http.openai.arguments_schema import arguments_schema
 from router.http.openai.tool_grammar import Offer, OfferedTool
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -97,7 +98,5 @@ def _offered(tool: Tool, place: str) -> OfferedTool:
     schema = tool.input_schema
     if schema is None:
         raise InvalidRequest(f"`{place}.input_schema` is required", f"{place}.input_schema")
-    if schema.get("type", "object") != "object":
-        field = f"{place}.input_schema.type"
-        raise wrong(field, "must be `object`", schema["type"])
-    return OfferedTool(tool.name, {"type": "object", **schema}, f"{place}.input_schema")
+    place = f"{place}.input_schema"
+    return OfferedTool(tool.name, arguments_schema(schema, place), place)

@@ -6,18 +6,22 @@ What the client wrote in two fields becomes one expression, and messages tell of
 from dataclasses import replace
 from typing import Any
 
+import orjson
+
 from constraints.errors import ConstraintError
 from constraints.spec import Kind
 from constraints.where.cursor import MAX_TEXT_LEN
 from constraints.where.parser import parse
 from constraints.where.terms import Contains, Expression, Matches, Not, all_of
 from constraints.where.writing import text
-from router.errors import InvalidRequest
-from router.given import quoted
+from router.errors import ConstraintRefused, InvalidRequest
+from router.given import cut, quoted
 from router.grammar import RawGrammar
 
 # Half of what an expression may have, so that one beside them has room.
 _MAX_WORDS = 500
+# Of more than these only the first are named in a message.
+_MAX_NAMED = 20
 
 # The field, and what stands there.
 NamedGrammar = tuple[str, RawGrammar]
@@ -26,7 +30,8 @@ NamedGrammar = tuple[str, RawGrammar]
 def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGrammar:
     """Texts in which none of these words stands: any, or those of a grammar.
 
-    Raises InvalidRequest beside a grammar in which that cannot be said.
+    Raises InvalidRequest beside a grammar in which that cannot be said, ConstraintRefused where no
+    choice is left.
     """
     if not all(words):
         raise InvalidRequest("`bad_words` must be strings, none empty", "bad_words")
@@ -74,13 +79,42 @@ def _joined(terms: list[Expression], name: str) -> str:
 
 
 def _kept(choices: list[Any], words: list[str], name: str) -> list[Any]:
-    """The choices without any of these words."""
+    """The choices without any of these words. Raises ConstraintRefused where none is left."""
     kept = [
         choice
         for choice in choices
         if not (isinstance(choice, str) and any(word in choice for word in words))
     ]
     if choices and not kept:
-        rule = f"each of the choices of `{name}` has one of `bad_words` in it"
-        raise InvalidRequest(rule, "bad_words")
+        raise _contradiction(choices, words, name)
     return kept
+
+
+def _contradiction(choices: list[str], words: list[str], name: str) -> ConstraintRefused:
+    """The refusal that a pattern of the same texts gets, where nothing has to be compiled."""
+    shown = f"`{name}` {cut(orjson.dumps(choices).decode())}"
+    parts = [shown, *(f"`bad_words` {quoted(word)}" for word in _needed(choices, words))]
+    *others, last = parts
+    told = f"nothing satisfies both {', '.join(others)} and {last}"
+    if len(parts) > _MAX_NAMED:
+        listed = ", ".join(parts[:_MAX_NAMED])
+        told = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
+    return ConstraintRefused(f"`{name}`: {told}", "contradiction", {"parts": parts}, name)
+
+
+def _needed(choices: list[str], words: list[str]) -> list[str]:
+    """Words of which each choice has one, none of which can be left out."""
+    found: list[str] = []
+    for choice in choices:
+        if not any(word in choice for word in found):
+            found.append(next(word for word in words if word in choice))
+    counts = [sum(word in choice for word in found) for choice in choices]
+    needed = []
+    for word in found:
+        places = [place for place, choice in enumerate(choices) if word in choice]
+        if any(counts[place] == 1 for place in places):
+            needed.append(word)
+        else:
+            for place in places:
+                counts[place] -= 1
+    return needed

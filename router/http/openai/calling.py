@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from router.events import Finished, FinishReason, PromptScored, TokenGenerated
+from router.events import Finished, PromptScored, TokenGenerated
 from router.http.constraint_told import told_of_constraint
 from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope
@@ -27,9 +27,9 @@ class ChatCalling:
     calling: Calling
     is_old: bool
 
-    def reason(self, reason: FinishReason, num_calls: int) -> str:
-        """The finish reason: calls are one, unless they were cut."""
-        told = FINISH_REASONS[reason]
+    def reason(self, end: Finished, num_calls: int) -> str:
+        """The finish reason: calls are one, unless they were cut. `end` is settled."""
+        told = FINISH_REASONS[end.reason]
         return _OLD_REASONS[self.is_old] if num_calls and told == "stop" else told
 
     def message(self, text: str, echoed: str) -> tuple[dict[str, Any], int]:
@@ -123,7 +123,7 @@ class CallingFrames:
         """What was held back, then an empty delta with the reason."""
         pieces = self._reader.push(event.tail) + self._reader.finish()
         rest = b"".join([self._chunk(self._calling.delta(piece)) for piece in pieces])
-        reason = self._calling.reason(event.reason, self._reader.num_calls)
+        reason = self._calling.reason(self._reader.settled(event), self._reader.num_calls)
         satisfied = told_of_constraint(event)
         told = orjson.dumps({"finish_reason": reason, **satisfied})[1:-1]
         last = self._head + b'{},"logprobs":null,' + told + b"}]" + self._end

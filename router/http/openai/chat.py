@@ -203,7 +203,7 @@ def _choice(
         message = {"role": "assistant", "content": body.echoed + end.text, "refusal": None}
     else:
         message, num_calls = calling.message(end.text, body.echoed)
-        reason = calling.reason(end.reason, num_calls)
+        reason = calling.reason(calling.calling.settled(end), num_calls)
     choice = {
         "index": index,
         "message": message,

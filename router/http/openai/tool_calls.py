@@ -5,15 +5,17 @@
 
 The answer is made under the grammar of `tool_grammar.py`, so that a call, once begun, is right as
 far as it goes. Only an end before its time (a deadline, a length that cuts) leaves one unfinished.
-It knows no requests and no frames.
+An answer that ends behind whole calls has ended well, though at its last token: that there was no
+room for another call is nobody's loss. It knows no requests and no frames.
 """
 
 import re
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from router.events import Finished, FinishReason
 from router.text.call_syntax import CallSyntax
 
 # What can end a JSON object, or hide what would.
@@ -86,6 +88,16 @@ class CallReader:
     def is_cut(self) -> bool:
         """Whether the last call's arguments are not whole."""
         return self._step == self._arguments
+
+    def settled(self, end: Finished) -> Finished:
+        """The answer's end as clients are told it, after `finish`.
+
+        Where its tokens were used up right behind a whole call, it is that of a complete answer.
+        """
+        if end.reason is not FinishReason.LENGTH or not end.constraint_satisfied:
+            return end
+        is_whole = self._step == self._between and self._unread.rstrip() == self._syntax.closing
+        return replace(end, reason=FinishReason.CONSTRAINT_COMPLETE) if is_whole else end
 
     # Each step reads some of `_unread`, and answers whether another may follow.
 
@@ -218,6 +230,14 @@ class Calling:
             Call(name, arguments, is_whole=index != last)
             for index, (name, arguments) in enumerate(calls)
         ]
+
+    def settled(self, end: Finished) -> Finished:
+        """The end of a whole answer as clients are told it; see `CallReader.settled`."""
+        if end.reason is not FinishReason.LENGTH:
+            return end
+        reader = self.reader()
+        reader.push(end.text)
+        return reader.settled(end)
 
 
 def _letters(length: int) -> str:

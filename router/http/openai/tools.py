@@ -15,6 +15,7 @@ from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 from router.errors import InvalidRequest, ToolsRefused, Unserved
 from router.given import wrong
 from router.http.body import Schema
+from router.http.openai.arguments_schema import arguments_schema
 from router.http.openai.tool_grammar import Offer, OfferedTool
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -216,11 +217,7 @@ def offered_functions(
 def _parameters(function: Function, place: str) -> dict[str, Any]:
     """The schema of the arguments, which are an object in any case. Raises InvalidRequest."""
     schema = function.arguments if function.parameters is None else function.parameters
-    if schema is None:
-        return _NO_PARAMETERS
-    if schema.get("type", "object") != "object":
-        raise wrong(f"{place}.type", "must be `object`", schema["type"])
-    return {"type": "object", **schema}
+    return _NO_PARAMETERS if schema is None else arguments_schema(schema, place)
 
 
 def _check_each(tools: Sequence[Tool]) -> None:

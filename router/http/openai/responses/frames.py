@@ -64,11 +64,12 @@ class ResponseWords:
         told = [self._told(piece) for piece in self._output.finish(event)]
         if self._num_items == 0:
             told.append(self._begin_message())
-        status = status_of(event)
+        end = self._output.settled(event)
+        status = status_of(end)
         output = self._output.fields(status)
         told.append(self._close(output))
-        response = self._reply.ended(event, output, int(time.time()))
-        self._keep(response, event)
+        response = self._reply.ended(end, output, int(time.time()))
+        self._keep(response, end)
         told.append(self._event(f"response.{status}", {"response": response}))
         return b"".join(told)
 

@@ -70,6 +70,10 @@ class Output:
             self.token(event)
         self.finish(end)
 
+    def settled(self, end: Finished) -> Finished:
+        """The end as clients are told it, once all is taken."""
+        return end if self._reader is None else self._reader.settled(end)
+
     def items(self, status: str) -> tuple[Item, ...]:
         """What there is so far; `status` is that of an answer that ends here."""
         calls = list(self.calls)

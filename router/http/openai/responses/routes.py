@@ -128,8 +128,8 @@ class ResponseRoutes:
             frames = AnswerFrames(exchange, words, Dialect.OPENAI)
             return await talk.stream(exchange, checked, frames, {})
         completion = await talk.complete(request, checked)
-        end = completion.finished
-        output.whole(completion.tokens, end)
+        output.whole(completion.tokens, completion.finished)
+        end = output.settled(completion.finished)
         response = reply.ended(end, output.fields(status_of(end)), int(time.time()))
         keep(response, end)
         return talk.reply(exchange, response, {})

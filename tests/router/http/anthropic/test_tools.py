@@ -135,6 +135,37 @@ async def test_an_answer_that_does_not_call_may_have_a_form(text: str, kind: str
     assert whole.spec.text == tool_grammar(offer, HERMES, parts[-1][0].spec.text)
 
 
+BOTH = written(HERMES, [ROME, ("wait", {})])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [(BOTH, "tool_use"), (BOTH.partition("wait")[0], "max_tokens")]
+)
+async def test_an_answer_that_ends_behind_whole_calls_is_not_cut(text: str, reason: str) -> None:
+    async with house_of(text + " and more") as house:
+        asked = {"tools": [LOOK, WAIT], "max_tokens": len(text)}
+        answer = await post(house, **asked)
+        events = await stream(house, **asked)
+
+    assert answer["stop_reason"] == reason
+    assert events[-2]["delta"]["stop_reason"] == reason
+
+
+async def test_arguments_are_objects_whatever_a_reference_leads_to() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$ref": "#/definitions/Q",
+        "definitions": {"Q": {"type": ["object", "null"]}},
+    }
+    checks = FakeChecks()
+    async with house_of("x", checks) as house:
+        await post(house, tools=[{"name": "null", "input_schema": schema}])
+
+    (part, *_), _ = checks.asked
+    both = {"type": "object", "allOf": [{"$ref": "#/definitions/Q"}]}
+    assert json.loads(part.spec.text) == {**schema, "$ref": "#/arguments", "arguments": both}
+
+
 async def test_calls_are_streamed_as_they_come() -> None:
     async with house_of(written(HERMES, [ROME], said="So.")) as house:
         events = await stream(house, tools=[LOOK, WAIT], max_tokens=100)

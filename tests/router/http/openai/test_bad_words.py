@@ -1,9 +1,11 @@
 """Strings that stand in no answer, beside the grammars that are asked for."""
 
+import json
+
 import pytest
 
 from constraints.spec import Kind
-from router.errors import InvalidRequest
+from router.errors import ConstraintRefused, InvalidRequest
 from router.grammar import RawGrammar
 from router.http.openai.bad_words import without
 
@@ -39,3 +41,32 @@ def test_each_word_costs_what_the_refusal_says_beside_its_bytes() -> None:
     assert isinstance(few.value, str)
     assert isinstance(more.value, str)
     assert len(more.value) - len(few.value) == 4 * (16 + len("b8"))
+
+
+@pytest.mark.parametrize(
+    ("choices", "words", "needed"),
+    [
+        (["a", "ba"], ["a"], ["a"]),
+        (["ab", "b"], ["c", "a", "b"], ["b"]),
+        (["a", "b"], ["b", "a"], ["a", "b"]),
+    ],
+)
+def test_choices_of_which_none_is_left_contradict_the_words_that_they_have(
+    choices: list[str], words: list[str], needed: list[str]
+) -> None:
+    with pytest.raises(ConstraintRefused) as refused:
+        without(words, ("guided_choice", RawGrammar(Kind.CHOICE, choices)))
+
+    written = json.dumps(choices, separators=(",", ":"))
+    parts = [f"`guided_choice` {written}", *(f'`bad_words` "{word}"' for word in needed)]
+    told = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    assert str(refused.value) == f"`guided_choice`: nothing satisfies both {told}"
+    assert (refused.value.reason, refused.value.field) == ("contradiction", "guided_choice")
+    assert refused.value.details == {"parts": parts}
+
+
+def test_many_words_that_leave_no_choice_are_all_parts_but_not_all_in_the_message() -> None:
+    words = [f"b{each}." for each in range(30)]
+    with pytest.raises(ConstraintRefused, match=r"`bad_words` \"b18\.\" and 11 others$") as refused:
+        without(words, ("guided_choice", RawGrammar(Kind.CHOICE, words)))
+    assert len(refused.value.details["parts"]) == 31  # type: ignore[arg-type]

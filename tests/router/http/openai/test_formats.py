@@ -149,6 +149,22 @@ async def test_a_pattern_beside_bad_words_is_refused_in_its_own_places(
     assert error["constraint"] == {"reason": "malformed", "position": 0}
 
 
+async def test_choices_of_which_bad_words_leave_none_are_a_contradiction() -> None:
+    body = {"messages": HI, "guided_choice": ["a", "ba"], "bad_words": ["a"]}
+    async with housing(saying_after_hi("x")) as house, house.client as client:
+        answer = await client.post(CHAT, json=body)
+
+    assert answer.status_code == 422
+    parts = ['`guided_choice` ["a","ba"]', '`bad_words` "a"']
+    assert answer.json()["error"] == {
+        "message": f"`guided_choice`: nothing satisfies both {parts[0]} and {parts[1]}",
+        "type": "invalid_request_error",
+        "param": "guided_choice",
+        "code": "contradiction",
+        "constraint": {"reason": "contradiction", "parts": parts},
+    }
+
+
 @pytest.mark.parametrize("satisfied", [True, False])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_an_answer_says_whether_it_is_what_was_asked_for(path: str, satisfied: bool) -> None:

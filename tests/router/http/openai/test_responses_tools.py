@@ -151,6 +151,33 @@ async def test_a_call_that_is_cut_is_incomplete(streams: bool) -> None:
     assert answer["status"] == "incomplete"
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (written(HERMES, BOTH), "completed"),
+        (written(HERMES, BOTH).partition("wait")[0], "incomplete"),
+    ],
+)
+async def test_a_response_that_ends_behind_whole_calls_is_complete(
+    text: str, status: str, streams: bool
+) -> None:
+    async with house_of(text + " and more") as house:
+        asked = {"tools": [LOOK, WAIT], "max_output_tokens": len(text)}
+        if streams:
+            *_, last = await stream(house, **asked)
+            assert last["type"] == f"response.{status}"
+            answer = last["response"]
+        else:
+            answer = await post(house, **asked)
+
+    is_cut = status == "incomplete"
+    assert answer["status"] == status
+    assert answer["incomplete_details"] == ({"reason": "max_output_tokens"} if is_cut else None)
+    assert (answer["completed_at"] is None) == is_cut
+    assert {item["status"] for item in answer["output"]} == {"completed"}
+
+
 async def test_tools_and_their_choice_are_told_back() -> None:
     async with house_of("x") as house:
         answer = await post(house, tools=[LOOK, WAIT], tool_choice=ONLY_WAIT)

@@ -1,13 +1,22 @@
 """Calls are told from text as they come, the same however the text is cut into pieces."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.http.openai.tool_calls import CallArguments, CallBegun, CallReader, Piece, Said
+from router.events import Finished, FinishReason
+from router.http.openai.tool_calls import (
+    CallArguments,
+    CallBegun,
+    Calling,
+    CallReader,
+    Piece,
+    Said,
+)
 from router.text.call_syntax import HERMES, CallSyntax
 from tests.router.http.openai.calls import LLAMA, MISTRAL, SYNTAXES, Call, written
 
@@ -25,6 +34,7 @@ CALLS = st.lists(
     ),
     max_size=3,
 )
+COMPLETE = FinishReason.CONSTRAINT_COMPLETE
 TEXTS = st.text(alphabet="<tool_ca[TOLCAS]{ x", max_size=12)
 
 
@@ -108,3 +118,30 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_goes(length: int) -> None:
     whole = '{"city": "Rome"}'
     assert said == (text if length < len("[TOOL_CALLS]") else "")
     assert all(name == "get" and whole.startswith(arguments) for name, arguments in calls)
+
+
+def ending(text: str, *, satisfied: bool = True) -> Finished:
+    return Finished(FinishReason.LENGTH, text, "", 1, 0, 1, 0, constraint_satisfied=satisfied)
+
+
+@pytest.mark.parametrize("name", sorted(SYNTAXES))
+def test_tokens_that_end_right_behind_whole_calls_have_cut_nothing(name: str) -> None:
+    syntax = SYNTAXES[name]
+    calls: list[Call] = [("get", {"city": "}"}), ("wait", {})][: 1 if syntax is LLAMA else 2]
+    text = written(syntax, calls, "" if syntax is LLAMA else "So.")
+    calling = Calling(syntax, may_speak=True)
+
+    lengths = range(len(text) + 1)
+    whole = [n for n in lengths if calling.settled(ending(text[:n])).reason is COMPLETE]
+
+    # Hermes' calls are closed one by one, and whitespace behind one is no other.
+    first = len(written(syntax, calls[:1], "So."))
+    assert whole == ([first, first + 1, len(text)] if syntax is HERMES else [len(text)])
+    assert calling.settled(ending(text, satisfied=False)).reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("reason", set(FinishReason) - {FinishReason.LENGTH})
+def test_every_other_end_is_told_as_it_is(reason: FinishReason) -> None:
+    end = replace(ending(written(HERMES, [("get", {})])), reason=reason)
+
+    assert Calling(HERMES, may_speak=True).settled(end) is end

@@ -247,6 +247,57 @@ async def test_a_call_that_is_cut_says_so() -> None:
     assert choice["finish_reason"] == "length"
 
 
+NULLABLE = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "$ref": "#/definitions/Q",
+    "definitions": {"Q": {"type": ["object", "null"]}},
+}
+
+
+async def test_arguments_are_objects_whatever_a_reference_leads_to() -> None:
+    null = {"type": "function", "function": {"name": "null", "parameters": NULLABLE}}
+    (part, *_), _ = await asked({"tools": [null]})
+
+    schema = json.loads(part.spec.text)
+    both = {"type": "object", "allOf": [{"$ref": "#/definitions/Q"}]}
+    assert schema == {**NULLABLE, "$ref": "#/arguments", "arguments": both}
+
+
+TWO = [ROME, ("wait", {})]
+# Behind how much of an answer its tokens are used up, and what its end is called.
+ENDS = [
+    (written(HERMES, TWO), "tool_calls"),
+    (written(HERMES, [ROME], said="So."), "tool_calls"),
+    (written(HERMES, TWO)[:-1], "length"),
+    (written(HERMES, TWO).removesuffix("</tool_call>"), "length"),
+    (written(HERMES, TWO).partition("</tool_call>")[0] + "</tool_call>\n", "tool_calls"),
+    (written(HERMES, TWO).partition("wait")[0], "length"),
+    (written(HERMES, TWO).partition("wait")[0] + "wait", "length"),
+    ("So, I", "length"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), ENDS)
+async def test_an_answer_that_ends_behind_whole_calls_is_not_cut(text: str, reason: str) -> None:
+    asked = {"messages": HI, "tools": TOOLS, "max_tokens": len(text)}
+    async with house_of(text + " and more") as house:
+        whole = await post(house, CHAT, asked)
+        chunks = await stream(house, CHAT, asked)
+
+    assert whole["choices"][0]["finish_reason"] == reason
+    assert choices_of(chunks)[-1]["finish_reason"] == reason
+
+
+async def test_whole_calls_that_are_not_all_that_was_asked_for_are_cut() -> None:
+    text = written(HERMES, [ROME])
+    shard = FakeShard(script=saying(text + " and more", len("user: hi\n")))
+    shard.followed.satisfied = False
+    async with housing(shard, templates={"default": TEMPLATE}) as house:
+        choice = await answer_of(house, max_tokens=len(text))
+
+    assert (choice["finish_reason"], choice["constraint_satisfied"]) == ("length", False)
+
+
 async def test_calls_are_streamed_as_they_come() -> None:
     text = written(HERMES, [ROME, ("wait", {})], said="So.")
     async with house_of(text) as house:
