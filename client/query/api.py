@@ -1,6 +1,6 @@
 """Queries as text and in files: run, watched, called.
 
-Each function has a twin `..._sync` for where no event loop runs.
+Each function but `watch` has a twin `..._sync` for where no event loop runs.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -90,6 +90,7 @@ def _read(program: object, variables: Variables | None) -> Program:
     if isinstance(program, str):
         return read(program, namespace=variables)
     if not isinstance(program, Program):
-        what = "a program is its text, or what read_file made of it; a query is called by itself"
-        raise TypeError(f"{what}. Given: {program!r}")
+        what = "a program is its text, or what read_file made of it"
+        instead = "a query is called by itself, and has `run`, `run_all` and `watch` of its own"
+        raise TypeError(f"{what}; {instead}. Given: {program!r}")
     return program

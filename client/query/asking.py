@@ -23,6 +23,7 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float

@@ -4,6 +4,7 @@
     async def f(x: str) -> str: ...          f.run(x)      its Result, awaited
     @query                                   f.run_sync(x)
     def g(x: str) -> str: ...                f.using(decoder=sample(4)).run_all(x)
+                                             f.watch(x)    its partial states
 
 One that is defined by `def` is called without await, where no event loop runs; each can be run both
 ways. One that is defined in a class is a method: as an object's it is a query without `self`. In a
@@ -11,7 +12,8 @@ program `[X: f]` and `[X: f(x)]` take either.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from types import FrameType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
@@ -20,8 +22,9 @@ from client.query.execution import Choices, RunOptions, choices_of, execute
 from client.query.program import Program
 from client.query.reading.enclosing import Enclosing, enclosing
 from client.query.reading.reader import read_function, read_template
-from client.query.running.results import Result
+from client.query.running.results import Result, State
 from client.query.waiting import wait_for
+from client.query.watching import watched
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -60,6 +63,17 @@ class Query(Generic[P, R, ValueT]):
         """All results of the decoder."""
         results = await execute(self._program, self._choices, args, kwargs)
         return cast("tuple[Result[ValueT], ...]", results)
+
+    async def watch(
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[State | Result[ValueT], None]:
+        """The partial states of a run as they come, then its results."""
+        states = watched(
+            lambda on_state: execute(self._program, self._choices, args, kwargs, on_state)
+        )
+        async with aclosing(states):
+            async for state in states:
+                yield cast("State | Result[ValueT]", state)
 
     def run_sync(self, *args: P.args, **kwargs: P.kwargs) -> Result[ValueT]:
         """`run`, where no event loop runs."""

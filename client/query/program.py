@@ -17,6 +17,22 @@ Condition = Callable[[], Term]
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """A condition behind a prompt with the holes `here`, which names others, too.
+
+    It speaks of these as they are when the prompt is reached. `variables` are those of them that
+    the program binds itself, too, each with what reads it (and raises NameError).
+    """
+
+    condition: Condition
+    here: frozenset[str]
+    variables: tuple[tuple[str, Callable[[], object]], ...] = ()
+
+    def __call__(self) -> Term:
+        return self.condition()
+
+
+@dataclass(frozen=True, slots=True)
 class Decorator:
     """`@f` or `@f(a)` in front of a hole's name; `function` is called on its value."""
 

@@ -6,7 +6,7 @@ Both are expressions of `constraints.where`. Where they are the same the conditi
 elsewhere the upper one is a mask that is never too strict, and the condition is left to be checked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import assert_never
@@ -100,6 +100,15 @@ def names_of(term: Term) -> frozenset[str]:
         case Compared(left, _, right) | Calculated(left, _, right):
             return names_of(left) | names_of(right)
     assert_never(term)
+
+
+def conjuncts_of(term: Term) -> Iterator[Term]:
+    """What `and` joins, however deep."""
+    if not isinstance(term, All):
+        yield term
+        return
+    for part in term.parts:
+        yield from conjuncts_of(part)
 
 
 def exactly(expression: where.Expression | None) -> Bounds:

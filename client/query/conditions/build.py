@@ -10,6 +10,7 @@ A Python value among the parts decides as in Python: a false one ends an `and`.
 
 from collections.abc import Callable
 
+from client.query.conditions.awaiting import refuse_awaitable
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -27,9 +28,12 @@ from client.query.place import Place
 _TERMS = (Value, Ref, All, AnyOf, Not, Compared, Calculated, Called, Opaque)
 
 
-def term(value: object) -> Term:
+def term(value: object, place: Place | None = None) -> Term:
     """A term as it is, anything else as a Value."""
-    return value if isinstance(value, _TERMS) else Value(value)
+    if isinstance(value, _TERMS):
+        return value
+    refuse_awaitable(value, place)
+    return Value(value)
 
 
 def ref(place: Place, name: str) -> Term:
@@ -41,7 +45,7 @@ def all_(place: Place, *parts: Callable[[], object]) -> Term:
     """`and`."""
     held: list[Term] = []
     for part in parts:
-        made = term(part())
+        made = term(part(), place)
         if isinstance(made, Value):
             if not made.value:
                 return Value(False)
@@ -54,7 +58,7 @@ def any_(place: Place, *parts: Callable[[], object]) -> Term:
     """`or`."""
     held: list[Term] = []
     for part in parts:
-        made = term(part())
+        made = term(part(), place)
         if isinstance(made, Value):
             if made.value:
                 return Value(True)
@@ -73,23 +77,23 @@ def _joined(
 
 def not_(place: Place, part: object) -> Term:
     """`not`."""
-    made = term(part)
+    made = term(part, place)
     return Value(not made.value) if isinstance(made, Value) else Not(made, place)
 
 
 def compare(place: Place, left: object, relation: str, right: object) -> Term:
     """One comparison."""
-    return Compared(term(left), relation, term(right), place)
+    return Compared(term(left, place), relation, term(right, place), place)
 
 
 def calculated(place: Place, left: object, symbol: str, right: object, text: str) -> Term:
     """One step of arithmetic."""
-    return Calculated(term(left), symbol, term(right), place, text)
+    return Calculated(term(left, place), symbol, term(right, place), place, text)
 
 
 def called(place: Place, operator: str, *arguments: object) -> Term:
     """An operator of the language."""
-    return Called(operator, tuple(term(argument) for argument in arguments), place)
+    return Called(operator, tuple(term(argument, place) for argument in arguments), place)
 
 
 def opaque(

@@ -13,6 +13,7 @@ from types import BuiltinMethodType, MethodType
 
 from client.errors import TandemError
 from client.query import hints
+from client.query.conditions.awaiting import refuse_awaitable
 from client.query.conditions.linear import ARITHMETIC
 from client.query.conditions.operators import OPERATORS, PIECES, STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing, Pieces, compared, described
@@ -142,13 +143,15 @@ def _numbers(left: object, right: object) -> tuple[object, object]:
 
 def _made(term: Opaque | Calculated, make: Callable[[], object]) -> object:
     try:
-        return make()
+        made = make()
     except TandemError:
         raise
     except Exception as error:
         hint = _hint(error)
         what = f"`{term.text}` raised {type(error).__name__}: {error}{hint}"
         raise ProgramFailed(what, term.place) from error
+    refuse_awaitable(made, term.place, term.text)
+    return made
 
 
 def _hint(error: Exception) -> str:

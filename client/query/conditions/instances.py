@@ -16,13 +16,15 @@ def loaded(text: str) -> object:
 
 
 def value(annotation: Any, text: str) -> object:
-    """The value that a text of this type's schema writes. Raises ValueError for other texts."""
+    """The value that a text of this type's schema writes. Raises ValueError for other texts, and
+    what the type's own code raises.
+    """
     if is_model(annotation):
         return annotation.model_validate_json(text)
-    try:
-        return _converted(annotation, json.loads(text))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"this is no {name_of(annotation)}: {text!r}") from error
+    data = json.loads(text)
+    if not _fits(annotation, data):
+        raise ValueError(f"this is no {name_of(annotation)}: {text!r}")
+    return _converted(annotation, data)
 
 
 def _converted(annotation: Any, data: Any) -> Any:

@@ -7,11 +7,11 @@ It asks nobody and keeps nothing. What can be seen to be impossible is Unsatisfi
 only the server sees (phrases and patterns that exclude each other) it refuses.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from client.query.conditions.bounds import OPEN, Bounds, Current, names_of
+from client.query.conditions.bounds import OPEN, Bounds, Current, conjuncts_of, names_of
 from client.query.conditions.declared import declared
 from client.query.conditions.expressions import FALSE, TRUE, all_of
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
@@ -19,7 +19,7 @@ from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.prospects import prospect_of
 from client.query.conditions.reduce import bounds
 from client.query.conditions.request import asked
-from client.query.conditions.terms import All, Term, Value
+from client.query.conditions.terms import Term, Value
 from client.query.conditions.trying import tried
 from client.query.conditions.values import Values
 from client.query.conditions.writing import written
@@ -78,10 +78,10 @@ def plan(
     Raises BadCondition, Unsatisfiable, ProgramFailed.
     """
     others = {other: value for other, value in finished.items() if other != name}
-    every = [part for term in terms for part in _conjuncts(term)]
+    every = [part for term in terms for part in conjuncts_of(term)]
     conjuncts = [part for part in every if name in names_of(part) or not names_of(part)]
     current = Current(name, declared(conjuncts, name, kind), others)
-    later = [part for term in to_come for part in _conjuncts(term)]
+    later = [part for term in to_come for part in conjuncts_of(term)]
     lasting = [part for part in (*every, *later) if names_of(part).isdisjoint(decorated)]
     current = replace(current, prospect=prospect_of(lasting, current))
     says = [_said(part, current, decorated) for part in conjuncts]
@@ -109,15 +109,6 @@ def _said(part: Term, current: Current, decorated: frozenset[str]) -> Bounds:
     """What is said of this hole, as long as it will be the same when the part is checked."""
     is_later = not names_of(part) <= {current.name, *current.values}
     return OPEN if is_later and current.name in decorated else bounds(part, current)
-
-
-def _conjuncts(term: Term) -> Iterator[Term]:
-    """What `and` joins, however deep."""
-    if not isinstance(term, All):
-        yield term
-        return
-    for part in term.parts:
-        yield from _conjuncts(part)
 
 
 def _refuse_nothing(conjuncts: Sequence[Term], says: Sequence[Bounds], name: str) -> None:

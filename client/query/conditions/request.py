@@ -7,7 +7,8 @@ a type whose text is JSON                              ->  json
 anything else                                          ->  where
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -190,8 +191,16 @@ def _json(
         value=kind.value,
         constraint=Constraint("json", dict(kind.schema or {})),
         max_tokens=max_tokens,
-        checks=_refusing(name, [kind.value(each) for each in refused]),
+        checks=_refusing(name, list(_values(kind, refused))),
     )
+
+
+def _values(kind: HoleKind, texts: tuple[str, ...]) -> Iterator[object]:
+    """What the texts mean. Those that mean nothing fail again when they are read."""
+    for each in texts:
+        # The type's own code may raise anything: there it is told, where a text is read.
+        with suppress(Exception):
+            yield kind.value(each)
 
 
 def _refusing(name: str, values: list[object]) -> tuple[Check, ...]:

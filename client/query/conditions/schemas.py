@@ -152,14 +152,20 @@ def _without_references(annotation: Any) -> dict[str, object]:
     return body
 
 
-def fields_of(annotation: Any) -> tuple[dict[str, Any], list[str]]:
-    """The types of an object's fields, and the names of those that must be there."""
+def hints_of(annotation: Any, names: Mapping[str, object]) -> dict[str, Any]:
+    """The types of a class's fields; those in quotation marks mean what these names do, or those
+    of its module. Raises BadCondition.
+    """
     try:
-        own = {annotation.__name__: annotation}
-        hints = get_type_hints(annotation, localns=own, include_extras=True)
-    except NameError as error:
+        return get_type_hints(annotation, localns=dict(names), include_extras=True)
+    except Exception as error:
         what = f"the types of `{name_of(annotation)}` cannot be found: {error}"
         raise BadCondition(what) from error
+
+
+def fields_of(annotation: Any) -> tuple[dict[str, Any], list[str]]:
+    """The types of an object's fields, and the names of those that must be there."""
+    hints = hints_of(annotation, {annotation.__name__: annotation})
     if is_typeddict(annotation):
         bare = {
             key: get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint

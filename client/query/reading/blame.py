@@ -1,5 +1,6 @@
 """Exceptions of a program's own code, pointed at the place of the program that they came from."""
 
+import builtins
 import os
 import re
 import sysconfig
@@ -93,6 +94,8 @@ def _hint(error: Exception, program: Program) -> str:
     name, found = hints.unknown_name(error), _innermost(error, program)
     if name is None or found is None or found.tb_next is not None:
         return hints.meant_by(error, ())
+    if name in program.hole_names and hasattr(builtins, name):
+        return f"; the hole [{name}] hides Python's own `{name}`: call the hole otherwise"
     if name in program.hole_names:
         return f"; the hole [{name}] is not filled yet"
     if found.tb_frame.f_code in set(_codes_of(program.model)):

@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.expressions import statements
+from client.query.reading.futures import flags_of
 from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.nodes import CALLS, Nodes
 from client.query.reading.prompts import Prompt, check_distribution, prompt_of
@@ -35,6 +36,9 @@ class Body:
         code = _without_prompts(self._text.text, layout.prompts)
         self.preamble = self._parsed(code, () if layout.preamble is None else (layout.preamble,))
         self.statements = self._parsed(code, layout.blocks)
+        first = self.preamble or self.statements
+        num_futures, self.compiler_flags = flags_of(nodes, first)
+        del first[:num_futures]
         self._prompts: dict[int, Prompt] = {}
         for node in names.own_scope(self.statements):
             if (found := self._string_at(node)) is not None:

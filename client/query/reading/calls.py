@@ -3,16 +3,18 @@
 Places are numbers here: a program's code holds no other objects than Python's own.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from inspect import iscoroutine
 from itertools import islice
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 
 from client.query.conditions import build
 from client.query.conditions.terms import Term
 from client.query.errors import BadProgram
 from client.query.place import Place, Source
 from client.query.program import (
+    Behind,
     Condition,
     DecoderClause,
     Decorator,
@@ -22,6 +24,7 @@ from client.query.program import (
     Program,
     Subquery,
 )
+from client.query.reading.quoted_types import let_names_be_found
 from client.words import MAX_VALUES
 
 
@@ -79,8 +82,7 @@ class Calls:
 
     def kind(self, value: object) -> object:
         """What stands behind a colon; a query becomes a Subquery."""
-        program = _program_of(value)
-        return value if program is None else Subquery(program)
+        return _kind(value, sys._getframe(1))
 
     def called_kind(
         self, function: Callable[..., object], /, *arguments: object, **keywords: object
@@ -88,7 +90,7 @@ class Calls:
         """A call behind a colon, which is made later if it is a query's."""
         program = _program_of(function)
         if program is None:
-            return self.kind(function(*arguments, **keywords))
+            return _kind(function(*arguments, **keywords), sys._getframe(1))
         return Subquery(program, arguments, MappingProxyType(keywords))
 
     def support(self, number: int, name: str, values: object) -> tuple[str, ...]:
@@ -144,8 +146,24 @@ class Calls:
     ) -> Term:
         return build.opaque(self._places[number], names, function, text)
 
-    def term(self, value: object) -> Term:
-        return build.term(value)
+    def term(self, number: int, value: object) -> Term:
+        return build.term(value, self._places[number])
+
+    def behind(
+        self,
+        condition: Condition,
+        here: tuple[str, ...],
+        variables: tuple[tuple[str, Callable[[], object]], ...],
+    ) -> Behind:
+        return Behind(condition, frozenset(here), variables)
+
+
+def _kind(value: object, body: FrameType) -> object:
+    program = _program_of(value)
+    if program is not None:
+        return Subquery(program)
+    let_names_be_found(value, body)
+    return value
 
 
 def _program_of(value: object) -> Program | None:

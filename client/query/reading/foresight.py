@@ -11,6 +11,7 @@ are so where their holes stand once in the program: another prompt could ask for
 import ast
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from client.query.reading.nodes import load
@@ -37,8 +38,9 @@ class Foresight:
         said: Sequence[Said],
         program_where: Sequence[tuple[str, Conjunct]],
         clauses: WhereClauses,
+        rebound: AbstractSet[str],
     ) -> None:
-        """`program_where`: as for PromptRewriter."""
+        """`program_where` and `rebound`: as for PromptRewriter."""
         tags = [tag for one in said for tag in one.tags]
         own: list[tuple[ast.expr, Conjunct]] = [(load(name), part) for name, part in program_where]
         behind = [(part, one.tags) for one in said for part in one.conjuncts]
@@ -48,7 +50,7 @@ class Foresight:
         foreseen += [
             (part.function, part)
             for part, here in behind
-            if part.is_plain and _is_sure(part, here, counts)
+            if part.is_plain and _is_sure(part, here, counts, rebound)
         ]
         self._foreseen = foreseen + [(part.function, part) for part in _kinds(tags, clauses)]
         self._decorated = frozenset(tag.name for tag in tags if tag.decorators)
@@ -76,10 +78,14 @@ class Foresight:
         return found - {hole}
 
 
-def _is_sure(part: Conjunct, tags: Sequence[HoleTag], counts: Counter[str]) -> bool:
-    """Whether what stands behind a prompt holds of its holes wherever they come from."""
+def _is_sure(
+    part: Conjunct, tags: Sequence[HoleTag], counts: Counter[str], rebound: AbstractSet[str]
+) -> bool:
+    """Whether what stands behind a prompt holds of its holes wherever they come from, and means
+    the same before it is reached."""
     here = {tag.name for tag in tags}
-    return bool(part.holes & here) and all(counts[hole] == 1 for hole in part.holes)
+    is_once = all(counts[hole] == 1 for hole in part.holes)
+    return bool(part.holes & here) and is_once and rebound.isdisjoint(part.holes - here)
 
 
 def _kinds(tags: Sequence[HoleTag], clauses: WhereClauses) -> Iterator[Conjunct]:

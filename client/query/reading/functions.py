@@ -37,6 +37,8 @@ _PROMPT_BEHIND_COLON = re.compile(
 
 def program_in(function: FunctionType) -> tuple[Source, Span]:
     """The source of a function, and where in it the program stands. Raises BadProgram."""
+    if function.__name__ == "<lambda>":
+        raise BadProgram("a lambda is no query: a query is a function that is defined by `def`")
     try:
         lines, first_line = inspect.getsourcelines(function)
     except (OSError, TypeError):

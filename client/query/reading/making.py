@@ -3,6 +3,7 @@
 import ast
 import builtins
 import linecache
+import re
 import types
 import weakref
 import zlib
@@ -22,6 +23,9 @@ from client.query.reading.nodes import Nodes
 from client.query.reading.parameters import captured
 from client.query.reading.rewriting import MAKE, Surroundings, written
 from client.query.reading.text import Text
+
+# What stands in front of the names of functions that a program defines.
+_GENERATED = re.compile(rf"{MAKE}\.<locals>\.\w+\.<locals>\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
     values = scope.around.values
     names = [name for name in program.used if name in scope.cells or name in values]
     captured(program.module, names)
-    code = _compiled(text, program.module, filename)
+    code = _by_own_names(_compiled(text, program.module, program.compiler_flags, filename))
     calls = Calls(text.source, nodes.places)
     defined: dict[str, Any] = {}
     exec(code, scope.globals, defined)
@@ -66,13 +70,14 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
     functions = iter([_bound(function, around, scope) for function in made_])
     body = next(functions)
     _shown(text.source, filename, body)
+    taking = _taking(body, next(functions))
     decoder = next(functions) if program.has_decoder else None
     model = next(functions) if program.has_model else None
     return Program(
         name=around.name,
         source=text.source,
         parameters=tuple(around.parameters.parameters),
-        body=_looking_up(body, late),
+        body=_looking_up(taking, late),
         hole_names=program.hole_names,
         returns=program.returns,
         decoder=decoder and _looking_up(decoder, late),
@@ -89,7 +94,7 @@ def _late(used: Sequence[str], own_name: str, scope: Scope) -> LateNames | None:
     return LateNames(names, frame) if names and frame is not None else None
 
 
-def _looking_up(function: types.FunctionType, late: LateNames | None) -> Callable[..., Any]:
+def _looking_up(function: Callable[..., Any], late: LateNames | None) -> Callable[..., Any]:
     """The function, which is called when late names have been looked up."""
     if late is None:
         return function
@@ -98,6 +103,17 @@ def _looking_up(function: types.FunctionType, late: LateNames | None) -> Callabl
     def called(*arguments: object, **keywords: object) -> Any:
         late.look_up()
         return function(*arguments, **keywords)
+
+    return called
+
+
+def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[..., Any]:
+    """The body, called when its arguments are taken: Python tells what is wrong with them."""
+
+    @wraps(body)
+    def called(context: object, /, *arguments: object, **keywords: object) -> Any:
+        take(*arguments, **keywords)
+        return body(context, *arguments, **keywords)
 
     return called
 
@@ -136,20 +152,30 @@ def _holds_callable(cell: types.CellType) -> bool:
 # Compiling
 
 
-def _compiled(text: Text, module: ast.Module, filename: str) -> types.CodeType:
+def _compiled(text: Text, module: ast.Module, flags: int, filename: str) -> types.CodeType:
     # A node may stand at several holes: each is moved once.
     moved = {id(node): node for node in ast.walk(module) if isinstance(node, PLACED)}
     for node in moved.values():
         node.lineno += text.source.first_line - 1
         node.end_lineno = (node.end_lineno or node.lineno) + text.source.first_line - 1
     try:
-        return compile(module, filename, "exec", dont_inherit=True)
+        code: types.CodeType = compile(module, filename, "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         line = (error.lineno or 1) - text.source.first_line + 1
         start = text.offset_of_bytes(line, max((error.offset or 1) - 1, 0))
         raise text.bad(error.msg, start) from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise text.bad(str(error) or "the code is nested too deeply", 0) from None
+    return code
+
+
+def _by_own_names(code: types.CodeType) -> types.CodeType:
+    """The code, its functions called as the program calls them: errors tell that name."""
+    constants = (
+        _by_own_names(each) if isinstance(each, types.CodeType) else each for each in code.co_consts
+    )
+    own_name = _GENERATED.sub("", code.co_qualname)
+    return code.replace(co_consts=tuple(constants), co_qualname=own_name)
 
 
 def filename_of(source: Source) -> str:

@@ -37,7 +37,7 @@ class Nodes:
                 each.end_lineno, each.end_col_offset = end_line, end_column  # type: ignore[attr-defined]
         return node
 
-    def span(self, node: ast.expr | ast.stmt | ast.excepthandler) -> Span:
+    def span(self, node: ast.expr | ast.stmt | ast.excepthandler | ast.alias) -> Span:
         """Where a node stands."""
         start = self.text.offset_of_bytes(node.lineno, node.col_offset)
         end = self.text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)

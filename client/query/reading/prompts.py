@@ -6,6 +6,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +16,15 @@ from client.query.reading import names
 from client.query.reading.expressions import expression
 from client.query.reading.foresight import Foresight, Said
 from client.query.reading.layout import Distribution, PromptText
-from client.query.reading.nodes import CALLS, CONTEXT, Nodes, load, plain_call, tuple_of
+from client.query.reading.nodes import (
+    CALLS,
+    CONTEXT,
+    Nodes,
+    lambda_of,
+    load,
+    plain_call,
+    tuple_of,
+)
 from client.query.reading.template import HoleTag, Piece, Recall, RoleTag, Words
 from client.query.reading.text import Fragment, Span, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
@@ -45,7 +54,8 @@ class PromptRewriter:
     """Makes the statements of a program's prompts.
 
     `prompts` are all of them; `program_where` the names under which the body knows the program's
-    own conditions; `supports` the distributions of the program by hole.
+    own conditions; `supports` the distributions of the program by hole; `rebound` the holes whose
+    variables the program's own code binds, too.
     """
 
     def __init__(
@@ -55,6 +65,7 @@ class PromptRewriter:
         prompts: Sequence[Prompt],
         program_where: Sequence[tuple[str, Conjunct]],
         supports: Mapping[str, Distribution],
+        rebound: AbstractSet[str],
     ) -> None:
         self._nodes = nodes
         self._text: Text = nodes.text
@@ -63,7 +74,8 @@ class PromptRewriter:
         self._supports = supports
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
         said = [Said(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
-        self._foresight = Foresight(said, program_where, clauses)
+        self._rebound = rebound
+        self._foresight = Foresight(said, program_where, clauses, rebound)
         self._python_names: dict[str, ast.Name] = {}
 
     @property
@@ -173,7 +185,7 @@ class PromptRewriter:
         here = {hole.name for hole in prompt.holes}
         behind = self._conjuncts[prompt.span]
         conditions = [
-            *(part.function for part in behind if part.concerns(tag.name, here)),
+            *(self._own(part, here) for part in behind if part.concerns(tag.name, here)),
             *(load(name) for name, part in self._program_where if part.concerns(tag.name, ())),
         ]
         hole = plain_call(
@@ -191,6 +203,19 @@ class PromptRewriter:
         )
         asked = ast.Await(plain_call(CONTEXT, "hole", [hole]))
         return self._nodes.at(ast.Assign([ast.Name(tag.name, ast.Store())], asked), tag.span)
+
+    def _own(self, part: Conjunct, here: AbstractSet[str]) -> ast.expr:
+        """A condition behind a prompt with the holes `here`."""
+        others = part.holes - here
+        if not others:
+            return part.function
+        variables = [
+            tuple_of([ast.Constant(name), lambda_of((), load(name))])
+            for name in sorted(others & self._rebound)
+        ]
+        holes = tuple_of([ast.Constant(name) for name in sorted(here)])
+        behind = plain_call(CALLS, "behind", [part.function, holes, tuple_of(variables)])
+        return self._nodes.at(behind, self._nodes.span(part.function))
 
     def _foreseen(self, tag: HoleTag) -> list[ast.keyword]:
         """What is known of other holes, where conditions join any to this one."""

@@ -16,6 +16,7 @@ from client.query.errors import BadProgram
 from client.query.frames import ErrorsWithoutFrames
 from client.query.place import Source
 from client.query.program import Program
+from client.query.reading import program_text
 from client.query.reading.clauses import layout_of
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.foreign_comments import without_foreign_comments
@@ -132,4 +133,4 @@ def _check_characters(text: Text) -> None:
 
 
 def _globals(namespace: Mapping[str, object]) -> dict[str, Any]:
-    return {"__name__": "__query__", **namespace, "__builtins__": builtins}
+    return {"__name__": program_text.__name__, **namespace, "__builtins__": builtins}

@@ -2,9 +2,11 @@
 
 def make(calls, *captured):
     async def program(context, *parameters):    preamble, conditions, body
+    def taking(*parameters):                    nothing; it is called first: what Python says of
+                                                wrong arguments counts no context
     def decoder(*parameters):                   preamble, the decoder's arguments
     def model(*parameters):                     preamble, the model's expression
-    return program, decoder, model
+    return program, taking, decoder, model
 
 These names begin so that programs, which see what stands around them, cannot mean them.
 """
@@ -41,9 +43,12 @@ from client.query.reading.text import Fragment, Span, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 MAKE = "__tandem_make"
-_PROGRAM, _DECODER, _MODEL = "__tandem_program", "__tandem_decoder", "__tandem_model"
+_PROGRAM, _TAKING = "__tandem_program", "__tandem_taking"
+_DECODER, _MODEL = "__tandem_decoder", "__tandem_model"
 _WHERE = "__tandem_where"
 _WORD = re.compile(r"\w+")
+# Braces in prompts may bind names, too.
+_WALRUS = re.compile(r"(\w+)\s*:=")
 # Words of programs that find out which names there are, or go on without them.
 _LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
 # Python 3.12 and later want to be told of type parameters.
@@ -58,10 +63,11 @@ class Written:
     """A program in Python.
 
     `module` defines `make`. `used` are names that it reads, by their first place; `bound` those
-    that it binds itself.
+    that it binds itself. `compiler_flags` are what it asks of Python's compiler.
     """
 
     module: ast.Module
+    compiler_flags: int
     hole_names: frozenset[str]
     returns: bool
     used: tuple[str, ...]
@@ -108,7 +114,9 @@ class _Writer:
         supports = {}
         if self._layout.distribution is not None:
             supports[self._layout.distribution.name] = self._layout.distribution
-        rewriter = PromptRewriter(self._nodes, clauses, self._body.prompts, conditions, supports)
+        rewriter = PromptRewriter(
+            self._nodes, clauses, self._body.prompts, conditions, supports, self._rebound()
+        )
         clauses.check_methods(self._texts())
         prompts = PlacedPrompts(self._nodes, self._body, rewriter)
         self._preamble = prompts.visit_all(self._body.preamble)
@@ -117,6 +125,7 @@ class _Writer:
         assigned = [_assigned(name, part.function) for name, part in conditions]
         functions: list[ast.AsyncFunctionDef | ast.FunctionDef] = [
             self._program([*self._unbound(clauses, rewriter, rewritten), *assigned, *rewritten]),
+            self._taking(),
             *self._decoder(),
             *self._model(),
         ]
@@ -124,6 +133,7 @@ class _Writer:
         module = self._module(functions)
         return Written(
             module=module,
+            compiler_flags=self._body.compiler_flags,
             hole_names=self._holes,
             returns=any(
                 isinstance(node, ast.Return) and node.value is not None
@@ -138,7 +148,13 @@ class _Writer:
     def _texts(self) -> AbstractSet[str]:
         """The holes whose values are what the model writes, and nothing made of that."""
         tags = [tag for prompt in self._body.prompts for tag in prompt.holes]
-        return self._holes - {tag.name for tag in tags if tag.kind or tag.decorators}
+        others = {tag.name for tag in tags if tag.kind or tag.decorators}
+        return self._holes - others - self._rebound()
+
+    def _rebound(self) -> AbstractSet[str]:
+        """The holes whose variables the program's own code binds, too."""
+        bound = names.bound_anywhere([*self._preamble, *self._body.statements])
+        return self._holes & bound.union(_WALRUS.findall(self._text.text))
 
     def _own_names(self) -> AbstractSet[str]:
         """Names that are no operators: what the program binds, and functions around it."""
@@ -190,6 +206,11 @@ class _Writer:
         is_bound = name in names.bound([*self._preamble, *body])
         is_parameter = name in self._around.parameters.parameters
         return is_used and not is_bound and not is_parameter
+
+    def _taking(self) -> ast.FunctionDef:
+        parameters = parameters_of(self._around.parameters, None)
+        made = ast.FunctionDef(_TAKING, parameters, [ast.Pass()], [], **_EMPTY)
+        return self._nodes.at(made, self._whole())
 
     def _decoder(self) -> list[ast.FunctionDef]:
         decoder = self._layout.decoder

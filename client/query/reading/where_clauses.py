@@ -20,7 +20,7 @@ from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.hole_methods import HoleMethods
-from client.query.reading.nodes import CALLS, Nodes, lambda_of, load, plain_call, tuple_of
+from client.query.reading.nodes import Nodes, lambda_of, load, tuple_of
 from client.query.reading.recalls import Recalls
 from client.query.reading.text import Span
 
@@ -121,8 +121,9 @@ class WhereClauses:
 
     def _conjunct(self, part: ast.expr) -> Conjunct:
         is_plain = self._is_plain(part)
-        made = plain_call(CALLS, "term", [self._condition(part)])
-        function = self._nodes.at(lambda_of((), made), self._nodes.span(part))
+        span = self._nodes.span(part)
+        made = self._nodes.call("term", span, self._condition(part))
+        function = self._nodes.at(lambda_of((), made), span)
         return Conjunct(frozenset(self._named(part)), function, is_plain)
 
     def _is_plain(self, node: ast.expr) -> bool:
@@ -232,10 +233,8 @@ class WhereClauses:
         for left, relation, right in zip(sides, node.ops, sides[1:], strict=False):
             span = Span(self._nodes.span(left).start, self._nodes.span(right).end)
             word = ast.Constant(_RELATIONS[type(relation)])
-            made = self._nodes.call(
-                "compare", span, self._rewritten(left), word, self._rewritten(right)
-            )
-            pairs.append(self._nodes.at(made, span))
+            first, second = self._rewritten(left), self._rewritten(right)
+            pairs.append(self._nodes.call("compare", span, first, word, second))
         if len(pairs) == 1:
             return pairs[0]
         span = self._nodes.span(node)
@@ -273,15 +272,10 @@ class WhereClauses:
         return False
 
     def _opaque(self, node: ast.expr) -> ast.expr:
+        holes, shown = self._named(node), ast.Constant(self._shown(node))
+        named = tuple_of([ast.Constant(name) for name in holes])
         span = self._nodes.span(node)
-        holes = self._named(node)
-        return self._nodes.call(
-            "opaque",
-            span,
-            tuple_of([ast.Constant(name) for name in holes]),
-            lambda_of(holes, node),
-            ast.Constant(self._shown(node)),
-        )
+        return self._nodes.call("opaque", span, named, lambda_of(holes, node), shown)
 
     def _shown(self, node: ast.expr) -> str:
         """What the program says there, in one line."""

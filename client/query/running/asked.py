@@ -14,7 +14,7 @@ from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.planner import plan
 from client.query.conditions.terms import Term
 from client.query.conditions.writing import written
-from client.query.errors import QueryError, Unsatisfiable
+from client.query.errors import ProgramFailed, QueryError, Unsatisfiable
 from client.query.program import Hole
 from client.query.running.blaming import locate, shortened
 from client.query.running.body_run import Arrival, Entry
@@ -151,10 +151,18 @@ def _left(arrival: Arrival, plan: HolePlan) -> tuple[Check, ...]:
 
 
 def _read(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
-    """The value and the text that stays in the prompt."""
+    """The value and the text that stays in the prompt.
+
+    A type says by a ValueError that a text is none of its own; other errors are its mistakes.
+    """
+    hole, source = arrival.hole, arrival.source
+    what = f"[{hole.name}] cannot be read from {shortened(answer.text)}"
     try:
         return plan.value(answer.text), plan.prompt_text(answer.text)
     except ValueError as error:
-        hole = arrival.hole
-        what = f"[{hole.name}] cannot be read from {shortened(answer.text)}: {error}"
-        raise Rejected(what, answer.text, answer.text, hole.place, arrival.source) from error
+        told = f"{what}: {error}"
+        raise Rejected(told, answer.text, answer.text, hole.place, source) from error
+    except Exception as error:
+        said = f": {error}" if str(error) else ""
+        told = f"{what}: {type(error).__name__}{said}"
+        raise ProgramFailed(told, hole.place, source) from error

@@ -6,17 +6,19 @@ variables and conditions are its own.
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from client.query.conditions import values as known
-from client.query.conditions.bounds import names_of
+from client.query.conditions.bounds import conjuncts_of, names_of
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check
-from client.query.conditions.terms import Term
+from client.query.conditions.rebinding import is_same, with_values
+from client.query.conditions.terms import Term, Value
 from client.query.conditions.writing import written
-from client.query.errors import BadProgram, ProgramFailed, QueryError
+from client.query.errors import BadProgram, ProgramFailed, QueryError, Unsatisfiable
 from client.query.place import Place
-from client.query.program import Decorator, Hole, Program, Subquery
+from client.query.program import Behind, Condition, Decorator, Hole, Program, Subquery
 from client.query.running.blaming import locate, shortened
 from client.query.running.body_run import Arrival, BodyRun
 from client.query.running.decoding import Rejected
@@ -97,14 +99,51 @@ class Frame:
     async def _terms(self, hole: Hole) -> tuple[Term, ...]:
         """The conditions, asked now. What is wrong with them is not the body's to catch."""
         try:
-            return tuple(condition() for condition in hole.conditions)
+            return tuple(map(self._asked, hole.conditions))
         except QueryError as error:
             await self._stuck(error, hole)
+
+    def _asked(self, condition: Condition) -> Term:
+        """A condition. What one behind a prompt says of other holes alone is no hole's own: it is
+        held against those that are finished, and kept for those to come. Raises Unsatisfiable."""
+        term = condition()
+        if not isinstance(condition, Behind):
+            return term
+        if changed := self._changed(condition):
+            term = with_values(term, changed)
+        for part in conjuncts_of(term):
+            names = names_of(part)
+            if not names or names & condition.here:
+                continue
+            if names <= self.values.keys():
+                _refuse_false(part, self.values)
+            else:
+                self._promise(Check(part, names, written(part)))
+        return term
+
+    def _changed(self, condition: Behind) -> dict[str, object]:
+        """The variables of finished holes that hold something else by now."""
+        values = {}
+        for name, read in condition.variables:
+            if name in self.values:
+                with suppress(NameError):  # it was deleted
+                    values[name] = read()
+        return {
+            name: value
+            for name, value in values.items()
+            if not is_same(value, self.values[name].value)
+        }
+
+    def _promise(self, check: Check) -> None:
+        said = {(promise.text, promise.names) for promise in self._promises}
+        if (check.text, check.names) not in said:
+            self._promises = (*self._promises, check)
 
     async def _nested(self, hole: Hole, sub: Subquery) -> Any:
         transcript = self._run.transcript
         mark = transcript.mark()
         terms = await self._terms(hole)
+        await self._refuse_false(hole, terms)
         owes = self._owes or self._is_spoken_of(hole, terms)
         inner = Frame(self._run, sub.program, owes=owes, is_nested=True)
         try:
@@ -126,6 +165,15 @@ class Frame:
             value = text
         await self._check(hole, terms, value, text)
         return await self._bind(hole, value, text, None)
+
+    async def _refuse_false(self, hole: Hole, terms: tuple[Term, ...]) -> None:
+        """What names no hole is known before the nested query asks anything."""
+        try:
+            for part in (part for term in terms for part in conjuncts_of(term)):
+                if not names_of(part):
+                    _refuse_false(part, {})
+        except QueryError as error:
+            await self._stuck(error, hole)
 
     async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
         """The conditions on a nested query's value: no mask keeps these."""
@@ -155,6 +203,16 @@ class Frame:
     async def _stuck(self, error: QueryError, hole: Hole) -> NoReturn:
         locate(error, hole.place, self._source)
         await self._run.stuck(error)
+
+
+def _refuse_false(term: Term, values: known.Values) -> None:
+    """Raise Unsatisfiable, with what its holes are, where it does not hold."""
+    if evaluate(term, values) is not False:
+        return
+    names = sorted(names_of(term))
+    told = ", ".join(f"[{name}] is {shortened(known.bare(values[name]))}" for name in names)
+    what = f"`{written(term)}` does not hold{': ' if told else ''}{told}"
+    raise Unsatisfiable(what, None if isinstance(term, Value) else term.place)
 
 
 async def _decorated(decorator: Decorator, value: object, text: str) -> object:

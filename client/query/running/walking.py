@@ -58,7 +58,9 @@ class Walk:
         self._path: list[Visit] = []
         self._num_back = 0
         self._num_rejected = 0
-        self._rejected: Rejected | None = None
+        # What is wrong still, a rejected text before all else, and where on the path its hole is.
+        self._wrong: Rejected | Unsatisfiable | None = None
+        self._wrong_at = 0
 
     async def to_end(self, trace: Trace) -> Ended:
         """Raises NotSatisfied when checks failed on every try, Unsatisfiable when nothing was
@@ -83,14 +85,26 @@ class Walk:
                 continue
             visit.last = answer.text
             try:
-                return await at.answered(answer)
+                behind = await at.answered(answer)
             except Rejected as error:
-                self._rejected = error
+                self._wrong, self._wrong_at = error, len(self._path)
                 self._num_rejected += 1
                 self._ask_again(visit, error)
             except Unsatisfiable as error:
                 # The next hole is impossible behind this text, or behind one before it.
+                self._has_passed()
+                if self._wrong is None:
+                    self._wrong, self._wrong_at = error, len(self._path) + 1
                 self._go_back(error)
+            else:
+                self._has_passed()
+                return behind
+
+    def _has_passed(self) -> None:
+        """The path's last hole is filled: what was wrong with it is nothing to tell any more."""
+        if len(self._path) == self._wrong_at:
+            self._wrong = None
+            self._num_rejected = 0
 
     def _ask_again(self, visit: Visit, error: Rejected) -> None:
         """The same hole, if a try is left and may help."""
@@ -113,10 +127,10 @@ class Walk:
         self._give_up(error)
 
     def _give_up(self, error: QueryError) -> NoReturn:
-        rejected = self._rejected
+        told = self._wrong or error
+        rejected = told if isinstance(told, Rejected) else None
         if rejected is None and self._num_back == 0:
             raise error
-        told = rejected or error
         raise NotSatisfied(
             f"{told.message}{self._tried()}{_why_no_more(error, told)}",
             None if rejected is None else rejected.value,

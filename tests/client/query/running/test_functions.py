@@ -1,7 +1,5 @@
 """Queries as Python functions and as text."""
 
-import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,9 @@ from client.query import (
     run_sync,
     sample,
     score,
-    watch,
 )
 from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
-from client.query.running.results import State
-from client.words import Answer, GenerateCall, Sampling, TokenMade
+from client.words import Sampling
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 SEEN = ScriptedModel(lambda prompt: [f"<{prompt}>"])
@@ -90,6 +86,7 @@ async def test_a_query_within_a_query_asks_its_callers_model() -> None:
     @query.query(model=model)
     async def outer(word: str) -> object:
         """
+        import asyncio
         first, second = await asyncio.gather(inner(word), inner("b"))
         "{first}{second} [X: inner(word)]"
         return [first, second, X]
@@ -197,42 +194,6 @@ async def test_a_file_is_run_and_named_in_errors(tmp_path: Path) -> None:
         read_file(path)
 
 
-async def test_watching_shows_states_and_then_results() -> None:
-    seen = [part async for part in watch('"Say [X]!"', model=ScriptedModel(in_turn("hi")))]
-
-    *states, result = seen
-    assert isinstance(result, Result)
-    assert result.prompt == "Say hi!"
-    assert isinstance(states[-1], State)
-    assert (states[-1].prompt, states[-1].hole) == ("Say hi!", None)
-
-
-class Endless(ScriptedModel):
-    """Never answers; knows whether it is still asked."""
-
-    num_asked = 0
-
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
-        self.num_asked += 1
-        try:
-            await asyncio.Event().wait()
-            yield TokenMade(0, "", 0.0)
-        finally:
-            self.num_asked -= 1
-
-
-async def test_leaving_a_watched_run_early_ends_its_requests() -> None:
-    model = Endless(in_turn())
-    watched = watch('"Say [X]"', model=model)
-
-    async for _ in watched:
-        break
-    asked = model.num_asked
-    await watched.aclose()
-
-    assert (asked, model.num_asked) == (1, 0)
-
-
 async def test_every_call_of_the_model_is_written_to_the_trace_file(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
 
@@ -252,6 +213,23 @@ def test_a_template_takes_lmqls_word_for_its_condition() -> None:
 def test_a_call_without_an_argument_is_told_by_the_querys_name() -> None:
     with pytest.raises(ProgramFailed, match=r"TypeError: whole\(\) missing"):
         whole()
+    with pytest.raises(ProgramFailed, match=r"whole\(\) takes from 1 to 2 .* but 3 were given"):
+        whole("a", 2, 3)
+    with pytest.raises(ProgramFailed, match=r"whole\(\) takes from 1 to 2 .* but 4 were given"):
+        run_sync('"[X: whole(1, 2, 3, 4)]"', {"whole": whole}, model=SEEN)
+
+
+def test_a_lambda_is_told_to_be_no_query() -> None:
+    with pytest.raises(BadProgram, match="a lambda is no query"):
+        query.query(lambda x: x)
+
+
+async def test_one_call_takes_what_decoders_take() -> None:
+    model = ScriptedModel(lambda prompt: ["yes"])
+
+    await generate("a", model=model, temperature=0.5, typical_p=0.9)
+
+    assert model.generate_calls[0].sampling == Sampling(temperature=0.5, typical_p=0.9)
 
 
 async def test_one_call_takes_no_unknown_option() -> None:

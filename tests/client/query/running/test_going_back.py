@@ -120,6 +120,26 @@ async def test_what_is_impossible_from_the_start_is_told_at_once() -> None:
     assert model.calls == []
 
 
+@pytest.mark.parametrize("goes_back", [False, True])
+async def test_a_check_that_held_in_the_end_is_not_blamed_for_a_later_hole(goes_back: bool) -> None:
+    later = checked("W Y", lambda w, y: True)
+
+    async def body(context: Context) -> None:
+        say(context, "W:")
+        await context.hole(hole("W", *([later] if goes_back else [])))
+        say(context, " X:")
+        await context.hole(hole("X", checked("X", lambda x: x == "dog")))
+        say(context, " Y:")
+        await context.hole(hole("Y", one_of("Y", "a"), one_of("Y", "b")))
+
+    with pytest.raises(NotSatisfied if goes_back else Unsatisfiable) as caught:
+        await run(body, likes(W=["v", "w"], X=["cat", "dog"]))
+
+    assert "none of the texts that `Y` could be" in caught.value.message
+    assert "[X]" not in caught.value.message
+    assert ("behind 2 other texts before it" in caught.value.message) == goes_back
+
+
 async def test_the_body_does_not_see_what_was_gone_back_from() -> None:
     seen = []
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from client.query import NotSatisfied, Unsatisfiable, run
+from client.query import F, NotSatisfied, Unsatisfiable, run
 from tests.client.query.running.scripted_model import ScriptedModel, behind
 
 
@@ -67,3 +67,49 @@ async def test_what_is_only_known_later_is_given_up_after_few_requests() -> None
         )
 
     assert len(model.calls) <= 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("condition", "broken"),
+    [
+        ('len(A) > 1 and B in ["q"]', "len(A) > 1"),
+        ('A == "bb" and B in ["q"]', "A == 'bb'"),
+        ("0 < len(A) < 1 < len(B)", "len(A) < 1"),
+        ("A.isupper()", "A.isupper()"),
+        ("len(A) < 2 and not A", "not A"),
+    ],
+)
+async def test_what_a_later_prompt_says_of_an_earlier_hole_is_held_against_that(
+    condition: str, broken: str
+) -> None:
+    model = ScriptedModel(behind(a=["x", "bb"], b=["q"]))
+    with pytest.raises(Unsatisfiable) as caught:
+        await run(f'"a[A]"\n" b[B]" where {condition}', model=model)
+
+    assert caught.value.message == f"`{broken}` does not hold: [A] is 'x'"
+    assert caught.value.place is not None
+    assert caught.value.place.line == 2
+    assert len(model.calls) == 1
+
+
+async def test_what_a_later_prompt_says_of_an_earlier_hole_may_hold() -> None:
+    text = '"a[A]"\n" b[B] c[C]" where len(A) == 1 and A.islower() and len(B) < 2'
+
+    assert await asked(text, a=["x"], b=["q"], c=["r"]) == [None, "len(X) < 2", None]
+
+
+async def test_what_a_prompt_says_of_holes_to_come_alone_is_kept_for_these() -> None:
+    text = '"a[A]"\n" b[B]" where C in ["y", A] and len(B) < 3\n" c[C]"'
+    sent = await asked(text, a=["x"], b=["q"], c=["z", "x"])
+
+    assert sent == [None, "len(X) < 3", ["y", "x"]]
+
+
+async def test_what_stands_behind_a_nested_query_is_held_before_it_asks() -> None:
+    text = '"a[A]"\n" b[B: f]" where {}'
+    model = ScriptedModel(behind(a=["x"], b=["q"]))
+    for condition, message in (("len(A) > 1", r"\[A\] is 'x'"), ("1 > 2", "`False` does not hold")):
+        with pytest.raises(Unsatisfiable, match=message):
+            await run(text.format(condition), {"f": F("[X]")}, model=model)
+
+    assert len(model.calls) == 2

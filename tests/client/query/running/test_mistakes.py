@@ -23,6 +23,7 @@ NAMES = [
     ('print(X)\n"[X]"', "the hole [X] is not filled yet", "X"),
     ('"{X}[X]"', "the hole [X] is not filled yet", "X"),
     ('x = "Q: [X]"\nreturn X', "the string with [X] is no prompt", "X"),
+    ('"[int: int]"', "the hole [int] hides Python's own `int`", "int"),
     ('argmax\n "[X]"\nfrom gpt2', "the name of a model is a string", "gpt2"),
 ]
 CALLS = [
@@ -30,6 +31,8 @@ CALLS = [
     ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word"),
     ('"[X]" where words(X)[0] == "a"', "`words` is an operator of conditions", "words(X)[0]"),
     ("'Give {\"name\": 1} [X]'", "write '{{' and '}}' for the signs", '{"name": 1}'),
+    ('def f(): pass\n"[X: f(1)]"', "TypeError: f() takes 0 positional arguments", "f(1)"),
+    ('class C:\n  def f(): pass\n"[X]"\nC().f()', "TypeError: C.f() takes 0", "C().f()"),
     ('async def f():\n  pass\n"{f()}[X]"', "not awaited; write {await ...}", "{f()}"),
 ]
 
@@ -232,3 +235,31 @@ async def test_a_model_that_is_none_is_told_where_it_stands() -> None:
 async def test_a_condition_that_asks_of_no_hole_is_told_with_what_it_is() -> None:
     with pytest.raises(Unsatisfiable, match=r"a condition of `X` that asks of no hole is None"):
         await run('"[X]" where print("hi")', model=ScriptedModel(lambda prompt: ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("condition", "marked"),
+    [
+        ("is_short(X)", "is_short(X)"),
+        ("not is_short(X)", "is_short(X)"),
+        ("len(X) < 3 or is_short(X)", "is_short(X)"),
+        ('X in ["a", "long"] and is_short(X)', "is_short(X)"),
+        ('is_short(X) == "yes"', "is_short(X)"),
+        ('len(X) < 9 and is_short("it")', 'is_short("it")'),
+        ("len(X) < is_short(X)", "is_short(X)"),
+        ('X == is_short("it")', 'X == is_short("it")'),
+        ('is_short(X) distribution X in ["long", "a"]', "is_short(X)"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+async def test_an_async_function_in_a_condition_is_told_and_not_taken_for_true(
+    condition: str, marked: str
+) -> None:
+    async def is_short(text: str) -> bool:
+        return len(text) < 3
+
+    model = ScriptedModel(lambda prompt: ["long"])
+    with pytest.raises(BadCondition, match="async function, which conditions cannot") as caught:
+        await run(f'"[X]" where {condition}', {"is_short": is_short}, model=model)
+
+    assert _marked(caught.value) == marked

@@ -2,7 +2,7 @@
 
 from typing import assert_type
 
-from client.query import AsyncQuery, Result, SyncQuery, query, sample
+from client.query import AsyncQuery, Result, State, SyncQuery, query, sample
 from tests.client.query.running.scripted_model import ScriptedModel
 
 MODEL = ScriptedModel(lambda prompt: ["7"])
@@ -35,6 +35,16 @@ async def test_its_result_has_a_value_of_that_type() -> None:
 
     assert_type(result, Result[int])
     assert result.value + 1 == 8
+
+
+async def test_so_does_what_it_is_watched_for() -> None:
+    async for part in number.watch("a", times=3):
+        assert_type(part, State | Result[int])
+    async for each in shown.watch("a"):
+        assert_type(each, State | Result[None])
+
+    assert isinstance(part, Result)
+    assert (part.value, part.prompt) == (7, "aaa7")
 
 
 def test_a_query_that_returns_nothing_gives_its_result() -> None:

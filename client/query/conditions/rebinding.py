@@ -1,0 +1,73 @@
+"""Conditions behind a prompt, where a hole's variable has become another value in between.
+
+    "[N: int]"
+    N = N * 100
+    "[M: int]" where M > N        at M: M > 300, and no longer a word about the hole N
+
+There the name is Python's own: what it means no longer has a text, nor tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from client.query.conditions.terms import (
+    All,
+    AnyOf,
+    Calculated,
+    Called,
+    Compared,
+    Not,
+    Opaque,
+    Ref,
+    Term,
+    Value,
+)
+from client.query.conditions.values import is_scalar
+from client.query.conditions.writing import written
+
+_NUMBERS: Mapping[str, Callable[..., object]] = {"int": int, "float": float}
+
+
+def is_same(value: object, bound: object) -> bool:
+    """Whether a variable still holds what its hole has bound it to."""
+    if value is bound:
+        return True
+    return is_scalar(bound) and type(value) is type(bound) and value == bound
+
+
+def with_values(term: Term, values: Mapping[str, object]) -> Term:
+    """The term with these values for the holes of their names."""
+    match term:
+        case Ref(name) if name in values:
+            return Value(values[name])
+        case Not(part):
+            return replace(term, part=with_values(part, values))
+        case All(parts) | AnyOf(parts):
+            return replace(term, parts=tuple(with_values(part, values) for part in parts))
+        case Compared(left, _, right) | Calculated(left, _, right):
+            return replace(term, left=with_values(left, values), right=with_values(right, values))
+        case Called():
+            return _called(term, values)
+        case Opaque():
+            return _opaque(term, values)
+    return term
+
+
+def _called(term: Called, values: Mapping[str, object]) -> Term:
+    """Conditions ask `int` and `float` of texts alone, Python of what is a number already, too."""
+    arguments = tuple(with_values(argument, values) for argument in term.arguments)
+    match arguments:
+        case (Value(value),) if term.operator.lower() in _NUMBERS and not isinstance(value, str):
+            number = _NUMBERS[term.operator.lower()]
+            return Opaque((), lambda: number(value), term.place, written(term))
+    return Called(term.operator, arguments, term.place)
+
+
+def _opaque(term: Opaque, values: Mapping[str, object]) -> Opaque:
+    left = tuple(name for name in term.names if name not in values)
+
+    def function(*others: object) -> object:
+        known = {**values, **dict(zip(left, others, strict=True))}
+        return term.function(*(known[name] for name in term.names))
+
+    return Opaque(left, function, term.place, term.text)

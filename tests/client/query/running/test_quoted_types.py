@@ -1,0 +1,134 @@
+"""Types in quotation marks, in classes that a program defines, and `from __future__`."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from client.query import BadCondition, BadProgram, QueryError, run
+from tests.client.query.running.scripted_model import ScriptedModel
+
+TREES = """
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar, TypedDict
+
+@dataclass
+class Tree:
+    leaves: "list[Leaf]"
+    mark: "Mark | None" = None
+    names: "ClassVar[int]" = 3
+    others: "dataclasses.InitVar[int]" = 4
+
+@dataclass
+class Leaf:
+    size: "int"
+    below: "Tree | None" = None
+
+class Mark(TypedDict):
+    colour: "Colour"
+
+argmax
+    "[T: Tree]"
+    return T
+"""
+UNQUOTED = TREES.replace('"[T: Tree]"', "PROMPT").replace('"', "").replace("PROMPT", '"[T: Tree]"')
+FUTURE = "from __future__ import annotations\n"
+
+
+class Colour(str):
+    """None of JSON's."""
+
+
+def writing(value: object) -> ScriptedModel:
+    return ScriptedModel(lambda prompt: [json.dumps(value)])
+
+
+async def test_a_class_of_a_program_may_speak_of_itself() -> None:
+    text = """
+from dataclasses import dataclass
+@dataclass
+class Node:
+    value: int
+    next: "Node | None" = None
+argmax
+    "[HEAD: Node]"
+    return HEAD.next.next.value
+"""
+    result = await run(
+        text, model=writing({"value": 1, "next": {"value": 2, "next": {"value": 3}}})
+    )
+
+    assert result.value == 3
+
+
+@pytest.mark.parametrize("text", [TREES, FUTURE + UNQUOTED])
+async def test_it_may_speak_of_other_classes_and_of_names_that_the_program_is_given(
+    text: str,
+) -> None:
+    model = writing({"leaves": [{"size": 1, "below": {"leaves": []}}], "mark": {"colour": 7}})
+
+    result = await run(text, {"Colour": int}, model=model)
+
+    shown = "Tree(leaves=[Leaf(size=1, below=Tree(leaves=[], mark=None))], mark={'colour': 7})"
+    assert repr(result.value) == shown
+
+
+async def test_programs_side_by_side_mean_classes_of_their_own() -> None:
+    models = [writing({"leaves": [], "mark": {"colour": colour}}) for colour in (1, "red")]
+    modules = set(sys.modules)
+
+    results = await asyncio.gather(
+        run(TREES, {"Colour": int}, model=models[0]), run(TREES, {"Colour": str}, model=models[1])
+    )
+
+    assert [result.value.mark["colour"] for result in results] == [1, "red"]  # type: ignore[attr-defined]
+    assert set(sys.modules) == modules
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({}, "the types of `Mark` cannot be found: name 'Colour' is not defined"),
+        ({"Colour": Colour}, "`Colour` is no type that JSON has"),
+    ],
+)
+async def test_a_type_that_is_none_is_told_at_the_hole(
+    names: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadCondition) as caught:
+        await run(TREES, names, model=ScriptedModel(list))
+
+    assert message in caught.value.message
+    assert _marked(caught.value) == "[T: Tree]"
+
+
+@pytest.mark.parametrize("begin", ["", "# Letters.\n\n", "from __future__ import division\n"])
+async def test_a_program_may_begin_with_what_python_will_do(begin: str) -> None:
+    text = begin + FUTURE + "def f(x: Nowhere): return x\n" + '"[X: int]{f(3)}" where X > 3'
+
+    result = await run(text, model=ScriptedModel(lambda prompt: ["3", "7"]))
+
+    assert (result["X"], result.prompt) == (7, "73")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "marked"),
+    [
+        ('"[X]"\n' + FUTURE, "must occur at the beginning", "f"),
+        ('from __future__ import braces\n"[X]"', "future feature braces is not defined", "braces"),
+    ],
+)
+async def test_what_python_will_not_do_so_is_told(text: str, message: str, marked: str) -> None:
+    with pytest.raises(BadProgram, match=message) as caught:
+        await run(text, model=ScriptedModel(list))
+
+    assert _marked(caught.value) == marked
+
+
+def _marked(error: QueryError) -> str:
+    assert error.place is not None
+    assert error.source is not None
+    line = error.source.text.split("\n")[error.place.line - 1]
+    return line[error.place.column - 1 : error.place.end_column - 1]
