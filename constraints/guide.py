@@ -25,6 +25,7 @@ from constraints.guiding.search import is_barren
 from constraints.guiding.stops import StoppedMatcher
 from constraints.guiding.witness import (
     Witness,
+    completes,
     narrow,
     next_witness,
     spelled,
@@ -32,6 +33,7 @@ from constraints.guiding.witness import (
 )
 from constraints.matcher import Language, Matcher
 from constraints.spec import Budget, StopRule
+from constraints.uncut import uncut
 from constraints.vocabulary import Vocabulary
 
 NO_STOPS = StopRule()
@@ -61,7 +63,6 @@ class Guide:
         vocabulary: Vocabulary,
         budget: Budget,
         stops: StopRule = NO_STOPS,
-        stop_token_ids: tuple[int, ...] = (),
         *,
         takes_forced: bool = True,
     ) -> None:
@@ -73,7 +74,7 @@ class Guide:
         self._vocabulary = vocabulary
         self._budget = budget
         self._stops = stops
-        known = [each for each in stop_token_ids if each < len(vocabulary.tokens)]
+        known = [each for each in stops.token_ids if each < len(vocabulary.tokens)]
         self._ends = frozenset((*vocabulary.end_ids, *known))
         # A stop token ends the output, so that it cannot be used as text.
         self._barred = frozenset(each for each in known if vocabulary.tokens[each])
@@ -99,7 +100,7 @@ class Guide:
 
     def _first_witness(self) -> Witness:
         """The first completion that is found, or the first that fits."""
-        witness = self._matcher.shortest(ANY_LEN)
+        witness = self._uncut_witness() or self._matcher.shortest(ANY_LEN)
         if witness is None:
             raise self._none_found()
         while len(witness) > self._max_len:
@@ -108,6 +109,18 @@ class Guide:
                 raise DoesNotFit(len(witness), self._max_len)
             witness = shorter
         return witness
+
+    def _uncut_witness(self) -> Witness | None:
+        """The shortest text without stop strings, where the shortest one of all meets one."""
+        if not self._stops.strings:
+            return None
+        plain = self._language.matcher().shortest(ANY_LEN)
+        if plain is not None and completes(self._matcher, self._vocabulary, plain):
+            return None
+        language = uncut(self._language, self._stops)
+        found = None if language is None else language.matcher().shortest(ANY_LEN)
+        is_good = found is not None and completes(self._matcher, self._vocabulary, found)
+        return found if is_good else None
 
     def _none_found(self) -> ConstraintError:
         strings = self._stops.strings

@@ -38,14 +38,16 @@ class ConstraintSpec:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Strings that end an output, and whether they stay in its text.
+    """Strings that end an output, and whether they stay in its text; tokens that end it.
 
-    kept:    the text with the string in it must satisfy the constraint
-    dropped: the text before the string must
+    kept:      the text with the string in it must satisfy the constraint
+    dropped:   the text before the string must
+    token_ids: none of them can be used as text
     """
 
     strings: tuple[str, ...] = ()
     kept: bool = True
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

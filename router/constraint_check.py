@@ -184,7 +184,7 @@ class ConstraintCheck:
 
     def _obvious_len(self, spec: ConstraintSpec, stops: StopRule) -> int | None:
         """Tokens that are enough for some text, where that is seen without compiling."""
-        if self._pool is None or not self._spells_ascii or stops.strings:
+        if self._pool is None or not self._spells_ascii or stops.strings or stops.token_ids:
             return None
         return obvious_len(spec)
 

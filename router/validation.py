@@ -153,7 +153,7 @@ class Validation:
         max_len = stop.max_new_tokens
         for field, part in raw.grammar_parts:
             await _checked(self._checks, part.constraint(field), StopRule(), max_len, field)
-        stops = StopRule(stop.stop_strings, kept=stop.keep_stop_string)
+        stops = StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids)
         try:
             return await _checked(self._checks, constraint, stops, max_len, name)
         except ConstraintRefused as error:

@@ -16,7 +16,7 @@ from constraints.matcher import Language
 from constraints.spec import StopRule
 
 # A fifth of a pattern's own: this comes on top of a search that found nothing.
-_LIMITS = Limits(compile_fuel=1_000_000)
+UNCUT_LIMITS = Limits(compile_fuel=1_000_000)
 # What `regex.to_grammar` makes: its patterns have no slash.
 _ONE_PATTERN = re.compile(rf"{re.escape(HEADER)}start: /(?P<pattern>[^/\n]*)/\n")
 
@@ -26,20 +26,27 @@ def leaves_nothing(language: Language, stops: StopRule) -> bool:
 
     False of languages that are not of one pattern, and where the limits are met.
     """
-    one = isinstance(language, GrammarLanguage) and _ONE_PATTERN.fullmatch(language.grammar)
-    if not one or not stops.strings:
+    grammar = uncut_grammar(language, stops)
+    if grammar is None:
         return False
-    strings = "|".join(map(_literal, stops.strings))
-    after = "+" if stops.kept else "*"
-    uncut = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.){after}/"
-    grammar = f"{HEADER}start: UNCUT\nUNCUT: {uncut}\n"
     try:
-        GrammarLanguage(byte_vocabulary(), grammar, _LIMITS, explain)
+        GrammarLanguage(byte_vocabulary(), grammar, UNCUT_LIMITS, explain)
     except Contradiction:
         return True
     except ConstraintError:
         return False
     return False
+
+
+def uncut_grammar(language: Language, stops: StopRule) -> str | None:
+    """The grammar of the texts of a pattern that no stop string cuts. None: it is not of one."""
+    one = isinstance(language, GrammarLanguage) and _ONE_PATTERN.fullmatch(language.grammar)
+    if not one or not stops.strings:
+        return None
+    strings = "|".join(map(_literal, stops.strings))
+    after = "+" if stops.kept else "*"
+    uncut = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.){after}/"
+    return f"{HEADER}start: UNCUT\nUNCUT: {uncut}\n"
 
 
 def _literal(text: str) -> str:

@@ -1,5 +1,6 @@
 """From an expression to a language: machine, reserves, table; and what contradicts what."""
 
+from collections.abc import Iterable
 from time import thread_time
 
 import numpy as np
@@ -21,7 +22,15 @@ from constraints.where.measures import axis_of
 from constraints.where.pattern_pieces import impossible_pieces
 from constraints.where.reduction import reduced
 from constraints.where.stopping import stopping
-from constraints.where.terms import Expression, Matches, Measure, StopsBefore, all_of
+from constraints.where.terms import (
+    Contains,
+    Expression,
+    Matches,
+    Measure,
+    Not,
+    StopsBefore,
+    all_of,
+)
 from constraints.where.utf8 import Utf8, utf8_of
 
 # After so much computing no more is tried to find out which parts contradict each other.
@@ -60,6 +69,15 @@ def compile_where(
     return language
 
 
+def without_phrases(language: WhereLanguage, phrases: Iterable[str]) -> WhereLanguage | None:
+    """The texts of a language in which none of the phrases stands. None: there are none.
+
+    Raises TooComplex and OutOfReach.
+    """
+    wanted = (language.expression, *(Not(Contains(phrase)) for phrase in phrases))
+    return _language(all_of(wanted), language.vocabulary, language.walk, SPARES)
+
+
 def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
     """The error for expressions that nothing satisfies together; of a pattern alone, its piece."""
     error = told(conflict)
@@ -86,7 +104,7 @@ def _language(
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
     for spare in spares:
         lattice = Lattice.of(machine, spare)
-        language = _on_lattice(machine, utf8, lattice, vocabulary, walk, _dropped(expression))
+        language = _on_lattice(machine, utf8, lattice, vocabulary, walk, expression)
         if language is None or language.distances is None or language.distances.has_room:
             break
     return language
@@ -98,7 +116,7 @@ def _on_lattice(
     lattice: Lattice,
     vocabulary: Vocabulary,
     walk: TokenWalk,
-    dropped: tuple[str, ...],
+    expression: Expression,
 ) -> WhereLanguage | None:
     accepted = _accepted(machine, lattice)
     live = _live(machine, lattice, accepted)
@@ -113,7 +131,8 @@ def _on_lattice(
         table=table,
         accepted=tuple(table.accepted(reserves) for reserves in accepted),
         live=table.spread(machine, lattice, live),
-        dropped=dropped,
+        expression=expression,
+        dropped=_dropped(expression),
     )
     if not language.follows_bytes:
         start = table.start // table.width

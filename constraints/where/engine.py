@@ -26,6 +26,7 @@ from constraints.where.byte_table import ByteTable
 from constraints.where.distances import Distances, is_within
 from constraints.where.lattice import NEVER, Lattice, Reserves
 from constraints.where.machine import Machine
+from constraints.where.terms import Expression
 from constraints.where.views import Views
 
 # States whose outlooks are made while compiling, where distances do not need all of them.
@@ -38,7 +39,8 @@ _MAX_FORCED = 4096
 class WhereLanguage:
     """A compiled expression; immutable but for what it remembers, shared by threads.
 
-    live:   reserves of every place, as far as bytes can tell
+    live:       reserves of every place, as far as bytes can tell
+    expression: what was compiled
     """
 
     vocabulary: Vocabulary
@@ -48,6 +50,7 @@ class WhereLanguage:
     table: ByteTable
     accepted: tuple[Reserves, ...]
     live: Reserves
+    expression: Expression
     dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
     told: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
     if isinstance(job, Check):
         stops = {"stops": list(job.stops.strings), "kept": job.stops.kept}
-        return told | stops | {"cuts": job.cuts}
+        return told | stops | {"stop_token_ids": list(job.stops.token_ids), "cuts": job.cuts}
     return told | {"texts": list(job.texts)}
 
 
@@ -104,7 +104,7 @@ def job_from_json(told: Mapping[str, Any]) -> Job:
         return Verify(spec, told["finished"])
     if "texts" in told:
         return Judge(spec, tuple(told["texts"]), told["max_len"])
-    stops = StopRule(tuple(told["stops"]), told["kept"])
+    stops = StopRule(tuple(told["stops"]), told["kept"], tuple(told["stop_token_ids"]))
     return Check(spec, stops, told["max_len"], told["cuts"])
 
 

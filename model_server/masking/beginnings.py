@@ -8,7 +8,7 @@ comes meanwhile waits for it, and all later ones take a copy.
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from constraints.guide import Guide
 from constraints.spec import Budget
@@ -58,8 +58,7 @@ class Beginnings:
                 self._languages.compile(constraint.spec, constraint.translation),
                 self._languages.vocabulary(),
                 beginning.budget,
-                constraint.stops,
-                beginning.stop_token_ids,
+                replace(constraint.stops, token_ids=beginning.stop_token_ids),
                 takes_forced=beginning.takes_forced,
             )
         except BaseException as error:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from constraints.errors import DoesNotFit, IllegalToken
 from constraints.guide import Guide
-from constraints.spec import Budget, ConstraintSpec, Kind
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
 from tests.constraints.cases import CASES
 from tests.constraints.walks import (
@@ -115,7 +115,7 @@ def test_the_end_is_masked_before_min_len_while_anything_else_is_legal() -> None
 
 def test_a_stop_token_ends_a_complete_text_and_is_no_text_itself() -> None:
     vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "[ax]{1,3}|xxxxc")
-    guide = guide_of(spec, Budget(9), vocabulary, stop_token_ids=(ord("x"),))
+    guide = guide_of(spec, Budget(9), vocabulary, stops=StopRule(token_ids=(ord("x"),)))
     assert legal_ids(guide, vocabulary) == [ord("a")]
     guide.advance(ord("a"))
     assert legal_ids(guide, vocabulary) == [ord("a"), ord("x"), 256]
@@ -126,7 +126,9 @@ def test_a_stop_token_ends_a_complete_text_and_is_no_text_itself() -> None:
 
 def test_a_witness_keeps_clear_of_stop_tokens() -> None:
     vocabulary, spec = byte_vocabulary(), ConstraintSpec(Kind.REGEX, "b|aaa")
-    guide = guide_of(spec, Budget(9), vocabulary, stop_token_ids=(ord("b"),), takes_forced=False)
+    guide = guide_of(
+        spec, Budget(9), vocabulary, stops=StopRule(token_ids=(ord("b"),)), takes_forced=False
+    )
     assert guide.needed_len == 3
     assert guide.witness_token() == ord("a")
 

@@ -189,3 +189,35 @@ def test_where_tokens_are_counted_longer_ones_are_found_that_keep_clear() -> Non
     guide = Guide(language_of(spec, vocabulary), vocabulary, Budget(4), stops)
     output = drawn(guide, vocabulary, 4, random.Random(2))
     assert judge_of(spec)(as_shown(text_of(output, vocabulary), stops), len(output))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "text", "strings", "needed_len"),
+    [
+        (Kind.WHERE, '"fox" in X', (" ",), 3),
+        (Kind.WHERE, 'ends_with(X, "fox")', (" ", "a"), 3),
+        (Kind.WHERE, '"fox" in X and "cat" in X', (" ",), 6),
+        (Kind.WHERE, '"fox" in X and len(X) >= 9', (" ", "\n"), 5),
+        (Kind.WHERE, "len(words(X)) >= 6", (" ",), 6),
+        (Kind.WHERE, "len(tokens(X)) == 7", ("e", " "), 7),
+        (Kind.REGEX, ".*fox.*", (" ",), 3),
+        (Kind.REGEX, ".+ .+|fox-[a-z]+", (" ",), 5),
+    ],
+)
+def test_a_shortest_text_that_meets_a_stop_string_gives_way_to_one_that_meets_none(
+    kind: Kind, text: str, strings: tuple[str, ...], needed_len: int, kept: bool
+) -> None:
+    spec, stops = ConstraintSpec(kind, text), StopRule(strings, kept)
+    guide = Guide(language_of(spec, BYTES), BYTES, Budget(40), stops)
+    assert guide.needed_len <= needed_len
+    output = drawn(guide, BYTES, 40, random.Random(text))
+    assert guide.is_satisfied
+    assert judge_of(spec)(as_shown(text_of(output, BYTES), stops), len(output))
+
+
+def test_stop_tokens_and_strings_hold_together() -> None:
+    spec, stops = ConstraintSpec(Kind.REGEX, "a|b|c{4}"), StopRule(("a",), False, (ord("b"),))
+    guide = Guide(language_of(spec, BYTES), BYTES, Budget(9), stops)
+    assert guide.needed_len == 4
+    assert legal_texts(guide) == [b"c"]

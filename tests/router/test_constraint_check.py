@@ -17,6 +17,7 @@ from router.constraint_check import CheckedConstraint, ConstraintCheck
 from router.errors import ConstraintRefused, Overloaded, Unserved
 from router.metrics import Metrics
 from router.request import Constraint
+from tests.byte_tokenizer import byte_ids
 from tests.constraints.worker.pools import MAX_LEN, costly, vocabulary_file
 
 _NO_STOPS = StopRule()
@@ -197,6 +198,17 @@ async def test_other_stop_strings_are_another_question(tmp_path: Path) -> None:
         with pytest.raises(ConstraintRefused) as refused:
             await check.check(constraint, StopRule(("a",)), 50)
         assert refused.value.reason == "contradiction"
+
+
+async def test_stop_tokens_are_no_text(tmp_path: Path) -> None:
+    async with checking(tmp_path) as (check, _):
+        short = Constraint(ConstraintSpec(Kind.CHOICE, '["yes", "maybe"]'))
+        stops = StopRule(token_ids=tuple(byte_ids("s")))
+        assert (await check.check(short, stops, MAX_LEN)).min_len == 5
+        with pytest.raises(ConstraintRefused, match="at most 4"):
+            await check.check(short, stops, 4)
+        with pytest.raises(ConstraintRefused, match="stop tokens"):
+            await check.check(regex("a*s"), stops, MAX_LEN)
 
 
 async def test_a_text_that_took_too_long_costs_nothing_the_second_time(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ SPEC = ConstraintSpec(Kind.JSON_SCHEMA, '{"const": "é\\u0000"}', Whitespace.SPA
 @pytest.mark.parametrize(
     "job",
     [
-        Check(SPEC, StopRule(("\n\n", "é"), kept=False), 77),
+        Check(SPEC, StopRule(("\n\n", "é"), kept=False, token_ids=(3, 5)), 77),
         Check(ConstraintSpec(Kind.WHERE, "len(X) < 3"), StopRule(), 1, cuts=True),
         Judge(SPEC, ("", "é\n"), 9),
         Judge(SPEC, (), 9),
