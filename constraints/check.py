@@ -4,7 +4,6 @@ Texts are followed byte by byte, since every split of a text into tokens is lega
 a constraint that counts tokens is followed in the tokens that the model would make of the text.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,11 +11,10 @@ from constraints.errors import ConstraintError
 from constraints.expected import Expectation, byte_ids
 from constraints.grammars.instances import violations
 from constraints.matcher import Language, Matcher
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
 from constraints.vocabulary import Vocabulary
-
-_COUNTS_TOKENS = re.compile(r"\btokens\s*\(", re.IGNORECASE)
+from constraints.where.engine import WhereLanguage
 
 # Searches for a shorter text than the one that was found.
 _NUM_TRIES = 3
@@ -31,7 +29,7 @@ def judge(
 ) -> Judged:
     """Each text under the language of `spec`; a shortest legal one has at most `max_len` tokens."""
     shortest = _shortest(language.matcher(), max_len)
-    by_tokens = spec.kind is Kind.WHERE and _COUNTS_TOKENS.search(spec.text) is not None
+    by_tokens = isinstance(language, WhereLanguage) and language.tokens is not None
     judging = Judging(language, vocabulary, by_tokens=by_tokens)
     judgements = tuple(judging.judge(text) for text in texts)
     if language.not_enforced:
