@@ -122,7 +122,7 @@ def operand(term: Term, values: Values) -> object:
 def _opaque(term: Opaque, values: Values) -> object:
     if any(name not in values for name in term.names):
         return Missing.UNKNOWN
-    return _made(term, lambda: term.function(*(bare(values[name]) for name in term.names)))
+    return computed(term, lambda: term.function(*(bare(values[name]) for name in term.names)))
 
 
 def _calculated(term: Calculated, values: Values) -> object:
@@ -131,7 +131,7 @@ def _calculated(term: Calculated, values: Values) -> object:
         if left is missing or right is missing:
             return missing
     numbers = _numbers(left, right)
-    return _made(term, lambda: ARITHMETIC[term.symbol](*numbers))
+    return computed(term, lambda: ARITHMETIC[term.symbol](*numbers))
 
 
 def _numbers(left: object, right: object) -> tuple[object, object]:
@@ -141,7 +141,8 @@ def _numbers(left: object, right: object) -> tuple[object, object]:
     return (written(left), written(right)) if is_mixed else numbers
 
 
-def _made(term: Opaque | Calculated, make: Callable[[], object]) -> object:
+def computed(term: Opaque | Calculated, make: Callable[[], object]) -> object:
+    """What the program's own code makes. Raises ProgramFailed with its place, BadCondition."""
     try:
         made = make()
     except TandemError:

@@ -39,7 +39,10 @@ def _converted(annotation: Any, data: Any) -> Any:
     if is_model(annotation):
         return annotation.model_validate(data)
     if annotation is float:
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError as error:
+            raise ValueError(str(error)) from error
     return _converted_several(annotation, data)
 
 

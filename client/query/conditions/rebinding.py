@@ -7,9 +7,14 @@
 There the name is Python's own: what it means no longer has a text, nor tokens.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
+from client.query.conditions.evaluate import computed
+from client.query.conditions.linear import ARITHMETIC
+from client.query.conditions.relating import RELATIONS
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -26,6 +31,12 @@ from client.query.conditions.values import is_scalar
 from client.query.conditions.writing import written
 
 _NUMBERS: Mapping[str, Callable[..., object]] = {"int": int, "float": float}
+_RELATIONS: Mapping[str, Callable[[Any, Any], object]] = RELATIONS | {
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
+    "is": operator.is_,
+    "is not": operator.is_not,
+}
 
 
 def is_same(value: object, bound: object) -> bool:
@@ -45,12 +56,23 @@ def with_values(term: Term, values: Mapping[str, object]) -> Term:
         case All(parts) | AnyOf(parts):
             return replace(term, parts=tuple(with_values(part, values) for part in parts))
         case Compared(left, _, right) | Calculated(left, _, right):
-            return replace(term, left=with_values(left, values), right=with_values(right, values))
+            return _with_sides(term, with_values(left, values), with_values(right, values))
         case Called():
             return _called(term, values)
         case Opaque():
             return _opaque(term, values)
     return term
+
+
+def _with_sides(term: Compared | Calculated, left: Term, right: Term) -> Term:
+    """Python's own, where no hole is left in it."""
+    sides = replace(term, left=left, right=right)
+    if not isinstance(left, Value) or not isinstance(right, Value):
+        return sides
+    one, other = left.value, right.value
+    if isinstance(term, Calculated):
+        return Value(computed(term, lambda: ARITHMETIC[term.symbol](one, other)))
+    return Opaque((), lambda: _RELATIONS[term.relation](one, other), term.place, written(sides))
 
 
 def _called(term: Called, values: Mapping[str, object]) -> Term:

@@ -171,7 +171,12 @@ def fields_of(annotation: Any) -> tuple[dict[str, Any], list[str]]:
             key: get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
             for key, hint in hints.items()
         }
-        return bare, [key for key in hints if key in annotation.__required_keys__]
+        return bare, [
+            key
+            for key, hint in hints.items()
+            if get_origin(hint) is Required
+            or (get_origin(hint) is not NotRequired and key in annotation.__required_keys__)
+        ]
     made = [each for each in fields(annotation) if each.init]
     required = [
         each.name for each in made if each.default is MISSING and each.default_factory is MISSING

@@ -51,6 +51,16 @@ class Body:
     def prompts(self) -> Sequence[Prompt]:
         return tuple(self._prompts.values())
 
+    @property
+    def up_to_last_prompt(self) -> Sequence[ast.stmt]:
+        """The statements without those at the end, behind which no condition is asked for."""
+        with_prompts = [
+            index
+            for index, statement in enumerate(self.statements)
+            if any(self._string_at(node) is not None for node in names.own_scope([statement]))
+        ]
+        return self.statements[: with_prompts[-1] + 1] if with_prompts else ()
+
     def found(self, node: ast.AST) -> Prompt | PromptText | None:
         """The prompt that a statement stands for; as it is written, if it is in a function."""
         found = self._string_at(node)

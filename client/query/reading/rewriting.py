@@ -153,7 +153,7 @@ class _Writer:
 
     def _rebound(self) -> AbstractSet[str]:
         """The holes whose variables the program's own code binds, too."""
-        bound = names.bound_anywhere([*self._preamble, *self._body.statements])
+        bound = names.bound_anywhere([*self._preamble, *self._body.up_to_last_prompt])
         return self._holes & bound.union(_WALRUS.findall(self._text.text))
 
     def _own_names(self) -> AbstractSet[str]:

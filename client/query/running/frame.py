@@ -135,8 +135,7 @@ class Frame:
         }
 
     def _promise(self, check: Check) -> None:
-        said = {(promise.text, promise.names) for promise in self._promises}
-        if (check.text, check.names) not in said:
+        if not any((made.text, made.term) == (check.text, check.term) for made in self._promises):
             self._promises = (*self._promises, check)
 
     async def _nested(self, hole: Hole, sub: Subquery) -> Any:

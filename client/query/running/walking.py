@@ -149,7 +149,7 @@ class Walk:
 
 def _why_no_more(error: QueryError, told: QueryError) -> str:
     """Why no further try was made, where that is neither told nor the number of tries."""
-    is_new = error is not told and isinstance(error, Unsatisfiable)
+    is_new = error.message != told.message and isinstance(error, Unsatisfiable)
     return f"; {error.message}" if is_new else ""
 
 

@@ -132,3 +132,19 @@ def _marked(error: QueryError) -> str:
     assert error.source is not None
     line = error.source.text.split("\n")[error.place.line - 1]
     return line[error.place.column - 1 : error.place.end_column - 1]
+
+
+@pytest.mark.parametrize(
+    ("future", "left_out"), [(FUTURE, "NotRequired[int]"), ("", '"NotRequired[int]"')]
+)
+async def test_what_a_quoted_key_need_not_have_is_left_out(future: str, left_out: str) -> None:
+    text = f"""{future}
+from typing import NotRequired, TypedDict
+class Pair(TypedDict):
+    a: int
+    b: {left_out}
+argmax
+    "[P: Pair]"
+    return P
+"""
+    assert (await run(text, model=writing({"a": 1}))).value == {"a": 1}

@@ -154,3 +154,53 @@ beam(n=2, max_tokens=2)
 
     assert (await run(back, model=model)).value == (2, 20, 21)
     assert {each.prompt for each in await run_all(beams, model=TreeModel(1))} == {"a-b", "b-a"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wishes", "last"),
+    [
+        (
+            'LOW = 3\n"a[A]" where B - LOW > 0\nLOW = 9\n"c[C]" where B - LOW > 0\n"b[B: int]"',
+            ["4", "10"],
+            10,
+        ),
+        (
+            'for last in "xy":\n    opts = [*("abcdefghij" * 20), last]\n'
+            '    "a[A]" where B not in opts\n"b[B]"',
+            ["y", "z"],
+            "z",
+        ),
+        (
+            '"[N: int]"\nfor N in [1, 2, 3]:\n    "a[A]" where f(B, N)\n"b[B: int]"',
+            ["2", "4"],
+            4,
+        ),
+    ],
+)
+async def test_each_prompts_word_on_a_hole_to_come_is_kept_with_its_values(
+    text: str, wishes: list[str], last: object
+) -> None:
+    result = await run(text, {"f": lambda b, n: b > n}, model=ScriptedModel(lambda prompt: wishes))
+
+    assert result["B"] == last
+
+
+@pytest.mark.parametrize("wish", ["3", "9"])
+async def test_values_are_compared_as_python_compares_them(wish: str) -> None:
+    text = '"[A: int]"\nA = "many" if A > 5 else A + 1\n"-[B]" where A != 3 and len(B) < 3'
+
+    assert (await found(text, wish))["B"] == wish
+
+
+async def test_what_is_bound_behind_the_last_prompt_takes_no_mask_from_an_earlier_hole() -> None:
+    text = """
+"a[A]" where len(A) < len(B)
+" b[B]" where len(B) < len(C)
+" c[C]" where len(C) < 5
+C = C.strip()
+"""
+    model = ScriptedModel(behind(a=["xxxx", "xx"], b=["xxx"], c=["xxxx"]))
+
+    result = await run(text, model=model)
+
+    assert (result["A"], len(result.requests)) == ("xx", 3)

@@ -104,3 +104,8 @@ def _caret(error: QueryError) -> str:
     """What the caret of an error is under."""
     _, line, carets = str(error).split("\n")[-3:]
     return line[carets.index("^") :][: carets.count("^")]
+
+
+async def test_a_number_that_no_float_holds_is_no_mistake_of_the_program() -> None:
+    with pytest.raises(NotSatisfied, match="list"):
+        await run('"[X: list[float]]"', model=ScriptedModel(in_turn(f"[{10**400}]")))
