@@ -14,6 +14,9 @@ from constraints.where.compile import without_phrases
 from constraints.where.engine import WhereLanguage
 from constraints.where.limits import OutOfReach
 
+# Of a pattern: more strings, or longer ones, take the engine seconds to leave out.
+_MAX_STRINGS, _MAX_STRINGS_LEN = 8, 128
+
 
 def uncut(language: Language, stops: StopRule) -> Language | None:
     """The language without what the stop strings cut. None: there is no such text, or none knows.
@@ -23,11 +26,17 @@ def uncut(language: Language, stops: StopRule) -> Language | None:
     try:
         if isinstance(language, WhereLanguage):
             return without_phrases(language, stops.strings)
+        if not isinstance(language, GrammarLanguage) or _are_many(stops.strings):
+            return None
         grammar = uncut_grammar(language, stops)
-        if grammar is None or not isinstance(language, GrammarLanguage):
+        if grammar is None:
             return None
         return GrammarLanguage(
             language.vocabulary, grammar, UNCUT_LIMITS, explain, hints=language.hints
         )
     except (ConstraintError, OutOfReach):
         return None
+
+
+def _are_many(strings: tuple[str, ...]) -> bool:
+    return len(strings) > _MAX_STRINGS or sum(map(len, strings)) > _MAX_STRINGS_LEN

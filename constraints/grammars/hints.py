@@ -6,10 +6,11 @@ pattern that ends a loop. A wrong hint costs a question to the matcher and nothi
 
 import json
 import re
+from collections.abc import Iterable
 
 from constraints.errors import ConstraintError
 from constraints.grammars.least_instance import Least
-from constraints.grammars.least_text import least_text
+from constraints.grammars.least_text import MAX_PATTERN_LEN, least_text
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.regex import matching
@@ -19,6 +20,7 @@ MAX_HINTS = 12
 MAX_HINT_LEN = 64
 # Sources that are longer are not read.
 MAX_SOURCE_LEN = 1 << 20
+_MAX_TERMINALS, _MAX_TERMINAL_LEN = 200, 1_000
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
@@ -75,10 +77,17 @@ def _of_schema(spec: ConstraintSpec) -> list[str]:
 def _least_match(pattern: str) -> str:
     """A text that matches the whole pattern, as far as one is seen."""
     try:
-        whole = matching(pattern)
+        whole = matching(pattern) if len(pattern) <= MAX_PATTERN_LEN else None
     except ConstraintError:
         return ""  # the compiler says so, or finds another way
     return "" if whole is None else least_text(whole) or ""
+
+
+def _least_terminals(patterns: Iterable[str]) -> list[str]:
+    """Texts of terminals, as far as they are short and not many."""
+    distinct = [each for each in dict.fromkeys(patterns) if len(each) <= MAX_PATTERN_LEN]
+    texts = map(_least_terminal, distinct[:_MAX_TERMINALS])
+    return [text for text in texts if len(text) <= _MAX_TERMINAL_LEN]
 
 
 def _least_terminal(pattern: str) -> str:
@@ -114,13 +123,13 @@ def _runs(pattern: str) -> list[str]:
 def _of_grammar(grammar: str) -> list[str]:
     quoted = [_unquoted(match.group()) for match in _QUOTED.finditer(grammar)]
     patterns = [match.group(1) for match in _PATTERN.finditer(_QUOTED.sub("", grammar))]
-    pieces = [run for pattern in patterns for run in (*_runs(pattern), _least_terminal(pattern))]
+    pieces = [run for pattern in patterns for run in _runs(pattern)] + _least_terminals(patterns)
     return sorted(dict.fromkeys([*quoted, *pieces]), key=len, reverse=True)
 
 
 def _of_terminals(grammar: str) -> list[str]:
     patterns = [match.group(1) for match in _PATTERN.finditer(grammar)]
-    return [_least_terminal(_BRACED.sub(_spelled_out, each)) for each in patterns]
+    return _least_terminals(_BRACED.sub(_spelled_out, each) for each in patterns)
 
 
 def _spelled_out(code: re.Match[str]) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from constraints.errors import ConstraintError
-from constraints.grammars.least_text import least_text
-from constraints.grammars.patterns import Concat
+from constraints.grammars.least_text import MAX_PATTERN_LEN, least_text
+from constraints.grammars.patterns import Concat, Pattern
 from constraints.grammars.regex import searching
 
 # A string of each format that every reading of the format allows.
@@ -34,6 +34,8 @@ _MAX_LEN = 50_000
 # What a string is filled with that has to be long: vocabularies have its words as tokens.
 _FILLER = "the "
 _MAX_STEPS = 2_000
+# Reading so much of a pattern takes as long as a place of the schema.
+_CHARS_A_STEP = 100
 
 # A JSON value; what it is made of is looked at as it is met.
 Json = Any
@@ -46,6 +48,7 @@ class Least:
         self._document = document
         self._item, self._key = separators
         self._num_steps = 0
+        self._patterns: dict[str, Pattern | None] = {}
         self._texts: dict[tuple[tuple[str, ...], int], str | None] = {}
         # Guesses of parts, which may stand where a search is stuck.
         self.parts: set[str] = set()
@@ -148,15 +151,22 @@ class Least:
         if (patterns, least_len) not in self._texts:
             # What is held on to an edge stands there.
             ordered = sorted(patterns, key=lambda each: (each[:1] != "^", each[-1:] == "$"))
-            try:
-                found = [searching(pattern) for pattern in ordered]
-            except ConstraintError:
-                found = [None]
+            found = map(self._read, ordered)
             known = tuple(each for each in found if each is not None)
             is_whole = len(known) == len(patterns)
             text = least_text(Concat(known), least_len) if is_whole else None
             self._texts[patterns, least_len] = text
         return self._texts[patterns, least_len]
+
+    def _read(self, pattern: str) -> Pattern | None:
+        if pattern not in self._patterns:
+            self._num_steps += len(pattern) // _CHARS_A_STEP
+            try:
+                is_short = len(pattern) <= MAX_PATTERN_LEN
+                self._patterns[pattern] = searching(pattern) if is_short else None
+            except ConstraintError:
+                self._patterns[pattern] = None
+        return self._patterns[pattern]
 
     def _array(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
         firsts = schema.get("prefixItems", [])

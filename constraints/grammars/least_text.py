@@ -6,11 +6,14 @@ knows more of characters than is looked at here.
 
 import re
 import unicodedata
+from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase, digits
 
 from constraints.grammars.patterns import Anchor, Chars, Choice, Concat, Empty, Pattern, Repeat
 
 MAX_LEN = 50_000
+# Patterns that are longer are not read for a guess: it would take as long as to compile them.
+MAX_PATTERN_LEN = 50_000
 # The first of them that a set has stands for it: what vocabularies spell in few tokens, and JSON
 # without escapes.
 _LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$'|~^`" + '"\\\n\t'
@@ -68,6 +71,14 @@ def _repeated(pattern: Repeat, extra_len: int) -> tuple[str, int] | None:
 
 
 def _char_of(chars: Chars) -> str | None:
+    match chars:
+        case Chars(((first, last),), (), False, False) if first == last:
+            return None if 0xD800 <= first <= 0xDFFF else chr(first)
+    return _liked_of(chars)
+
+
+@lru_cache(maxsize=4096)
+def _liked_of(chars: Chars) -> str | None:
     for char in _LIKED:
         if _has(chars, char):
             return char

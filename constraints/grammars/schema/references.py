@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from urllib.parse import unquote, urldefrag, urljoin
 
-from constraints.errors import Malformed, NotEnforced
+from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.grammars.schema.drafts import Draft, draft_of
 from constraints.grammars.schema.reading import Json, at, below
 
@@ -14,17 +14,21 @@ _APPLICATORS = (
 ).split()
 _MAPS = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties")
 _PROPERTIES = ("properties",)
+# Characters of all pointers together: a long name with many schemas below it costs its length each.
+_MAX_POINTERS_LEN = 8_000_000
 
 
 class References:
     """The places of one document that have names."""
 
     def __init__(self, document: Json) -> None:
+        """Raises Malformed, TooComplex."""
         self._document = document
         # Pointers by address, and the address against which a pointer's references are read.
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[str, str] = {}
         self._bases: dict[str, str] = {}
+        self._pointers_len = 0
         # By pointer, the draft of a schema that names one; as validators have it, that holds for
         # what is inside of it, and for the root itself.
         self._drafts: dict[str, Draft] = {"": draft_of(document)}
@@ -76,6 +80,9 @@ class References:
         return self._bases[pointer]
 
     def _index(self, schema: dict[str, Json], pointer: str, base: str, draft: Draft) -> None:
+        self._pointers_len += len(pointer)
+        if self._pointers_len > _MAX_POINTERS_LEN:
+            raise TooComplex("the names above the schema's parts are too long")
         if "$schema" in schema and pointer:
             draft = self._drafts[pointer] = draft_of(schema, draft)
         # A property of that name is no string.

@@ -58,5 +58,7 @@ def _is_object(schema: dict[str, Any]) -> bool:
         target = references.draft(pointer).read(target)
         if "$ref" not in target or "type" in target:
             return bool(target.get("type") == "object")
+        if not isinstance(target["$ref"], str):
+            raise TypeError("a reference is a string")
         pointer = references.resolve(target["$ref"], pointer)
     return False

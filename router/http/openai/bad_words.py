@@ -19,6 +19,8 @@ from router.given import cut, quoted
 from router.grammar import RawGrammar
 
 # Half of what an expression may have, so that one beside them has room.
+# Words times choices that are looked at to tell no more words than need be.
+_MAX_COUNTED = 200_000
 _MAX_WORDS = 500
 # Of more than these only the first are named in a message.
 _MAX_NAMED = 20
@@ -58,7 +60,7 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
                 return shaped  # which is refused in its own words
             value = _joined([expression, *terms], name)
         case Kind.CHOICE, list(choices):
-            return name, replace(grammar, value=_kept(choices, words, name))
+            return name, replace(grammar, value=_kept(choices, list(absent), name))
         case Kind.JSON_SCHEMA | Kind.LARK | Kind.GBNF, _:
             rule = "are kept beside `regex`, `choice` and `where`, not beside JSON and grammars"
             raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
@@ -103,11 +105,13 @@ def _contradiction(choices: list[str], words: list[str], name: str) -> Constrain
 
 
 def _needed(choices: list[str], words: list[str]) -> list[str]:
-    """Words of which each choice has one, none of which can be left out."""
+    """Words of which each choice has one; none can be left out, where few enough are looked at."""
     found: list[str] = []
     for choice in choices:
         if not any(word in choice for word in found):
             found.append(next(word for word in words if word in choice))
+    if len(choices) * len(found) > _MAX_COUNTED:
+        return found
     counts = [sum(word in choice for word in found) for choice in choices]
     needed = []
     for word in found:

@@ -142,3 +142,34 @@ def test_a_choice_hints_at_its_shortest_strings() -> None:
 def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
     pattern = "(?s:.*)(?:[fF][oO][xX]|[kK\u212a]a[^b][a-z]+)(?P<end>i+)(?s:.*)"
     assert set(hints_of(ConstraintSpec(Kind.REGEX, pattern))) == {b"foxi", b"fox", b"ka", b"i"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ConstraintSpec(
+            Kind.REGEX, "|".join(chr(0x4E00 + i) + chr(0x5E00 + i) for i in range(6_000))
+        ),
+        ConstraintSpec(Kind.REGEX, "(?i)" + "|".join(f"при{i}вет" for i in range(2_500))),
+        ConstraintSpec(Kind.REGEX, r"\W" * 20_000),
+        ConstraintSpec(Kind.REGEX, "a" * 900_000),
+        ConstraintSpec(Kind.LARK, 'start: "a"\n// ' + "/[ab]{50000}/ " * 3_000),
+        ConstraintSpec(
+            Kind.JSON_SCHEMA,
+            json.dumps(
+                {
+                    "properties": {
+                        f"p{i}": {"type": "string", "pattern": "ab|" * 300 + "c", "minLength": i}
+                        for i in range(40)
+                    },
+                    "required": [f"p{i}" for i in range(40)],
+                }
+            ),
+        ),
+    ],
+    ids=lambda spec: spec.text[:20],
+)
+def test_hints_take_little_time(spec: ConstraintSpec) -> None:
+    began_s = time.thread_time()
+    hints_of(spec)
+    assert time.thread_time() - began_s < 0.5

@@ -150,3 +150,19 @@ def test_another_type_is_refused_by_its_place(kind: Any) -> None:
     with pytest.raises(InvalidRequest, match="must be `object`") as error:
         arguments_schema({"type": kind}, "tools[0].parameters")
     assert error.value.field == "tools[0].parameters.type"
+
+
+@pytest.mark.parametrize(
+    "definitions",
+    [
+        {"Q": {"$ref": 5}},
+        {"Q": {"type": "object"}, "k" * 100_000: {"properties": {f"p{i}": {} for i in range(99)}}},
+    ],
+    ids=["no-string", "long-names"],
+)
+def test_what_cannot_be_followed_is_left_to_who_compiles_it(definitions: dict[str, Any]) -> None:
+    schema = {"$schema": DRAFT_7, "$ref": "#/definitions/Q", "definitions": definitions}
+
+    assert arguments_schema(schema, "a") == schema
+    with pytest.raises(ConstraintError):
+        compiler().compile(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema)))

@@ -1,6 +1,7 @@
 """Strings that stand in no answer, beside the grammars that are asked for."""
 
 import json
+import time
 
 import pytest
 
@@ -70,3 +71,11 @@ def test_many_words_that_leave_no_choice_are_all_parts_but_not_all_in_the_messag
     with pytest.raises(ConstraintRefused, match=r"`bad_words` \"b18\.\" and 11 others$") as refused:
         without(words, ("guided_choice", RawGrammar(Kind.CHOICE, words)))
     assert len(refused.value.details["parts"]) == 31  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("choices", [["axzz"] * 2_000, [f"a{each}" for each in range(60_000)]])
+def test_many_words_and_choices_take_little_time(choices: list[str]) -> None:
+    began_s = time.thread_time()
+    with pytest.raises(ConstraintRefused):
+        without(["zz", "a"] * 20_000, ("guided_choice", RawGrammar(Kind.CHOICE, choices)))
+    assert time.thread_time() - began_s < 0.5
