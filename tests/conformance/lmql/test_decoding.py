@@ -54,7 +54,8 @@ async def test_samples_are_as_many_as_asked_for_and_within_their_tokens(
     assert len(set(texts)) > 1
     vocabulary = json.loads(Path(served.model, "tokenizer.json").read_text())["model"]["vocab"]
     for text in texts:
-        spelled = "".join(model.get_tokenizer().tokenize(text))
+        # Bytes that are no character were fewer than those of what stands for them.
+        spelled = "".join(model.get_tokenizer().tokenize(text.replace("\ufffd", "")))
         assert 0 < fewest_tokens(spelled, vocabulary) < 12
 
 
