@@ -4,6 +4,7 @@ The child ends when this process does, however that ends; see its --parent-pid.
 """
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ from launcher.child import Child
 from launcher.console import Console
 from launcher.readiness import answers_health
 from native.host_memory import HostMemory
+
+_logger = logging.getLogger("fleet")
 
 _HOST = HostMemory()
 _POLL_S = 0.05
@@ -109,7 +112,11 @@ class LaunchedServer:
     async def stop(self) -> None:
         """Drains it; it waits for what runs there."""
         await self._child.stop(self._stop_timeout_s)
-        self._socket.unlink(missing_ok=True)
+        try:
+            self._socket.unlink(missing_ok=True)
+        except OSError as error:
+            # No other server will have this path.
+            _logger.warning("%s stays behind: %s", self._socket, error.strerror)
 
     def hurry(self) -> None:
         """A second signal stops it at once, with its own children."""
@@ -142,10 +149,21 @@ class LaunchedServers:
         self._num_checks = 0
         self._children: set[Child] = set()
         self._sound: dict[str, _Sound] = {}
+        self._looks: dict[str, asyncio.Future[bool]] = {}
 
     async def is_at_hand(self, model: Model) -> bool:
-        """Whether it is a folder, or its weights are in the hub's cache."""
-        return os.path.isdir(model.source) or await aside(partial(self._is_cached, model.source))
+        """Whether it is a folder, or its weights are in the hub's cache; looks once for all who ask
+        at the same time."""
+        source = model.source
+        if os.path.isdir(source):
+            return True
+        look = self._looks.get(source)
+        if look is None:
+            look = asyncio.ensure_future(aside(partial(self._is_cached, source)))
+            look.add_done_callback(lambda _: self._looks.pop(source))
+            self._looks[source] = look
+        # Who goes takes the answer from nobody else.
+        return await asyncio.shield(look)
 
     async def check(self, model: Model) -> None:
         """Looks a model over in a child of its own; fetches it if need be."""

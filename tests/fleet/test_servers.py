@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fleet.commands import ServerRules
 from fleet.names import Model
 from fleet.reasons import reason_of
-from fleet.servers import DidNotStart, LaunchedServers
+from fleet.servers import DidNotStart, LaunchedServer, LaunchedServers
 from launcher.child import Child
 from launcher.console import Console
 from tests.fleet.fakes import model
@@ -284,6 +285,38 @@ async def test_a_folder_is_at_hand_and_what_cannot_be_one_is_asked_of_the_cache(
     sources = [str(tmp_path), "org/here", "org/far", "a" * 300]
     found = [await servers.is_at_hand(Model("m", source)) for source in sources]
     assert found == [True, True, False, False]
+
+
+async def test_the_cache_is_looked_into_once_for_all_who_ask_meanwhile() -> None:
+    looks: list[str] = []
+    may_answer = threading.Event()
+
+    def look(source: str) -> bool:
+        looks.append(source)
+        assert may_answer.wait(10)
+        return True
+
+    servers = LaunchedServers(RULES, {}, Console(), lambda: None, look)
+    asking = [asyncio.create_task(servers.is_at_hand(model("a"))) for _ in range(100)]
+    while not looks:
+        await asyncio.sleep(0.001)
+    asking.pop(0).cancel()
+    may_answer.set()
+    assert await asyncio.gather(*asking) == [True] * 99
+    assert await servers.is_at_hand(model("a"))
+    assert len(looks) == 2
+
+
+async def test_a_server_is_stopped_though_its_socket_cannot_be_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    socket = tmp_path / "folder"
+    socket.mkdir()
+    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    child = await Child.start("a", argv, os.environ, Console())
+    await LaunchedServer(child, socket, 5.0).stop()
+    assert child.returncode is not None
+    assert "stays behind" in caplog.text
 
 
 async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: Path) -> None:
