@@ -203,7 +203,6 @@ class Keeper:
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-            self._alarm = None
         due_s = self._roster.next_alarm_s(self._clock())
         if due_s is not None:
             delay_s = max(0.0, due_s - self._clock())
@@ -293,11 +292,12 @@ class Keeper:
 
     async def _unload(self, name: str, cause: str) -> None:
         _logger.info("unloading %s", name)
-        await self._servers[name].stop()
+        try:
+            await self._servers[name].stop()
+        except Exception:
+            # Whatever is left of it: else the model would be leaving for ever.
+            _logger.exception("the server of %s could not be stopped", name)
         self._metrics.unloads.inc(cause)
-        self._gone(name)
-
-    def _gone(self, name: str) -> None:
         del self._servers[name]
         self._roster.gone(name, self._clock())
         self._advance()

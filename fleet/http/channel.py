@@ -19,8 +19,8 @@ import orjson
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
-from fleet.errors import FleetError, NotNow, ServerGone
-from fleet.http.errors import http_error
+from fleet.errors import FleetError, ServerGone
+from fleet.http.errors import fields_of
 from fleet.http.stream_book import StreamBook
 from fleet.keeper import Keeper
 from fleet.lease import Lease
@@ -28,7 +28,6 @@ from fleet.metrics import FleetMetrics
 from fleet.names import Model
 from router.errors import RouterError
 from router.http.errors import HttpError
-from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame, write_frame
 
 _logger = logging.getLogger("fleet")
@@ -40,9 +39,6 @@ _MAX_QUEUED_LEN = 1 << 24
 _RETRY_AFTER_S = 1.0
 _MAX_TRIES = 3
 _BUG = "a bug; the server's log has more"
-# A client may take the same number: then the first answer is ours, and they say the same.
-_HELLO = 'HELLO {"stream_id":-1,"version":2}'
-_HELLO_ANSWER = 'MSG [{"stream_id":-1,"hello"'
 
 SendText = Callable[[str], Awaitable[None]]
 
@@ -76,6 +72,15 @@ class Unreachable(ServerGone):
     """No socket could be opened, so no frame was handed over."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """A frame for the server, and the version that the client spoke when it said it."""
+
+    stream_id: int
+    text: str
+    version: int
+
+
 class Channel:
     """Owner of one upstream socket and of the lease that goes with its streams."""
 
@@ -95,15 +100,19 @@ class Channel:
         self._send = send
         self._book = StreamBook()
         self._book.version = version
-        self._queue: deque[tuple[int, str]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._queued_len = 0
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._serving: asyncio.Task[None] | None = None
+        # While the queue waits for the model.
+        self._patience: asyncio.Timeout | None = None
         self._reading: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
-        self._num_greetings = 0
+        # What the upstream socket was told to speak, and how answers begin that are for us.
+        self._spoken = 1
+        self._greetings: deque[str] = deque()
         # That of the upstream socket, which may be over.
         self._lease: Lease | None = None
         self._was_told = False
@@ -123,6 +132,11 @@ class Channel:
         """Whether it holds no model."""
         return self._serving is None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a server may keep something for it."""
+        return self._connection is not None and self._is_read
+
     async def put(self, stream_id: int, frame: Frame) -> None:
         """A frame for the model; waits while too much waits."""
         await self._has_room.wait()
@@ -134,32 +148,24 @@ class Channel:
     async def cancel(self, stream_id: int) -> None:
         """Ends a stream at its client's word, whether the server knows of it or not."""
         cancelling = f'CANCEL {{"stream_id":{stream_id}}}'
-        queued = [each for each in self._queue if each[0] == stream_id]
+        queued = [each for each in self._queue if each.stream_id == stream_id]
         if not queued:
             self._push(stream_id, cancelling)
             return
-        if (stream_id, cancelling) in queued:
+        if any(each.text == cancelling for each in queued):
             return  # the server has the stream, and is told already
         for each in queued:
             self._queue.remove(each)
-            self._drop(each[1])
+            self._drop(each.text)
         self._has_news.set()
-        error = HttpError(499, "cancelled", "the stream was cancelled")
-        is_generation = self._book.command(stream_id) == "GENERATE"
-        command, told = self._book.breaks_off(stream_id, error_fields(error))
-        if self._book.version > 1 and is_generation:
-            usage = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
-            done = {"stream_id": stream_id, "finish_reason": "cancelled", "text": "", "tail": ""}
-            command, told = "DONE", {**done, "usage": usage}
+        command, told = self._book.cancels(stream_id)
+        if not self._book:
+            self._give_up()
         await self._say(command, told)
 
-    async def speak(self, version: int) -> None:
-        """The client speaks this version from now on."""
+    def speak(self, version: int) -> None:
+        """The client speaks this version from now on. The server is told before its next frame."""
         self._book.version = version
-        if version > 1 and self._connection is not None:
-            with contextlib.suppress(WebSocketException):
-                self._num_greetings += 1
-                await self._connection.send(_HELLO)
 
     async def close(self) -> None:
         """Hangs up, which ends what the server does for it."""
@@ -176,7 +182,7 @@ class Channel:
         self._connection = None
 
     def _push(self, stream_id: int, text: str) -> None:
-        self._queue.append((stream_id, text))
+        self._queue.append(_Queued(stream_id, text, self._book.version))
         self._queued_len += len(text)
         if self._queued_len > _MAX_QUEUED_LEN:
             self._has_room.clear()
@@ -193,11 +199,13 @@ class Channel:
         try:
             while self._queue:
                 try:
-                    model = await self._find()
-                    with await self._lend(model) as lease:
+                    lease = await self._wanted()
+                    if lease is None:
+                        continue
+                    with lease:
                         connection = await self._connected(lease)
                         num_tries = 0
-                        await self._pump(connection, model)
+                        await self._pump(connection, lease.model)
                 except Unreachable as error:
                     # The frames are where they were.
                     num_tries += 1
@@ -216,11 +224,13 @@ class Channel:
         while self._queue or self._book:
             self._has_news.clear()
             while self._queue:
-                stream_id, text = self._queue.popleft()
-                self._drop(text)
-                if stream_id in self._book:
+                each = self._queue.popleft()
+                self._drop(each.text)
+                if each.stream_id in self._book:
                     self._metrics.requests.inc(model.name)
-                    await _send(connection, text)
+                    if each.version != self._spoken:
+                        await self._greet(connection, each.version)
+                    await _send(connection, each.text)
             if not self._is_read:
                 self.hang_up()
                 raise _gone("its socket was closed")
@@ -237,13 +247,21 @@ class Channel:
         except Unreachable:
             self._keeper.suspect(lease)
             raise
-        self._lease, self._num_greetings = lease, 0
+        self._lease, self._spoken = lease, 1
+        self._greetings.clear()
         self._book.is_leaving = False
         self._reading = asyncio.create_task(self._read(self._connection))
-        if self._book.version > 1:
-            self._num_greetings += 1
-            await _send(self._connection, _HELLO)
         return self._connection
+
+    async def _greet(self, connection: ClientConnection, version: int) -> None:
+        """The server answers what comes from here on in this version."""
+        # Any number may be a client's: the next answer to one that is not open is ours.
+        stream_id = -1
+        while stream_id in self._book:
+            stream_id -= 1
+        self._spoken = version
+        self._greetings.append(f'MSG [{{"stream_id":{stream_id},"hello"')
+        await _send(connection, f'HELLO {{"stream_id":{stream_id},"version":{version}}}')
 
     @property
     def _is_read(self) -> bool:
@@ -254,8 +272,8 @@ class Channel:
             async for text in connection:
                 if not isinstance(text, str):
                     continue
-                if self._num_greetings and text.startswith(_HELLO_ANSWER):
-                    self._num_greetings -= 1
+                if self._greetings and text.startswith(self._greetings[0]):
+                    self._greetings.popleft()
                     continue
                 # When all of us stop, the server's word is the right one.
                 leaving = None if self._keeper.is_draining else self._leaving
@@ -271,9 +289,26 @@ class Channel:
         finally:
             self._has_news.set()
 
+    async def _wanted(self) -> Lease | None:
+        """The model; None if all that waited for it was cancelled."""
+        patience = self._patience = asyncio.timeout(None)
+        try:
+            async with patience:
+                return await self._lend(await self._find())
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            return None
+        finally:
+            self._patience = None
+
+    def _give_up(self) -> None:
+        """Nothing waits for the model any more, so that it takes no other one's place."""
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+            self._patience = None
+
     async def _lend(self, model: Model) -> Lease:
-        if self._book.version == 1:
-            return await self._keeper.lend(model)
         self._was_told = False
         telling = asyncio.create_task(self._tell(model))
         # What ends it early is that the client is gone, which everybody else finds out too.
@@ -296,11 +331,13 @@ class Channel:
         while True:
             await asyncio.sleep(delay_s)
             delay_s = _NEXT_NOTICE_S
-            self._was_told = True
+            self._was_told |= self._book.version > 1
             state, told = self._keeper.waits_for(model.name), self._keeper.notice(model.name)
             await self._notify(state, told)
 
     async def _notify(self, state: str, message: str) -> None:
+        if self._book.version == 1:
+            return  # it knows none
         for stream_id in self._book.ids():
             await self._say("SYS", {"stream_id": stream_id, "state": state, "message": message})
 
@@ -311,9 +348,9 @@ class Channel:
         fields = fields_of(error)
         if isinstance(error, FleetError):
             self._metrics.rejected.inc(str(fields["error_type"]), len(self._book))
-        for stream_id in self._book.ids():
-            if stream_id in self._book:
-                await self._say(*self._book.breaks_off(stream_id, fields))
+        # All end before the first is told: a CANCEL meanwhile finds none that it would wait for.
+        for said in [self._book.breaks_off(stream_id, fields) for stream_id in self._book.ids()]:
+            await self._say(*said)
 
     async def _fail_by_bug(self, error: Exception) -> None:
         """A stream that has no end would keep its client waiting for ever."""
@@ -325,16 +362,6 @@ class Channel:
 
     async def _say(self, command: str, told: dict[str, object]) -> None:
         await self._send(write_frame(command, [orjson.dumps(told).decode()]))
-
-
-def fields_of(error: FleetError | HttpError | RouterError) -> dict[str, object]:
-    """The fields of an error object."""
-    if not isinstance(error, FleetError):
-        return error_fields(error)
-    fields = error_fields(http_error(error))
-    if isinstance(error, NotNow):
-        fields["retry_after_s"] = error.retry_after_s
-    return fields
 
 
 async def _send(connection: ClientConnection, text: str) -> None:

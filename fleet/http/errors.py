@@ -15,7 +15,9 @@ from fleet.errors import (
     StillLoading,
     UnknownModel,
 )
+from router.errors import RouterError
 from router.http.errors import HttpError
+from router.http.lmtp.failures import error_fields
 
 _UNAVAILABLE = 503
 ERROR_TYPES: Mapping[type[FleetError], str] = MappingProxyType(
@@ -44,3 +46,13 @@ def http_error(error: FleetError) -> HttpError:
         "retry-after-ms": str(ceil(1000 * error.retry_after_s)),
     }
     return HttpError(_UNAVAILABLE, error_type, str(error), headers=headers)
+
+
+def fields_of(error: FleetError | HttpError | RouterError) -> dict[str, object]:
+    """The fields of LMTP's error object."""
+    if not isinstance(error, FleetError):
+        return error_fields(error)
+    fields = error_fields(http_error(error))
+    if isinstance(error, NotNow):
+        fields["retry_after_s"] = error.retry_after_s
+    return fields

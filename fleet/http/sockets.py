@@ -210,7 +210,7 @@ class FleetSocket:
     async def _greet(self, stream_id: int, frame: Frame) -> None:
         self._version = version_of(frame)
         for channel in self._channels.values():
-            await channel.speak(self._version)
+            channel.speak(self._version)
         if named_model(frame) is not None:
             self._check_room(stream_id)
             await self._channel(named_model(frame)).put(stream_id, frame)
@@ -225,8 +225,9 @@ class FleetSocket:
         is_none = named is None or named in PLACEHOLDERS
         name = self._last_named if is_none else named
         self._last_named = name
-        found = self._channels.get(name)
+        found = self._channels.pop(name, None)
         if found is not None:
+            self._channels[name] = found  # the last one: they stand in the order of their use
             return found
         self._drop_idle()
         channel = Channel(
@@ -241,16 +242,16 @@ class FleetSocket:
         return channel
 
     def _drop_idle(self) -> None:
-        """Makes room for a channel, of those that are not used."""
+        """Makes room for a channel: of those that hold no model, first those of which no server
+        keeps anything, be there such models or not; then the least recently used."""
         if len(self._channels) < _MAX_CHANNELS:
             return
-        for name, channel in self._channels.items():
-            if channel.is_idle:
-                del self._channels[name]
-                channel.hang_up()
-                return
-        message = f"a socket uses at most {_MAX_CHANNELS} models at a time"
-        raise Overloaded(message, _STREAM_ENDS_S)
+        idle = [name for name, channel in self._channels.items() if channel.is_idle]
+        if not idle:
+            message = f"a socket uses at most {_MAX_CHANNELS} models at a time"
+            raise Overloaded(message, _STREAM_ENDS_S)
+        name = min(idle, key=lambda each: self._channels[each].is_connected)
+        self._channels.pop(name).hang_up()
 
     async def _find(self, name: str | None) -> Model:
         return await model_of(name, self._names, self._keeper)

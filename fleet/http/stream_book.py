@@ -5,30 +5,44 @@ of tokens that holds no error goes on as it came. A client of version 1 sees an 
 the first objects of a stream; so, as the router does, the last token is kept back from the fourth
 on, and if the server dies that one ends the stream by "length": the client asks again, with the
 longer prompt, and is served by the server that is loaded anew.
+
+A stream keeps the version in which it was asked for, as it does at the server: a HELLO changes what
+comes after it.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
+from router.http.errors import HttpError
+from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import write_frame
 
 _NUM_SEEN = 3
 _WITH_TOKENS = frozenset({"GENERATE", "SCORE", "BEAMS", "BEST"})
+_NO_TEXT: Mapping[str, object] = MappingProxyType({"text": "", "tail": ""})
+_NO_BEAMS: Mapping[str, object] = MappingProxyType({"beams": [], "ended": [], "dropped": []})
+# What a DONE says of a stream that has not begun. A SCORE ends by an error: it has no parts.
+_NOTHING_MADE: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {"GENERATE": _NO_TEXT, "BEAMS": _NO_BEAMS, "BEST": _NO_BEAMS}
+)
+_NO_USAGE = MappingProxyType({"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0})
 
 
 @dataclass(slots=True)
 class _Stream:
     command: str
+    version: int
     num_passed: int = 0
     kept: dict[str, Any] | None = None
 
 
 class StreamBook:
-    """By stream id, in the version that the client speaks.
+    """By stream id. `version`: the client's; that of the streams that it opens from now on.
 
     `is_leaving`: the server said that it takes nothing more.
     """
@@ -50,11 +64,7 @@ class StreamBook:
 
     def open(self, stream_id: int, command: str) -> None:
         """A stream that the server will be, or was, asked for."""
-        self._streams[stream_id] = _Stream(command)
-
-    def command(self, stream_id: int) -> str:
-        """What an open stream was asked by."""
-        return self._streams[stream_id].command
+        self._streams[stream_id] = _Stream(command, self.version)
 
     def passes(self, text: str, gone: Mapping[str, object] | None = None) -> str | None:
         """The frame to hand to the client for one of the server's; None: nothing.
@@ -68,14 +78,14 @@ class StreamBook:
         if command == "SYS":
             kept = [each for each in objects if each.get("state") != "draining"]
             self.is_leaving |= len(kept) < len(objects)
-            return _write(command, kept) if kept else None
+            return _write(command, kept) if kept and self.version > 1 else None
         if any(_is_refusal(each) for each in objects):
             self.is_leaving = True
             if gone is not None:
                 objects = [{**each, **gone} if _is_refusal(each) else each for each in objects]
                 text = _write(command, objects)
-        if command == "TOKEN" and self.version == 1:
-            passed = [each for one in objects for each in self._pass_first_version(one)]
+        if command == "TOKEN" and any(map(self._is_first_version, objects)):
+            passed = [each for one in objects for each in self._pass_token(one)]
             return _write(command, passed) if passed else None
         for each in objects:
             self._note(command, each)
@@ -89,10 +99,26 @@ class StreamBook:
         kind = "TOKEN" if stream.command in _WITH_TOKENS else "MSG"
         return kind, {"stream_id": stream_id, **error}
 
+    def cancels(self, stream_id: int) -> tuple[str, dict[str, Any]]:
+        """The same of a stream that its client ends before a server knows of it."""
+        stream = self._streams[stream_id]
+        nothing = _NOTHING_MADE.get(stream.command)
+        if nothing is None or stream.version == 1:
+            error = HttpError(499, "cancelled", "the stream was cancelled")
+            return self.breaks_off(stream_id, error_fields(error))
+        del self._streams[stream_id]
+        done = {"stream_id": stream_id, "finish_reason": "cancelled", **nothing}
+        return "DONE", {**done, "usage": dict(_NO_USAGE)}
+
     def _is_plain(self, rest: str) -> bool:
-        if self.version == 1 or '"error"' in rest:
+        if '"error"' in rest:
             return False
-        return all(stream.command != "SCORE" for stream in self._streams.values())
+        streams = self._streams.values()
+        return all(each.version > 1 and each.command != "SCORE" for each in streams)
+
+    def _is_first_version(self, told: dict[str, Any]) -> bool:
+        stream = self._streams.get(told.get("stream_id", ""))
+        return stream is not None and stream.version == 1
 
     def _note(self, command: str, told: dict[str, Any]) -> None:
         stream_id = told.get("stream_id")
@@ -110,9 +136,10 @@ class StreamBook:
         if is_end:
             del self._streams[stream_id]
 
-    def _pass_first_version(self, told: dict[str, Any]) -> list[dict[str, Any]]:
+    def _pass_token(self, told: dict[str, Any]) -> list[dict[str, Any]]:
         stream = self._streams.get(told.get("stream_id", ""))
-        if stream is None:
+        if stream is None or stream.version > 1:
+            self._note("TOKEN", told)
             return [told]
         if "error" in told or told.get("finish_reason") is not None:
             del self._streams[told["stream_id"]]

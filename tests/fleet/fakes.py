@@ -21,6 +21,7 @@ class FakeServer:
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_stopped = False
         self.is_hurried = False
+        self.stop_fault: Exception | None = None
         self.may_stop = asyncio.Event()
         self.may_stop.set()
 
@@ -33,6 +34,8 @@ class FakeServer:
 
     async def stop(self) -> None:
         await self.may_stop.wait()
+        if self.stop_fault is not None:
+            raise self.stop_fault
         self.is_stopped = True
         self.die("it was stopped")
 
@@ -49,7 +52,8 @@ class FakeServer:
 class FakeServers:
     """Starts servers when told to; `sockets` says where those of a model answer.
 
-    `faults` are found by a check, `refusals` by a load alone; `far` ones have to be fetched.
+    `faults` are found by a check, `refusals` by a load alone; `far` ones have to be fetched. A
+    check waits where `may_check` was cleared.
     """
 
     sockets: dict[str, Path] = field(default_factory=dict)
@@ -61,6 +65,10 @@ class FakeServers:
     others: list[int] = field(default_factory=list)
     by_name: dict[str, FakeServer] = field(default_factory=dict)
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
+    may_check: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_check.set()
 
     async def is_at_hand(self, model: Model) -> bool:
         return model.name not in self.far
@@ -68,6 +76,7 @@ class FakeServers:
     async def check(self, model: Model) -> None:
         self.checked.append(model.name)
         await asyncio.sleep(0)
+        await self.may_check.wait()
         if model.name in self.faults:
             raise DidNotStart(self.faults[model.name])
 

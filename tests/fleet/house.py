@@ -57,7 +57,8 @@ class Upstreams:
 
     A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream counts up
     to `num_events`, waiting for `go_on` behind the first; /v1/completions sends endless bytes.
-    `talk` serves sockets. The model that `is_leaving` takes nothing more.
+    `talk` serves sockets; `gone` are the models of those that were left. The model that
+    `is_leaving` takes nothing more.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Upstreams:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     dies: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: list[str] = field(default_factory=list)
     num_sent: int = 0
     talk: Talk | None = None
     heard: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)

@@ -22,6 +22,7 @@ async def speak(upstreams: Upstreams, model: str, receive: Receive, send: Send) 
                 return
             text = reading.result()
             if text is None:
+                upstreams.gone.append(model)
                 upstreams.left.set()
                 return
             await speaker.take(text)
@@ -49,13 +50,15 @@ class _Speaker:
         stream_id = payload["stream_id"]
         self._upstreams.heard.append((self._model, command, payload))
         if command == "HELLO":
-            self._version = 2
-            await self._say("MSG", stream_id, hello={"version": 2, "from": self._model})
+            self._version = payload["version"]
+            hello = {"version": self._version, "from": self._model}
+            await self._say("MSG", stream_id, hello=hello)
         elif command == "GENERATE" and self._upstreams.is_leaving == self._model:
             told = {"error": "the server is shutting down", "error_type": "draining"}
             await self._say("TOKEN", stream_id, **told)
         elif command == "GENERATE":
-            self._streams[stream_id] = asyncio.create_task(self._generate(stream_id, payload))
+            generating = self._generate(stream_id, payload, self._version)
+            self._streams[stream_id] = asyncio.create_task(generating)
         elif command == "CANCEL":
             self._streams[stream_id].cancel()
             await self._say("DONE", stream_id, finish_reason="cancelled")
@@ -66,12 +69,12 @@ class _Speaker:
         for task in self._streams.values():
             task.cancel()
 
-    async def _generate(self, stream_id: int, payload: dict[str, Any]) -> None:
+    async def _generate(self, stream_id: int, payload: dict[str, Any], version: int) -> None:
         for number in range(payload.get("max_tokens", 3)):
             await self._say("TOKEN", stream_id, token=number, finish_reason=None)
             if number == payload.get("wait_behind"):
                 await self._upstreams.go_on.wait()
-        if self._version > 1:
+        if version > 1:
             await self._say("DONE", stream_id, finish_reason="length", text=self._model)
         else:
             await self._say("TOKEN", stream_id, token=99, finish_reason="length")

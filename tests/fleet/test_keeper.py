@@ -128,6 +128,22 @@ async def test_a_model_whose_server_died_is_loaded_anew() -> None:
     again.release()
 
 
+async def test_a_model_whose_server_cannot_be_stopped_is_gone_and_can_be_loaded_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers = FakeServers()
+    servers.may_start.set()
+    keeper = keeper_over(servers)
+    (await keeper.lend(model("a"))).release()
+    servers.by_name["a"].stop_fault = OSError("no such process group")
+    (await keeper.lend(model("b"))).release()
+    assert keeper.states() == {"b": State.READY}
+    (await keeper.lend(model("a"))).release()
+    assert servers.started == ["a", "b", "a"]
+    assert "the server of a could not be stopped" in caplog.text
+    assert "no such process group" in caplog.text
+
+
 async def test_two_models_stay_where_there_is_room_for_two() -> None:
     servers = FakeServers()
     servers.may_start.set()

@@ -8,6 +8,8 @@ import pytest
 from fleet.http.stream_book import StreamBook
 
 ERROR: dict[str, object] = {"error": "gone", "error_type": "model_server_gone"}
+# Of a step: the tokens of two streams, of which the first goes on.
+PAIRS = ((2, None), (1, "stop"))
 
 
 def book(version: int, command: str = "GENERATE") -> StreamBook:
@@ -127,3 +129,64 @@ def test_a_servers_own_draining_is_no_news_for_the_client() -> None:
     assert passing.passes('SYS [{"stream_id":null,"state":"draining"}]') is None
     queued = 'SYS [{"stream_id":1,"state":"queued"}]'
     assert objects(passing.passes(queued)) == [{"stream_id": 1, "state": "queued"}]
+
+
+def test_a_stream_goes_on_in_the_version_in_which_it_was_asked_for() -> None:
+    passing = book(1)
+    for number in range(4):
+        passing.passes(token(number))
+    passing.version = 2
+    passing.open(2, "GENERATE")
+    mixed = [json.loads(token(9, reason, stream_id)[6:])[0] for stream_id, reason in PAIRS]
+    passed = objects(passing.passes(f"TOKEN {json.dumps(mixed)}"))
+    assert [(each["stream_id"], each["token"]) for each in passed] == [(2, 9), (1, 3), (1, 9)]
+    assert passing.ids() == [2]
+    passing.version = 1
+    passing.passes('DONE [{"stream_id":2,"finish_reason":"eos"}]')
+    assert len(passing) == 0
+
+
+def test_system_messages_are_for_clients_of_version_2_whatever_the_stream_is_of() -> None:
+    passing = book(2)
+    passing.version = 1
+    assert passing.passes('SYS [{"stream_id":1,"state":"queued"}]') is None
+    assert passing.passes('SYS [{"stream_id":null,"state":"draining"}]') is None
+    assert passing.is_leaving
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        ("GENERATE", {"text": "", "tail": ""}),
+        ("BEAMS", {"beams": [], "ended": [], "dropped": []}),
+        ("BEST", {"beams": [], "ended": [], "dropped": []}),
+    ],
+)
+def test_what_is_cancelled_before_it_began_ends_well_in_version_2(
+    command: str, parts: dict[str, object]
+) -> None:
+    passing = book(2, command)
+    passing.version = 1
+    usage = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
+    done = {"stream_id": 1, "finish_reason": "cancelled", **parts, "usage": usage}
+    assert passing.cancels(1) == ("DONE", done)
+    assert len(passing) == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "command", "kind"),
+    [
+        (1, "GENERATE", "TOKEN"),
+        (1, "BEAMS", "TOKEN"),
+        (1, "BEST", "TOKEN"),
+        (2, "SCORE", "TOKEN"),
+        (2, "BUFFER", "MSG"),
+    ],
+)
+def test_what_is_cancelled_before_it_began_ends_by_an_error_elsewhere(
+    version: int, command: str, kind: str
+) -> None:
+    passing = book(version, command)
+    said, told = passing.cancels(1)
+    assert (said, told["stream_id"], told["error_type"]) == (kind, 1, "cancelled")
+    assert len(passing) == 0
