@@ -21,7 +21,11 @@ from launcher.errors import LauncherError
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(?!=)")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
 _BARE = re.compile(r"\S*")
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"\S+")
 _JSON = json.JSONDecoder()
+# Of a value that is nested deeply, which may be as long as a line can be.
+_MAX_SHOWN_LEN = 60
 
 
 class BadLine(LauncherError):
@@ -123,15 +127,16 @@ _SAMPLING = frozenset(each.name for each in fields(Sampling))
 def read_line(text: str) -> Line:
     """What a line means. Raises BadLine."""
     text = text.strip()
+    ends = _Ends(text)
     quoted = _QUOTED.match(text)
     if quoted is not None:
-        parameters = _parameters(text[quoted.end() :])
+        parameters = ends.parameters(quoted.end())
         if parameters is not None:
             return Line(_unquoted(quoted[0]), _checked(parameters))
-    for start in _word_starts(text):
-        parameters = _parameters(text[start:])
+    for word in _WORD.finditer(text):
+        parameters = ends.parameters(word.start())
         if parameters:
-            return Line(text[:start].rstrip() or None, _checked(parameters))
+            return Line(text[: word.start()].rstrip() or None, _checked(parameters))
     return Line(text)
 
 
@@ -153,26 +158,41 @@ def call_of(prompt: str, parameters: Mapping[str, object | None]) -> GenerateCal
     )
 
 
-def _word_starts(text: str) -> list[int]:
-    return [match.start() for match in re.finditer(r"(?<!\S)\S", text)]
+class _Ends:
+    """The ends of one line as parameters; each place is read once, however many lead there."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        # Where no parameters begin that go to the line's end.
+        self._misfits: set[int] = set()
+
+    def parameters(self, start: int) -> dict[str, object] | None:
+        """`key=value` with spaces between, to the end; None if that is not what it is."""
+        found: dict[str, object] = {}
+        seen: list[int] = []
+        position = self._next(start)
+        while position < len(self._text):
+            seen.append(position)
+            key = None if position in self._misfits else _KEY.match(self._text, position)
+            if key is None:
+                self._misfits.update(seen)
+                return None
+            found[key[1]], end = _value(self._text, key)
+            position = self._next(end)
+            if position == end < len(self._text):
+                self._misfits.update(seen)
+                return None
+        return found
+
+    def _next(self, position: int) -> int:
+        space = _SPACE.match(self._text, position)
+        assert space is not None
+        return space.end()
 
 
-def _parameters(text: str) -> dict[str, object] | None:
-    """`key=value` with spaces between, to the end; None if that is not what it is."""
-    found: dict[str, object] = {}
-    position = 0
-    while text[position:].strip():
-        position += len(text[position:]) - len(text[position:].lstrip())
-        key = _KEY.match(text, position)
-        if key is None:
-            return None
-        found[key[1]], position = _value(text, key.end())
-        if position < len(text) and not text[position].isspace():
-            return None
-    return found
-
-
-def _value(text: str, position: int) -> tuple[object, int]:
+def _value(text: str, key: re.Match[str]) -> tuple[object, int]:
+    """The value behind a key, and where it ends. Raises BadLine."""
+    position = key.end()
     quoted = _QUOTED.match(text, position)
     if quoted is not None:
         return _unquoted(quoted[0]), quoted.end()
@@ -181,9 +201,16 @@ def _value(text: str, position: int) -> tuple[object, int]:
             return _JSON.raw_decode(text, position)
         except ValueError:
             pass  # then it is a word as it stands, for the rule of its key to refuse
+        except RecursionError:
+            raise _too_deep(key[1], text[position:]) from None
     bare = _BARE.match(text, position)
     assert bare is not None
     return bare[0], bare.end()
+
+
+def _too_deep(key: str, given: str) -> BadLine:
+    shown = given if len(given) <= _MAX_SHOWN_LEN else given[:_MAX_SHOWN_LEN] + "..."
+    return BadLine(f"{key} must not be nested so deeply. Given: {shown}")
 
 
 def _unquoted(quoted: str) -> str:
@@ -208,8 +235,15 @@ def _checked(found: Mapping[str, object]) -> dict[str, object | None]:
             checked[key] = None if value == "" else rule.read(value)
         except ValueError:
             raise BadLine(f"{key} must be {rule.words}. Given: {_shown(value)}") from None
+        except RecursionError:
+            raise _too_deep(key, _shown(value)) from None
     return checked
 
 
 def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "what is nested too deeply to be shown"

@@ -139,9 +139,11 @@ def _socket_keys(scope: Scope) -> Iterable[bytes]:
             scheme, _, credentials = value.partition(b" ")
             if scheme.lower() == b"basic":
                 yield from _basic_key(credentials.strip())
-    for name, value in parse_qsl(scope["query_string"], keep_blank_values=True):
-        if name == b"key":
-            yield value
+    # A key may be of any bytes: Latin-1 has a character for each, plain or escaped.
+    query = scope["query_string"].decode("latin-1")
+    for name, text in parse_qsl(query, keep_blank_values=True, encoding="latin-1"):
+        if name == "key":
+            yield text.encode("latin-1")
 
 
 def _basic_key(credentials: bytes) -> Iterable[bytes]:

@@ -12,6 +12,8 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.exceptions import InvalidMessage
+from websockets.http11 import Request
 from websockets.protocol import State
 
 from router.http.errors import Dialect, HttpError, Problem
@@ -65,6 +67,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if not self.handshake_initiated and self.conn.handshake_exc is not None:
             self._refuse(self.conn.handshake_exc)
 
+    def handle_connect(self, event: Request) -> None:
+        """The head of a handshake is read; uvicorn would let the library word its refusal."""
+        self.conn.accept(event)
+        if self.conn.handshake_exc is None:
+            super().handle_connect(event)
+
     def pause_writing(self) -> None:
         """Much waits for the client."""
         super().pause_writing()
@@ -110,13 +118,15 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def _refuse(self, reason: Exception) -> None:
-        """Answers a handshake that the library read and would not answer (one with a body)."""
+        """Answers what the library takes for no handshake (one with a body, without a version)."""
         self._hangs_up = True
-        error = HttpError(400, "bad_request", f"no handshake of a WebSocket: {reason.__cause__}")
+        what = reason.__cause__ if isinstance(reason, InvalidMessage) else reason
+        error = HttpError(400, "bad_request", f"no handshake of a WebSocket: {what}")
         body = Problem.of(error, Dialect.TGI).body
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nsec-websocket-version: 13\r\n"
+            "connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
         self.transport.close()

@@ -1,6 +1,8 @@
 """Lines of the interactive client."""
 
 import json
+import re
+import time
 
 import pytest
 from hypothesis import given
@@ -71,6 +73,36 @@ def test_a_wrong_parameter_names_key_value_and_rule(text: str, said: str) -> Non
     assert said in str(caught.value)
 
 
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"Once stop={'[' * DEEP}", "stop"),
+        (f'Once json={{"a": {"[" * DEEP}', "json"),
+        (f'Once json="{"[" * DEEP}"', "json"),
+        (f"Once json={'[' * DEEP}{']' * DEEP}", "json"),
+    ],
+    ids=["a list", "a list in an object", "in quotes", "to its end"],
+)
+def test_a_value_that_is_nested_too_deeply_is_an_error_of_its_line(text: str, key: str) -> None:
+    with pytest.raises(BadLine) as caught:
+        read_line(text)
+    said = str(caught.value)
+    assert said.startswith(f"{key} must not be nested so deeply. Given: ")
+    assert len(said) < 200
+
+
+def test_no_depth_of_a_value_is_a_bug() -> None:
+    for depth in range(1, 1200):
+        try:
+            line = read_line("json=" + '{"a":' * depth + "1" + "}" * depth)
+        except BadLine:
+            continue
+        assert line.parameters
+
+
 def test_parameters_become_a_request() -> None:
     line = read_line('Once temperature=0.7 seed=3 max_tokens=5 stop="x" where="len(X) < 5"')
     assert line.prompt is not None
@@ -116,3 +148,37 @@ def test_a_comparison_at_the_end_is_no_parameter() -> None:
 
     assert line.prompt == "is it true that a==b"
     assert line.parameters == {"max_tokens": 3}
+
+
+# Each value is read as far as it goes, without a second try.
+PARAMETERS = re.compile(
+    r"""(?:[a-z]+=(?!=)(?>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\S*)(?:\s+|\Z))+"""
+)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["stop=a", "stop='a b'", 'stop="', "stop=='", "0", "'", '"', "=", "\x1c"]),
+        max_size=12,
+    ),
+    st.sampled_from([" ", "", "  "]),
+)
+def test_parameters_are_the_longest_end_that_is_nothing_else(words: list[str], space: str) -> None:
+    text = f"x {space.join(words)}".strip()
+    starts = (word.start() for word in re.finditer(r"\S+", text))
+    ends = [start for start in starts if PARAMETERS.fullmatch(text[start:])]
+
+    line = read_line(text)
+
+    if ends:
+        assert line.prompt == text[: ends[0]].rstrip()
+        assert line.parameters == read_line(text[ends[0] :]).parameters
+    else:
+        assert (line.prompt, dict(line.parameters)) == (text, {})
+
+
+@pytest.mark.parametrize("text", ["a=1 " * 4000 + "end", "seed=1 " * 4000, "word " * 40_000])
+def test_a_long_line_is_read_at_once(text: str) -> None:
+    begun_s = time.process_time()
+    read_line(text)
+    assert time.process_time() - begun_s < 0.8

@@ -34,9 +34,12 @@ class Beaming(Searching[Group, Outcome]):
         group = await self._group(body)
         self._num_considered = group.num_considered
         if not group.beams:
-            return Outcome(reason=Reason.COMPLETE)
+            return self._nothing(Reason.COMPLETE)
         texts = OutputTexts(self._services.prompts.tokenizer, num_kept_of_beams(group.width))
         return self._services.infer.search_beams(group, texts, body.report_s), texts
+
+    def _nothing(self, reason: Reason) -> Outcome:
+        return Outcome(reason=reason)
 
     def _report(self, run: BeamRun[Group, Outcome], texts: OutputTexts) -> str:
         holes = run.group.holes

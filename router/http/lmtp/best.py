@@ -33,10 +33,13 @@ class BestFirst(Searching[BestGroup, BestOutcome]):
         served_name(self._services.info, body.model)
         group = await self._group(body)
         if not group.nodes:
-            return BestOutcome(reason=Reason.COMPLETE)
+            return self._nothing(Reason.COMPLETE)
         num_kept = num_kept_best_first(group.width, group.budget)
         texts = OutputTexts(self._services.prompts.tokenizer, num_kept)
         return self._services.infer.search_best(group, texts, body.report_s), texts
+
+    def _nothing(self, reason: Reason) -> BestOutcome:
+        return BestOutcome(reason=reason)
 
     def _report(self, run: BeamRun[BestGroup, BestOutcome], texts: OutputTexts) -> str:
         holes = run.group.holes

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from router.errors import InvalidRequest
 from router.given import wrong
 from router.http.body import Schema, parse_part
 from router.http.errors import HttpError
@@ -115,26 +114,10 @@ class Commands:
     async def _buffer(self, frame: Frame) -> Told:
         body = parse_part(frame.text, frame.payload, (), BufferBody)
         served_name(self._services.info, body.model)
-        token_ids = await self._services.prompts.ids(body, self._buffers)
-        self._check_ids(token_ids)
+        vocab_size = self._services.info.limits.vocab_size
+        token_ids = await self._services.prompts.ids(body, self._buffers, vocab_size)
         ttl_s = self._buffers.put(body.name, token_ids, "name", body.ttl_s)
         return {"buffer": buffer_told(body.name, len(token_ids), ttl_s)}
-
-    def _check_ids(self, token_ids: tuple[int, ...]) -> None:
-        limits = self._services.info.limits
-        if len(token_ids) > limits.max_total_len:
-            raise InvalidRequest(
-                f"`prompt` must have at most {limits.max_total_len} tokens. Given: "
-                f"{len(token_ids)}",
-                "prompt",
-            )
-        for token_id in (min(token_ids), max(token_ids)):
-            if not 0 <= token_id < limits.vocab_size:
-                raise InvalidRequest(
-                    f"`prompt` must be made of token ids between 0 and {limits.vocab_size - 1}. "
-                    f"Given: {token_id}",
-                    "prompt",
-                )
 
     async def _drop(self, frame: Frame) -> Told:
         body: Any = parse_part(frame.text, frame.payload, (), DropBody)

@@ -44,8 +44,8 @@ class Generation:
         )
         self._num_cached_tokens = 0
 
-    async def run(self, frame: Frame, say: Say) -> None:
-        """Answers the frame. Raises RouterError, HttpError for `fail`."""
+    async def run(self, frame: Frame, say: Say) -> list[Said]:
+        """Answers the frame; its last burst is the end. Raises RouterError, HttpError."""
         body = parse_part(frame.text, frame.payload, (), GenerateBody)
         served_name(self._services.info, body.model)
         request = await self._request(body)
@@ -63,9 +63,13 @@ class Generation:
                     self._num_cached_tokens = accepted.num_cached_tokens
                     if body.store is not None:
                         made += _token_ids(burst)
-                    await say(self._told(body, request, made, burst))
+                    told = self._told(body, request, made, burst)
+                    if isinstance(burst[-1], Finished | Failed):
+                        return told
+                    await say(told)
         finally:
             queued.close()
+        raise AssertionError("the last burst has the end")
 
     def _told(
         self, body: GenerateBody, request: GenerateRequest, made: list[int], burst: Sequence[Event]

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from router.errors import InvalidRequest
+from router.given import wrong
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.schema import PromptBody
 from router.text.chat_template import ChatTemplate
@@ -54,16 +55,19 @@ class Prompts:
         assert not isinstance(prompt.content, str)
         return Prompt(begun + prompt.content, field)
 
-    async def ids(self, body: PromptBody, buffers: Buffers) -> tuple[int, ...]:
-        """The same as token ids. Raises InvalidRequest."""
+    async def ids(self, body: PromptBody, buffers: Buffers, vocab_size: int) -> tuple[int, ...]:
+        """The same as token ids, all of them the model's. Raises InvalidRequest."""
         prompt = await self.read(body, buffers)
-        if not isinstance(prompt.content, str):
-            return prompt.content
-        await self._check(prompt.content, prompt.field)
-        ids = await self.tokenizer.encode_async(
-            prompt.content, add_special_tokens=prompt.add_special_tokens
-        )
-        return tuple(ids)
+        content = prompt.content
+        if isinstance(content, str):
+            await self._check(content, prompt.field)
+            content = tuple(
+                await self.tokenizer.encode_async(
+                    content, add_special_tokens=prompt.add_special_tokens
+                )
+            )
+        self._check_ids(content, prompt.field, vocab_size)
+        return content
 
     async def plain_ids(self, text: str, field: str) -> tuple[int, ...]:
         """The tokens of a text that goes on another one. Raises InvalidRequest."""
@@ -73,6 +77,20 @@ class Prompts:
     async def _check(self, text: str, field: str) -> None:
         check_unicode(text, field)
         await check_fits(self.tokenizer, text, self._max_len, field)
+
+    def _check_ids(self, token_ids: tuple[int, ...], field: str, vocab_size: int) -> None:
+        if not token_ids:
+            raise InvalidRequest(f"`{field}` must not be empty: its text has no tokens", field)
+        # Before anybody looks at each of them: there may be millions.
+        if len(token_ids) > self._max_len:
+            raise InvalidRequest(
+                f"`{field}` must have at most {self._max_len} tokens. Given: {len(token_ids)}",
+                field,
+            )
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < vocab_size:
+                rule = f"must be made of token ids between 0 and {vocab_size - 1}"
+                raise wrong(field, rule, token_id)
 
     async def _own(self, body: PromptBody, field: str) -> Prompt:
         if field == "prompt":

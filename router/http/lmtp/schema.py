@@ -1,5 +1,6 @@
 """What clients may say, by type of frame; exact types, unknown fields ignored."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
@@ -9,6 +10,8 @@ from router.http.body import Schema
 from router.http.grammar_field import Grammar
 
 _NUMBERS = (int, float)
+# To Python spaces, underscores and the digits of other scripts make numbers too.
+_OF_IDS = re.compile(r"[-0-9]*")
 
 
 def _bias(value: Any) -> dict[int, float]:
@@ -17,8 +20,10 @@ def _bias(value: Any) -> dict[int, float]:
         raise WrongPart("must be an object of numbers by token id", value)
     try:
         bias = dict(zip(map(int, value), value.values(), strict=True))
+        if not _OF_IDS.fullmatch("".join(value)):
+            raise ValueError
     except ValueError:
-        wrong = next(key for key in value if not _is_whole(key))
+        wrong = next(key for key in value if not _is_id(key))
         raise WrongPart("must have token ids for its keys", wrong) from None
     if not set(map(type, bias.values())) <= {int, float}:
         wrong = next(each for each in bias.values() if type(each) not in _NUMBERS)
@@ -26,12 +31,12 @@ def _bias(value: Any) -> dict[int, float]:
     return bias
 
 
-def _is_whole(key: str) -> bool:
+def _is_id(key: str) -> bool:
     try:
         int(key)
     except ValueError:
         return False
-    return True
+    return _OF_IDS.fullmatch(key) is not None
 
 
 def _scored(value: Any) -> Any:

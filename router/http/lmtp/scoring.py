@@ -51,8 +51,8 @@ class Scoring:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
 
-    async def run(self, frame: Frame, say: Say) -> None:
-        """Answers the frame. Raises RouterError, HttpError for `fail`."""
+    async def run(self, frame: Frame, say: Say) -> list[Said]:
+        """Answers the frame, all at once. Raises RouterError, HttpError for `fail`."""
         body = parse_part(frame.text, frame.payload, (), ScoreBody)
         served_name(self._services.info, body.model)
         values = body.values
@@ -66,10 +66,11 @@ class Scoring:
         is_flat = body.is_flat
         prompt_ids: tuple[int, ...] = ()
         if not (is_flat and body.prompt == [] and body.buffer is None):
-            prompt_ids = await self._services.prompts.ids(body, self._buffers)
+            vocab_size = self._services.info.limits.vocab_size
+            prompt_ids = await self._services.prompts.ids(body, self._buffers, vocab_size)
         requests = [await self._request(prompt_ids, value) for value in values]
         scored = await self._score(requests, len(prompt_ids))
-        await say(self._flat(scored[0]) if is_flat else self._scores(scored))
+        return self._flat(scored[0]) if is_flat else self._scores(scored)
 
     def fail(self, error: RouterError | HttpError) -> list[Said]:
         """An error object, which clients of either version see."""

@@ -54,12 +54,11 @@ class Searching(ABC, Generic[GroupT, OutcomeT]):
         self._run: BeamRun[GroupT, OutcomeT] | None = None
         self._dead: list[tuple[Place, RouterError | None]] = []
 
-    async def run(self, frame: Frame, say: Say) -> None:
-        """Answers the frame. Raises RouterError, HttpError for `fail`."""
+    async def run(self, frame: Frame, say: Say) -> list[Said]:
+        """Answers the frame; its outcome is the end. Raises RouterError, HttpError for `fail`."""
         started = await self._start(frame)
         if not isinstance(started, tuple):
-            await say(self._done(started))
-            return
+            return self._done(started)
         run, texts = started
         self._run = run
         queued = Queued(self._stream_id, lambda: run.place, self._notify)
@@ -68,7 +67,7 @@ class Searching(ABC, Generic[GroupT, OutcomeT]):
                 queued.begun()
                 await say([("BEAMS", self._report(run, texts))])
             queued.begun()
-            await say(self._done(outcome))
+            return self._done(outcome)
         finally:
             queued.close()
             run.close()
@@ -79,9 +78,9 @@ class Searching(ABC, Generic[GroupT, OutcomeT]):
         return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
 
     def cancelled(self) -> list[Said]:
-        """Where the search stood."""
+        """Where the search stood; nowhere, if it had not begun."""
         if self._run is None:
-            return self.fail(HttpError(499, "cancelled", "the stream was cancelled"))
+            return self._done(self._nothing(Reason.CANCELLED))
         return self._done(self._run.search.outcome(Reason.CANCELLED))
 
     @abstractmethod
@@ -89,6 +88,10 @@ class Searching(ABC, Generic[GroupT, OutcomeT]):
         self, frame: Frame
     ) -> tuple[BeamRun[GroupT, OutcomeT], OutputTexts] | OutcomeT:
         """The search of the frame's group; or its outcome, where there is nothing to search."""
+
+    @abstractmethod
+    def _nothing(self, reason: Reason) -> OutcomeT:
+        """The outcome of no search."""
 
     @abstractmethod
     def _report(self, run: BeamRun[GroupT, OutcomeT], texts: OutputTexts) -> str:

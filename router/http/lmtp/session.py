@@ -9,9 +9,11 @@ its streams, which cancels their requests, and its buffers.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -36,7 +38,7 @@ from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_ids import stream_id_of
 from router.http.lmtp.streams import Streams
 from router.http.lmtp.words import Said
-from router.http.lmtp.work import Work
+from router.http.lmtp.work import Say, Work
 from router.metrics import FRAMES
 
 _logger = logging.getLogger(__name__)
@@ -110,11 +112,6 @@ class Session:
         if close is not None:
             self._exchange.socket |= {"close_code": close.code}
             await self._close(close)
-
-    async def say(self, said: Iterable[Said]) -> None:
-        """Hands objects to the client, in order; waits for one who reads slowly."""
-        for command, told in said:
-            await self._outbox.put(command, told)
 
     def notify(self, told: Mapping[str, object]) -> None:
         """A system message, to those who know what that is."""
@@ -198,13 +195,13 @@ class Session:
         except (RouterError, HttpError) as error:
             await self._refuse(stream_id, error)
         else:
-            await self.say([("MSG", as_json({"stream_id": stream_id, **told}))])
+            await self._say([("MSG", as_json({"stream_id": stream_id, **told}))])
             if frame.command == "HELLO" and self._services.infer.is_draining:
                 self.notify(draining())
 
     async def _refuse(self, stream_id: int | None, error: RouterError | HttpError) -> None:
         told: Mapping[str, Any] = MappingProxyType({"stream_id": stream_id, **error_fields(error)})
-        await self.say([("MSG", as_json(dict(told)))])
+        await self._say([("MSG", as_json(dict(told)))])
 
     async def _begin(self, stream_id: int, frame: Frame) -> None:
         if stream_id in self._streams:
@@ -244,36 +241,49 @@ class Session:
         """One stream, to its last object; it never raises but when its socket is gone."""
         self._services.intake.open(exchange, frame.command, ROUTE, self._headers)
         self._services.metrics.socket_streams.add(1)
+        say = partial(self._say_behind, deque[Said]())
         try:
             if stream_id not in self._streams:
                 most = self._services.limits.max_streams
                 message = f"a socket has at most {most} streams at a time"
                 raise Overloaded(message, _STREAM_ENDS_S)
-            await work.run(frame, self.say)
+            end = await work.run(frame, say)
+            await self._say_end(stream_id, end, say)
         except (RouterError, HttpError) as error:
             exchange.error_type = error_type_of(error)
-            await self._say_end(stream_id, work.fail(error))
+            await self._say_end(stream_id, work.fail(error), say)
         except asyncio.CancelledError:
             exchange.error_type = "cancelled"
             if not self._streams.was_cancelled(stream_id):
                 raise
-            await self.say(work.cancelled())
+            await say(work.cancelled())
         except Exception:
             _logger.exception("request_id=%s failed by a bug", exchange.request_id)
             exchange.error_type = "internal_error"
             message = f"a bug; the server's log has more under request_id {exchange.request_id}"
             told = work.fail(HttpError(500, "internal_error", message))
-            await self._say_end(stream_id, told)
+            await self._say_end(stream_id, told, say)
         finally:
             self._services.metrics.socket_streams.add(-1)
             model = self._services.info.model_id
             tell(exchange, self._services.metrics, frame.command, ROUTE, model)
 
-    async def _say_end(self, stream_id: int, said: Iterable[Said]) -> None:
-        """The one object that ends a stream, though it be cancelled while that waits for room."""
+    async def _say(self, said: Iterable[Said]) -> None:
+        """Hands objects to the client, in order; waits for one who reads slowly."""
+        await self._say_behind(deque(), said)
+
+    async def _say_behind(self, unsaid: deque[Said], said: Iterable[Said]) -> None:
+        """As `_say`, behind what a stream has `unsaid`, where it stays if the wait is cancelled."""
+        unsaid.extend(said)
+        while unsaid:
+            await self._outbox.put(*unsaid[0])
+            unsaid.popleft()
+
+    async def _say_end(self, stream_id: int, end: Iterable[Said], say: Say) -> None:
+        """What ends a stream, though it be cancelled while that waits for room."""
         try:
-            await self.say(said)
+            await say(end)
         except asyncio.CancelledError:
             if not self._streams.was_cancelled(stream_id):
                 raise
-            await self.say(said)
+            await say(())

@@ -14,10 +14,13 @@ Notify = Callable[[Mapping[str, object]], None]
 
 
 class Work(Protocol):
-    """Answers one frame with objects; the last of them ends the stream."""
+    """Answers one frame with objects; the last of them ends the stream.
 
-    async def run(self, frame: Frame, say: Say) -> None:
-        """To the good end. Raises RouterError, HttpError: the bad one, which `fail` tells."""
+    What it has handed to `say` is said before its end, though it be cancelled meanwhile.
+    """
+
+    async def run(self, frame: Frame, say: Say) -> list[Said]:
+        """To the end, which is for the caller to say. Raises RouterError, HttpError for `fail`."""
 
     def fail(self, error: RouterError | HttpError) -> list[Said]:
         """The bad end."""

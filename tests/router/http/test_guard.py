@@ -235,6 +235,13 @@ async def test_info_shows_no_key() -> None:
         ([], b"key=sk-first", "app"),
         ([], b"key=sk-other", "401"),
         ([], b"other=sk-first", "401"),
+        ([], b"key=%c3%a9", "401"),
+        ([], b"key=%ff", "401"),
+        ([], b"%ff=%ff&key=sk-first", "app"),
+        ([], b"key=s%6b-first", "app"),
+        ([], "key=schlüssel".encode(), "app"),
+        ([], b"key=schl%c3%bcssel", "app"),
+        ([], b"key=schl%fcssel", "401"),
     ],
 )
 async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
@@ -249,7 +256,9 @@ async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
 
     reached: list[str] = []
     guard = Guard(
-        app, KEYS, Counter("rejected", "", "reason"), protects_metrics=False, max_body_len=9
+        *(app, (*KEYS, "schlüssel"), Counter("rejected", "", "reason")),
+        protects_metrics=False,
+        max_body_len=9,
     )
     scope = {"type": "websocket", "path": "/", "headers": headers, "query_string": query}
     await guard(scope, app, send)  # type: ignore[arg-type]

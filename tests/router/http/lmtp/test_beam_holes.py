@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from constraints.spec import StopRule
 from router.constraint_check import CheckedConstraint
 from router.errors import ConstraintRefused
@@ -48,16 +50,21 @@ async def test_a_hole_that_is_refused_ends_the_checks_of_the_others() -> None:
     assert (told["error_type"], told["field"]) == ("validation", "holes[1].constraint")
 
 
-async def test_a_search_that_is_cancelled_while_its_holes_are_checked_says_so() -> None:
+@pytest.mark.parametrize(("command", "fields"), [("BEAMS", {"width": 1}), ("BEST", {"k": 1})])
+async def test_a_search_that_is_cancelled_while_its_holes_are_checked_is_done(
+    command: str, fields: dict[str, int]
+) -> None:
     checks = PartedChecks()
     slow = {"text": "Once", "max_tokens": 3, "constraint": {"type": "regex", "value": "slow"}}
     async with served(FakeShard(), checks=checks) as (_, port), talking(port) as talk:
         await talk.hello()
-        await talk.say("BEAMS", stream_id=1, width=1, holes=[slow])
+        await talk.say(command, stream_id=1, holes=[slow], **fields)
         async with asyncio.timeout(5.0):
             await checks.has_begun.wait()
             await talk.say("CANCEL", stream_id=1)
-            (_, told) = await talk.hear()
+            end = await talk.hear()
             await checks.was_left.wait()
 
-    assert told["error_type"] == "cancelled"
+    usage = {"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0}
+    nothing = {"beams": [], "ended": [], "dropped": [], "usage": usage}
+    assert end == ("DONE", {"stream_id": 1, "finish_reason": "cancelled"} | nothing)

@@ -243,7 +243,7 @@ async def test_a_search_ends_with_its_socket() -> None:
 async def test_a_deadline_ends_a_search_where_it_stands() -> None:
     async with served(slow()) as (house, port), talking(port) as talk:
         await talk.hello()
-        done = await searched(talk, width=2, holes=[hole(max_tokens=100)], timeout_s=0.2)
+        done = await searched(talk, width=2, holes=[hole(max_tokens=150)], timeout_s=1.0)
         await settled(house.rig)
 
     assert done["finish_reason"] == "deadline"

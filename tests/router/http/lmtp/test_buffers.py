@@ -68,7 +68,7 @@ async def test_wrong_buffers_are_refused_with_a_message() -> None:
         endless = await talk.error("BUFFER", 4, name="a", text="x" * 161)
 
     assert [each["field"] for each in (nameless, unending, unknown, endless)] == [
-        "name", "ttl_s", "prompt", "prompt",
+        "name", "ttl_s", "prompt", "text",
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import logging
 
 import httpx
@@ -110,27 +111,75 @@ async def test_a_connection_may_have_spoken_http_before() -> None:
     assert b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in second
 
 
+KEY = b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
+VERSION = b"sec-websocket-version: 13"
+
+
+async def refused(port: int, method: bytes, *headers: bytes) -> tuple[list[bytes], dict[str, str]]:
+    """The lines of the answer's head, and its body, of who offers a WebSocket in a wrong way."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    offer = (b"host: x", b"connection: Upgrade", b"upgrade: websocket", *headers)
+    writer.write(b"%b /lmtp HTTP/1.1\r\n%b\r\n\r\n" % (method, b"\r\n".join(offer)))
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.split(b"\r\n"), json.loads(body)
+
+
 @pytest.mark.parametrize(
-    "header",
+    ("method", "headers", "words"),
     [
-        b"sec-websocket-version: 12",
-        b"sec-websocket-version: 13\r\nx: y",
-        b"sec-websocket-version: 13\r\ncontent-length: 5",
-        b"sec-websocket-version: 13\r\ntransfer-encoding: chunked",
+        (b"GET", [KEY], "missing Sec-WebSocket-Version"),
+        (b"GET", [KEY, b"sec-websocket-version: 12"], "invalid Sec-WebSocket-Version header: 12"),
+        (b"GET", [VERSION, b"sec-websocket-key: short"], "invalid Sec-WebSocket-Key header: short"),
+        (b"GET", [KEY, VERSION, b"content-length: 5"], "request body"),
+        (b"GET", [KEY, VERSION, b"transfer-encoding: chunked"], "transfer codings"),
+        (b"POST", [KEY, VERSION, b"content-length: 0"], "unsupported HTTP method: POST"),
     ],
 )
-async def test_a_broken_handshake_is_answered_in_http(header: bytes) -> None:
+async def test_a_broken_handshake_is_answered_in_json(
+    method: bytes, headers: list[bytes], words: str
+) -> None:
+    async with served(FakeShard()) as (_, port):
+        (status, *lines), told = await refused(port, method, *headers)
+
+    assert status == b"HTTP/1.1 400 Bad Request"
+    assert b"content-type: application/json" in lines
+    assert b"sec-websocket-version: 13" in lines
+    assert told["error_type"] == "bad_request"
+    assert told["error"].startswith("no handshake of a WebSocket: ")
+    assert words in told["error"]
+
+
+async def test_a_broken_handshake_behind_http_is_answered_in_http() -> None:
     async with served(FakeShard()) as (_, port):
         reader, writer = await open_request(port, "GET", "/health", connection="keep-alive")
         await reader.readuntil(b"\r\n\r\n")
         writer.write(
             b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-            b"sec-websocket-key: short\r\n" + header + b"\r\n\r\n"
+            b"sec-websocket-key: short\r\nsec-websocket-version: 13\r\n\r\n"
         )
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         writer.close()
 
-    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 426 "))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_who_sends_no_key_of_a_handshake_is_answered_as_over_http() -> None:
+    async with served(FakeShard()) as (_, port):
+        (status, *_), told = await refused(port, b"GET", VERSION, b"connection: close")
+
+    assert status == b"HTTP/1.1 404 Not Found"
+    assert told["error"] == "there is nothing at /lmtp"
+
+
+async def test_a_key_that_is_no_ascii_is_a_wrong_one_like_any_other() -> None:
+    async with served(FakeShard(), api_keys=KEYS) as (_, port):
+        with pytest.raises(InvalidStatus) as raised:
+            async with talking(port, "/lmtp?key=%c3%a9"):
+                pass
+
+    assert raised.value.response.status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from router.http.protocol import ConnectionRules
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
-from tests.router.http.lmtp.talking import Talk, served, talking
+from tests.router.http.harness import House
+from tests.router.http.lmtp.talking import Said, Talk, served, talking
 from tests.router.rig import settled
 
 NUM_STREAMS = 6
@@ -32,6 +34,14 @@ async def fill(talk: Talk) -> None:
         prompt = byte_ids(f"Once {stream_id}")
         fields = {"prompt": prompt, "max_tokens": 140, "top_logprobs": 64}
         await talk.say("GENERATE", stream_id=stream_id, **fields)
+
+
+async def paused(house: House) -> None:
+    """Waits until sequences sit steps out for a client that does not read."""
+    begun_s = time.monotonic()
+    while not house.rig.metrics.paused_sequences.value():
+        assert time.monotonic() - begun_s < 20
+        await asyncio.sleep(0.02)
 
 
 def stop_reading(talk: Talk) -> None:
@@ -68,10 +78,7 @@ async def test_streams_of_a_slow_reader_pause_and_go_on() -> None:
     ):
         await fill(talk)
         stop_reading(talk)
-        begun_s = time.monotonic()
-        while not house.rig.metrics.paused_sequences.value():
-            assert time.monotonic() - begun_s < 20
-            await asyncio.sleep(0.02)
+        await paused(house)
         quick = await other.ask("GENERATE", prompt=byte_ids("Twice"), max_tokens=5)
         talk.socket.transport.resume_reading()
         ends = 0
@@ -92,10 +99,8 @@ async def test_an_error_that_waits_for_a_slow_reader_is_not_lost_by_cancelling_i
     ):
         await fill(talk)
         stop_reading(talk)
+        await paused(house)
         begun_s = time.monotonic()
-        while not house.rig.metrics.paused_sequences.value():
-            assert time.monotonic() - begun_s < 20
-            await asyncio.sleep(0.02)
         await talk.say("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=0)
         while house.rig.metrics.socket_streams.value() <= NUM_STREAMS:
             assert time.monotonic() - begun_s < 20
@@ -110,6 +115,95 @@ async def test_an_error_that_waits_for_a_slow_reader_is_not_lost_by_cancelling_i
                 _, told = await talk.hear()
 
     assert told["field"] == "max_tokens"
+
+
+async def test_an_end_that_waits_for_a_slow_reader_is_told_once_though_it_is_cancelled() -> None:
+    async with (
+        served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port),
+        narrow(port) as talk,
+    ):
+        await talk.hello()
+        await fill(talk)
+        stop_reading(talk)
+        await paused(house)
+        await talk.say("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=1)
+        begun_s = time.monotonic()
+        while not house.rig.metrics.sequence_ends.value("length"):
+            assert time.monotonic() - begun_s < 20
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
+        await talk.say("CANCEL", stream_id=77)
+        await asyncio.sleep(0.1)
+        talk.socket.transport.resume_reading()
+        heard: list[Said] = []
+        async with asyncio.timeout(20):
+            while sum(command == "DONE" for command, _ in heard) <= NUM_STREAMS:
+                heard.append(await talk.hear())
+
+    said = [(command, told) for command, told in heard if told["stream_id"] == 77]
+    assert [command for command, _ in said] == ["TOKEN", "DONE"]
+    assert [told["finish_reason"] for _, told in said] == ["length", "length"]
+    ends = [told["stream_id"] for command, told in heard if command == "DONE"]
+    assert sorted(ends) == [*range(NUM_STREAMS), 77]
+
+
+async def cancelled_unread(talk: Talk, house: House) -> dict[int, list[dict[str, Any]]]:
+    """The objects of streams that a client cancelled when it had not read for long."""
+    await fill(talk)
+    stop_reading(talk)
+    await paused(house)
+    for stream_id in range(NUM_STREAMS):
+        await talk.say("CANCEL", stream_id=stream_id)
+    await settled(house.rig)
+    talk.socket.transport.resume_reading()
+    streams: dict[int, list[dict[str, Any]]] = {index: [] for index in range(NUM_STREAMS)}
+    async with asyncio.timeout(20):
+        while not all(said and said[-1]["finish_reason"] for said in streams.values()):
+            _, told = await talk.hear()
+            streams[told["stream_id"]].append(told)
+    return streams
+
+
+async def whole_streams(port: int) -> dict[int, list[int]]:
+    """The tokens of the same streams for a client that reads."""
+    async with talking(port) as talk:
+        await fill(talk)
+        streams: dict[int, list[int]] = {index: [] for index in range(NUM_STREAMS)}
+        while any(len(tokens) < 140 for tokens in streams.values()):
+            _, told = await talk.hear()
+            streams[told["stream_id"]].append(told["token"])
+    return streams
+
+
+async def test_a_cancelled_stream_that_waited_for_its_reader_tells_what_it_counts() -> None:
+    async with (
+        served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port),
+        narrow(port) as talk,
+    ):
+        await talk.hello()
+        streams = await cancelled_unread(talk, house)
+        whole = await whole_streams(port)
+
+    for stream_id, (*tokens, done) in streams.items():
+        ids = [told["token"] for told in tokens]
+        assert ids == whole[stream_id][: len(ids)]
+        assert done["finish_reason"] == "cancelled"
+        assert done["usage"]["output_tokens"] == len(ids)
+        assert done["text"] == "".join(told["text"] for told in tokens)
+
+
+async def test_a_cancelled_stream_of_version_1_has_no_gap_in_its_tokens() -> None:
+    async with (
+        served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port),
+        narrow(port) as talk,
+    ):
+        streams = await cancelled_unread(talk, house)
+        whole = await whole_streams(port)
+
+    for stream_id, said in streams.items():
+        ids = [told["token"] for told in said]
+        assert ids == whole[stream_id][: len(ids)]
+        assert said[-1]["finish_reason"] == "cancelled"
 
 
 async def test_who_does_not_answer_pings_is_closed() -> None:
