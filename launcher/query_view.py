@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from client.query import Choice, Result, Span, State
+from client.query.conditions.naming import named
 from client.words import Constraint
 from launcher.terminal import harmless
 
@@ -84,15 +85,17 @@ class LiveView:
         return [*text.wrap(console, width)[-max(num_lines - num_below, 1) :], *below]
 
     def _asked(self, state: State, hole: str) -> Text:
-        said = described(state.constraint, state.stop)
+        said = described(state.constraint, state.stop, hole)
         return Text(f"  [{hole}] {said}".rstrip(), style=f"dim {self._palette.style(hole)}")
 
 
-def described(constraint: Constraint | None, stop: Sequence[str]) -> str:
-    """What a hole is held to, in a line."""
+def described(constraint: Constraint | None, stop: Sequence[str], hole: str) -> str:
+    """What a hole is held to, in a line; conditions call it by its name."""
     parts = []
     if constraint is not None:
         value = constraint.value if isinstance(constraint.value, str) else repr(constraint.value)
+        if constraint.type == "where":
+            value = named(value, hole)
         shown = harmless(value.replace("\n", " "))
         if len(shown) > _MAX_CONSTRAINT_LEN:
             shown = shown[:_MAX_CONSTRAINT_LEN] + " ..."

@@ -12,14 +12,16 @@ program `[X: f]` and `[X: f(x)]` take either.
 """
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
-from types import FrameType
+from functools import update_wrapper
+from types import FrameType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from client.query.binding import bound
 from client.query.execution import Choices, RunOptions, choices_of, execute
 from client.query.program import Program
+from client.query.reading.blame import without_values
 from client.query.reading.enclosing import Enclosing, enclosing
 from client.query.reading.reader import read_function, read_template
 from client.query.running.results import Result, State
@@ -38,10 +40,24 @@ ValueT = TypeVar("ValueT")
 class Query(Generic[P, R, ValueT]):
     """A query that can be called. Never changed; a call owns all that it makes."""
 
-    def __init__(self, program: Program, choices: Choices) -> None:
+    # The function that was decorated, for who looks for it as in functools.wraps.
+    __wrapped__: Callable[..., object]
+
+    def __init__(
+        self,
+        program: Program,
+        choices: Choices,
+        function: Callable[..., object] | None = None,
+    ) -> None:
+        """`function`: the one that was decorated, of which it has the name, the module and more."""
         self._program = program
         self._choices = choices
-        self.__name__ = program.name
+        self._function = function
+        self.__name__ = self.__qualname__ = program.name
+        self.__signature__ = _signature(program, function)
+        if function is not None:
+            # The attributes that somebody gave to the function stay there.
+            update_wrapper(cast("Callable[..., object]", self), function, updated=())
 
     def __repr__(self) -> str:
         return f"<query {self._program.name}({', '.join(self._program.parameters)})>"
@@ -53,7 +69,7 @@ class Query(Generic[P, R, ValueT]):
 
     def using(self, **options: Unpack[RunOptions]) -> Self:
         """The same query with another model, decoder or trace file."""
-        return type(self)(self._program, choices_of(options, self._choices))
+        return type(self)(self._program, choices_of(options, self._choices), self._function)
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Result[ValueT]:
         """The result; the first of a decoder that makes several."""
@@ -61,6 +77,7 @@ class Query(Generic[P, R, ValueT]):
 
     async def run_all(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Result[ValueT], ...]:
         """All results of the decoder."""
+        self._check(args, kwargs)
         results = await execute(self._program, self._choices, args, kwargs)
         return cast("tuple[Result[ValueT], ...]", results)
 
@@ -68,6 +85,7 @@ class Query(Generic[P, R, ValueT]):
         self, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[State | Result[ValueT], None]:
         """The partial states of a run as they come, then its results."""
+        self._check(args, kwargs)
         states = watched(
             lambda on_state: execute(self._program, self._choices, args, kwargs, on_state)
         )
@@ -87,7 +105,11 @@ class Query(Generic[P, R, ValueT]):
         """The query as the method of an object; None: as its class has it."""
         if instance is None:
             return self
-        return type(self)(bound(self._program, instance), self._choices)
+        function = self._function and MethodType(self._function, instance)
+        return type(self)(bound(self._program, instance), self._choices, function)
+
+    def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
+        """Raises ProgramFailed where Python's own words for wrong arguments would mislead."""
 
     def _told(self, result: Result[ValueT]) -> R:
         # R is the value's type, or that of the whole Result: see the overloads of `query`.
@@ -144,6 +166,12 @@ class Template(Query[..., Any, Any]):
     def __call__(self, **keywords: object) -> Any:
         """The hole's value, or a dict of several."""
         return self._told(wait_for(self.run(**keywords), "await run(...)"))
+
+    def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
+        program = self._program
+        left = [name for name in program.parameters[len(arguments) :] if name not in keywords]
+        if left:
+            raise without_values(program, left)
 
     def _told(self, result: Result[Any]) -> Any:
         values = dict(result.variables)
@@ -207,12 +235,19 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
     return _decorated(function, choices, _around(inspect.currentframe()))
 
 
+def _signature(program: Program, function: Callable[..., object] | None) -> inspect.Signature:
+    if function is not None:
+        return inspect.signature(function)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature([inspect.Parameter(name, kind) for name in program.parameters])
+
+
 def _decorated(
     function: Callable[..., Any], choices: Choices, around: Enclosing
 ) -> Query[..., Any, Any]:
     is_async = inspect.iscoroutinefunction(function)
     kind: type[Query[..., Any, Any]] = AsyncQuery if is_async else SyncQuery
-    return kind(read_function(function, around=around), choices)
+    return kind(read_function(function, around=around), choices, function)
 
 
 def _around(decorator: FrameType | None) -> Enclosing:

@@ -16,10 +16,10 @@ def unknown_name(error: BaseException) -> str | None:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, nothing if no known name is close."""
-    names = sorted(set(known))
+    """`; did you mean ...?`, nothing if no other known name is close."""
+    names = sorted(set(known) - {name})
     close = get_close_matches(name, names, n=1)
-    close += [each for each in names if each != name and each.lower() == name.lower()]
+    close += [each for each in names if each.lower() == name.lower()]
     return f"; did you mean `{close[0]}`?" if close else ""
 
 

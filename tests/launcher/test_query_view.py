@@ -30,6 +30,14 @@ def test_the_hole_that_fills_has_its_constraint_below() -> None:
     assert lines == ["Say <he█", "  [X] where: len(X) < 9; stops at '\\n'"]
 
 
+def test_conditions_call_the_hole_by_its_name_and_patterns_stay() -> None:
+    where = Constraint("where", 'len(sentences(X)) == 2 and "X" not in X')
+    assert described(where, (), "STORY") == (
+        'where: len(sentences(STORY)) == 2 and "X" not in STORY'
+    )
+    assert described(Constraint("regex", "X+"), (), "STORY") == "regex: X+"
+
+
 def test_a_prompt_that_is_too_long_for_the_screen_shows_its_end() -> None:
     view = LiveView(Palette())
     view.show(state("\n".join(map(str, range(100))) + "\n<end"))
@@ -63,7 +71,7 @@ def test_control_characters_are_made_visible_and_spans_stay_where_they_are() -> 
 
 
 def test_long_constraints_are_cut_and_stand_in_one_line() -> None:
-    said = described(Constraint("lark", "start: a\n" * 100), ())
+    said = described(Constraint("lark", "start: a\n" * 100), (), "X")
     assert said.startswith("lark: start: a start: a")
     assert len(said) < 320
 

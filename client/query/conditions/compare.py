@@ -139,8 +139,8 @@ def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Ex
     if kind.choices:
         holding = [
             text
-            for text, value in kind.choices.items()
-            if compared(Finished(value, text), relation, constant, place)
+            for text in kind.choices
+            if compared(kind.finished(text), relation, constant, place)
         ]
         return OneOf(tuple(holding))
     match relation:

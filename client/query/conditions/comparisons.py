@@ -20,10 +20,12 @@ from client.query.conditions.evaluate import operand
 from client.query.conditions.expressions import FALSE, opposite
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.letter_case import FOLDS, MAX_LETTERS, containing, one_of
+from client.query.conditions.naming import naming
 from client.query.conditions.operators import PIECES, operator_of, strings
-from client.query.conditions.relating import Missing, described
+from client.query.conditions.relating import Missing, Pieces, described, only_counted
 from client.query.conditions.terms import Calculated, Called, Compared, Opaque, Ref, Term
 from client.query.conditions.values import Finished, bare
+from client.query.conditions.writing import written
 from client.query.errors import BadCondition
 from client.query.place import Place
 from constraints.where import terms as where
@@ -38,9 +40,10 @@ class _Constant:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """words(X), which is to be counted."""
+    """words(X), which is to be counted; `shown` is what the program says."""
 
     operator: str
+    shown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,7 @@ def _side(term: Term, current: Current) -> _Side:
         case Ref():
             return _HOLE
         case Called():
-            name, about = operator_of(term), _side(term.arguments[0], current)
-            return _applied(name, about, term.place, current)
+            return _applied(term, _side(term.arguments[0], current), current)
         case Opaque():
             fold = fold_of(term, current)
             return _DARK if fold is None else _Folded(fold)
@@ -85,7 +87,8 @@ def fold_of(term: Term, current: Current) -> str | None:
     return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
 
 
-def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
+def _applied(term: Called, about: _Side, current: Current) -> _Side:
+    name = operator_of(term)
     if isinstance(about, _Pieces) and name == "len":
         return _Sort(PIECES[about.operator])
     if about != _HOLE:
@@ -94,8 +97,10 @@ def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
         return _TYPE
     if name not in ("len", "int", "float", *PIECES):
         return _DARK
+    if name == "len" and current.kind.has_length:
+        return _DARK  # of the value, and not of its text
     if name != "tokens":
-        require_text(name, current.kind, place)
+        require_text(name, current.kind, term.place)
     match name:
         case "len":
             return _Sort(where.Measure.CHARS)
@@ -103,7 +108,7 @@ def _applied(name: str, about: _Side, place: Place, current: Current) -> _Side:
             return _Sort(where.Measure.INT)
         case "float":
             return _DECIMAL
-    return _Pieces(name)
+    return _Pieces(name, written(term))
 
 
 def _are_sums(term: Compared, current: Current) -> bool:
@@ -120,10 +125,31 @@ def compared(term: Compared, current: Current) -> Bounds:
 
 def _compared(term: Compared, current: Current) -> Bounds:
     left, right = _side(term.left, current), _side(term.right, current)
-    for side in (left, right):
-        if isinstance(side, _Pieces) and not (term.relation in ("in", "not in") and side is right):
-            name = side.operator
-            raise BadCondition(f"{name}(X) can only be counted: write len({name}(X))", term.place)
+    _refuse_uncounted(left, term.place)
+    if term.relation in ("in", "not in"):
+        right = _listed(right, term.place)
+    _refuse_uncounted(right, term.place)
+    with naming(current.name):
+        return _related(left, right, term, current)
+
+
+def _refuse_uncounted(side: _Side, place: Place) -> None:
+    match side:
+        case _Pieces(shown=shown) | _Constant(Pieces(shown=shown)):
+            raise only_counted(shown, place)
+
+
+def _listed(side: _Side, place: Place) -> _Side:
+    """What something is looked for in: the pieces of a known text, or of one that is to come."""
+    match side:
+        case _Constant(Pieces() as pieces):
+            return _Constant(pieces.listed(place))
+        case _Pieces(operator=operator) if operator != "tokens":
+            return _DARK
+    return side
+
+
+def _related(left: _Side, right: _Side, term: Compared, current: Current) -> Bounds:
     relation = term.relation
     if _Constant(Missing.NO_NUMBER) in (left, right):
         return exactly(FALSE)

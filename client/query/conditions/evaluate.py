@@ -8,6 +8,7 @@ about its value. It knows no masks.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from types import BuiltinMethodType, MethodType
 
@@ -15,8 +16,15 @@ from client.errors import TandemError
 from client.query import hints
 from client.query.conditions.awaiting import refuse_awaitable
 from client.query.conditions.linear import ARITHMETIC
+from client.query.conditions.naming import SUBJECT, naming
 from client.query.conditions.operators import OPERATORS, PIECES, STOPS, operator_of, text_term
-from client.query.conditions.relating import Missing, Pieces, compared, described
+from client.query.conditions.relating import (
+    Missing,
+    Pieces,
+    compared,
+    described,
+    only_counted,
+)
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -38,6 +46,7 @@ from client.query.conditions.values import (
     is_scalar,
     written,
 )
+from client.query.conditions.writing import written as shown_as
 from client.query.errors import BadCondition, ProgramFailed
 from client.query.place import Place
 from constraints.where import evaluate as judge
@@ -60,11 +69,29 @@ def evaluate(term: Term, values: Values) -> bool | None:
             return _opposite(conjunction(_opposite(evaluate(part, values)) for part in parts))
         case Not(part):
             return _opposite(evaluate(part, values))
-        case Compared(left, relation, right, place):
-            return compared(operand(left, values), relation, operand(right, values), place)
+        case Compared():
+            return _compared(term, values)
         case Called():
             return _called(as_condition(term), term, values)
     return _as_truth(operand(term, values), term)
+
+
+def _compared(term: Compared, values: Values) -> bool | None:
+    relation, place = term.relation, term.place
+    left, right = operand(term.left, values), operand(term.right, values)
+    if isinstance(right, Pieces) and relation in ("in", "not in"):
+        right = right.listed(place)
+    for side in (left, right):
+        if isinstance(side, Pieces):
+            raise only_counted(side.shown, place)
+    with _naming(term.left, term.right):
+        return compared(left, relation, right, place)
+
+
+def _naming(*terms: Term) -> AbstractContextManager[None]:
+    """What is refused in here is said of the first of these that is a hole."""
+    holes = (part.name for part in terms if isinstance(part, Ref))
+    return naming(next(holes, SUBJECT))
 
 
 def conjunction(truths: Iterator[bool | None]) -> bool | None:
@@ -177,7 +204,7 @@ def _measured(term: Called, values: Values) -> object:
             return type(bare(about))
         case "int" | "float":
             return _number(name, about, term.place)
-    return _pieces(name, about, term.place)
+    return _pieces(name, about, term)
 
 
 def _length(about: object, place: Place) -> object:
@@ -191,7 +218,8 @@ def _length(about: object, place: Place) -> object:
     raise BadCondition(f"{described(about)} has no length", place)
 
 
-def _pieces(name: str, about: object, place: Place) -> Pieces:
+def _pieces(name: str, about: object, term: Called) -> Pieces:
+    shown, place = shown_as(term), term.place
     text = _text(name, about, place)
     if name == "tokens":
         if not isinstance(about, Finished):
@@ -199,10 +227,10 @@ def _pieces(name: str, about: object, place: Place) -> Pieces:
         if not about.has_tokens:
             what = "nobody counts the tokens of a nested query's value, or of one to be scored"
             raise BadCondition(f"{what}: count its words or characters", place)
-        return Pieces(name, about.num_tokens)
+        return Pieces(name, shown, about.num_tokens)
     items = FUNCTIONS[name].apply((Phrase(text),))
     assert isinstance(items, Phrases)
-    return Pieces(name, judge.measured(PIECES[name], text), items.values)
+    return Pieces(name, shown, judge.measured(PIECES[name], text), items.values)
 
 
 def _number(name: str, about: object, place: Place) -> object:
@@ -226,7 +254,8 @@ def _called(name: str, term: Called, values: Values) -> bool | None:
     arguments = [operand(argument, values) for argument in term.arguments]
     if any(isinstance(argument, Missing) for argument in arguments):
         return None
-    wanted = text_term(name, [bare(argument) for argument in arguments[1:]], term.place)
+    with _naming(term.arguments[0]):
+        wanted = text_term(name, [bare(argument) for argument in arguments[1:]], term.place)
     if name in STOPS and not isinstance(arguments[0], Finished):
         raise BadCondition(f"only a hole can stop: `{name}` is about no hole here", term.place)
     return judge.holds(wanted, _text(name, arguments[0], term.place))

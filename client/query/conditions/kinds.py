@@ -2,15 +2,16 @@
 
 import enum
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, is_dataclass
 from decimal import Decimal
 from functools import partial
-from types import MappingProxyType
-from typing import Literal, get_args, get_origin, is_typeddict
+from types import MappingProxyType, UnionType
+from typing import Literal, Union, get_args, get_origin, is_typeddict
 
 from client.query.conditions import instances, schemas
 from client.query.conditions.operators import strings
+from client.query.conditions.values import Finished, is_number
 from client.query.errors import BadCondition
 from constraints.where import terms as where
 
@@ -27,6 +28,7 @@ class HoleKind:
     python:  the type of the value, None if there are several
     choices: the value of each text, where there are finitely many
     schema:  a JSON schema, where the text is JSON
+    is_mixed: whether there are numbers and texts among the choices
     """
 
     name: str
@@ -35,6 +37,17 @@ class HoleKind:
     python: type | None
     choices: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     schema: Mapping[str, object] | None = None
+    is_mixed: bool = False
+
+    @property
+    def has_length(self) -> bool:
+        """Whether `len` is that of the value: the text is JSON, of what may hold several things."""
+        is_sized = self.python is None or issubclass(self.python, Sized)
+        return self.schema is not None and is_sized
+
+    def finished(self, text: str) -> Finished:
+        """A hole of this kind that has this text. Raises what reading it raises."""
+        return Finished(self.value(text), text, is_mixed=self.is_mixed)
 
 
 def kind_of(annotation: object) -> HoleKind:
@@ -79,8 +92,14 @@ def _chosen(choices: Mapping[str, object], python: type | None = None) -> HoleKi
         raise BadCondition("a hole needs one value or more to choose from. Given: none")
     listed = ", ".join(map(repr, list(choices)[:4])) + (", …" if len(choices) > 4 else "")
     frozen = MappingProxyType(dict(choices))
+    has_texts = any(isinstance(value, str) for value in frozen.values())
     return HoleKind(
-        f"one of {listed}", where.OneOf(tuple(choices)), partial(_looked_up, frozen), python, frozen
+        f"one of {listed}",
+        where.OneOf(tuple(choices)),
+        partial(_looked_up, frozen),
+        python,
+        frozen,
+        is_mixed=has_texts and any(map(is_number, frozen.values())),
     )
 
 
@@ -109,7 +128,8 @@ def _json(annotation: object) -> HoleKind:
             " a Literal, an Enum, a dataclass, a TypedDict, a pydantic model, T | None, list[...],"
             " tuple[...], dict[...], or a JSON schema as a dict"
         )
-    python = get_origin(annotation) or annotation
+    origin = get_origin(annotation)
+    python = None if origin in (Union, UnionType) else origin or annotation
     return HoleKind(
         f"a {name}",
         None,

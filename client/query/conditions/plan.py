@@ -35,6 +35,7 @@ class HolePlan:
     deferred:  on holes yet to come too; they join the conditions of these
     value:     the hole's text to the value of its variable (an int, a list ...)
     prompt_text: the hole's text to what stays of it in the prompt
+    is_mixed:  the values are numbers and texts that the hole's type lists
     """
 
     constraint: Constraint | None = None
@@ -45,3 +46,4 @@ class HolePlan:
     deferred: tuple[Check, ...] = ()
     value: Callable[[str], object] = str
     prompt_text: Callable[[str], str] = str
+    is_mixed: bool = False

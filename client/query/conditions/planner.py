@@ -102,6 +102,7 @@ def plan(
         deferred=tuple(check for check in inexactly if not check.names <= known),
         value=request.value,
         prompt_text=request.prompt_text,
+        is_mixed=current.kind.is_mixed,
     )
 
 

@@ -21,6 +21,7 @@ from client.query.conditions.evaluate import as_condition, evaluate, operand
 from client.query.conditions.expressions import FALSE, all_of, any_of
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.letter_case import beginning_with, ending_with
+from client.query.conditions.naming import naming
 from client.query.conditions.operators import STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing
 from client.query.conditions.terms import (
@@ -61,7 +62,7 @@ def bounds(term: Term, current: Current) -> Bounds:
         case Called() if current.name in names_of(term):
             return _condition(term, current)
         case Ref(name, place) if name == current.name:
-            return exactly(_itself(current.kind, place))
+            return exactly(_itself(name, current.kind, place))
     return OPEN
 
 
@@ -97,10 +98,11 @@ def _refuse_stops(parts: Iterable[Term], joined_by: str, stops: tuple[str, ...])
 # Conditions of one operator
 
 
-def _itself(kind: HoleKind, place: Place) -> where.Expression:
+def _itself(name: str, kind: HoleKind, place: Place) -> where.Expression:
     """The hole alone, which says something only if it is a truth value."""
     if kind.python is not bool:
-        raise BadCondition('the hole alone is no condition; compare it, as in X == "yes"', place)
+        what = f'the hole alone is no condition; compare it, as in {name} == "yes"'
+        raise BadCondition(what, place)
     return where.OneOf(("True",))
 
 
@@ -123,7 +125,8 @@ def _condition(term: Called, current: Current) -> Bounds:
     require_text(name, current.kind, term.place)
     if not is_known:
         return OPEN
-    return exactly(text_term(name, [bare(value) for value in known], term.place))
+    with naming(current.name):
+        return exactly(text_term(name, [bare(value) for value in known], term.place))
 
 
 def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> where.Expression | None:

@@ -33,24 +33,31 @@ class Missing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What `words(X)` is; `count` None: how many is not known."""
+    """What `words(X)` is; `count` None: how many is not known. `shown` is what the program says."""
 
     operator: str
+    shown: str
     count: int | None
     items: tuple[str, ...] = ()
 
+    def listed(self, place: Place) -> tuple[str, ...]:
+        """The pieces themselves. Raises BadCondition for tokens, which nobody has as texts."""
+        if self.operator == "tokens":
+            raise only_counted(self.shown, place)
+        return self.items
+
+
+def only_counted(shown: str, place: Place) -> BadCondition:
+    """The error of pieces that are compared themselves."""
+    return BadCondition(f"{shown} can only be counted: write len({shown})", place)
+
 
 def compared(left: object, relation: str, right: object, place: Place) -> bool | None:
-    """Whether `left relation right`, for two operands."""
+    """Whether `left relation right`, for two operands, neither of them Pieces."""
     if left is Missing.UNKNOWN or right is Missing.UNKNOWN:
         return None
     if left is Missing.NO_NUMBER or right is Missing.NO_NUMBER:
         return False
-    for side in (left, right):
-        if isinstance(side, Pieces) and relation not in ("in", "not in"):
-            raise BadCondition(
-                f"{side.operator}(...) can only be counted: write len({side.operator}(X))", place
-            )
     match relation:
         case "in":
             return _contained(left, right, place)
@@ -68,8 +75,9 @@ def compared(left: object, relation: str, right: object, place: Place) -> bool |
 def _related(left: object, relation: str, right: object, place: Place) -> bool:
     if is_number(bare(left)) and is_number(bare(right)):
         return _numbers_related(left, relation, right)
+    is_mixed = any(isinstance(side, Finished) and side.is_mixed for side in (left, right))
     left, right = _side(left, right), _side(right, left)
-    if relation in ("==", "!="):
+    if relation in ("==", "!=") and not is_mixed:
         _check_comparable(left, right, place)
     try:
         return bool(RELATIONS[relation](left, right))
@@ -113,16 +121,14 @@ def _is(left: object, right: object) -> bool:
 def _contained(left: object, right: object, place: Place) -> bool:
     if isinstance(right, Finished):
         right = right.shown if is_scalar(right.value) else right.value
-    if isinstance(right, Pieces):
-        if right.operator == "tokens":
-            raise BadCondition("tokens(...) can only be counted: write len(tokens(X))", place)
-        right = right.items
     if isinstance(right, Iterator):
         raise BadCondition("an iterator can be read only once; make it a list", place)
     if isinstance(right, str):
         left = _side(left, right)
     elif isinstance(left, Finished):
-        left = _found_as(left, right)
+        if _is_text_among(left, right):
+            return True
+        left = left.value
     if is_number(left) and isinstance(right, range):
         return _is_in_range(left, right)
     if is_number(left) and isinstance(right, Iterable):
@@ -142,11 +148,11 @@ def _is_in_range(number: object, among: range) -> bool:
     return exact.is_finite() and exact == exact.to_integral_value() and int(exact) in among
 
 
-def _found_as(hole: Finished, among: object) -> object:
-    """The hole as it is looked for: its text among texts, its value among all else."""
-    items = among if isinstance(among, Iterable) and not isinstance(among, range) else ()
-    is_among_texts = any(isinstance(one, str) for one in items)
-    return hole.shown if is_among_texts and is_scalar(hole.value) else hole.value
+def _is_text_among(hole: Finished, among: object) -> bool:
+    """Whether the hole's text is one of the texts there; its value may be one of all else."""
+    if not is_scalar(hole.value) or not isinstance(among, Iterable) or isinstance(among, range):
+        return False
+    return any(isinstance(one, str) for one in among) and hole.shown in among
 
 
 def described(value: object) -> str:

@@ -15,7 +15,6 @@ from client.query.conditions.kinds import INT
 from client.query.conditions.plan import Check
 from client.query.conditions.request import Parts, listed
 from client.query.conditions.terms import Term
-from client.query.conditions.values import Finished
 from client.query.errors import ProgramFailed
 from constraints.where.terms import Compare, Measure, OneOf, Relation
 
@@ -77,7 +76,7 @@ def _passing(term: Term, texts: Iterable[str], current: Current) -> tuple[str, .
     """The texts that satisfy a term; None: that is not known before one of them is made."""
     passing = []
     for text in texts:
-        hole = Finished(current.kind.value(text), text)
+        hole = current.kind.finished(text)
         try:
             truth = evaluate(term, {**current.values, current.name: hole})
         except ProgramFailed:

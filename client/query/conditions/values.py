@@ -21,12 +21,14 @@ class Finished:
     num_tokens: of the model, without the end and with a dropped stop phrase; None: not known
     has_tokens: whether it ever will be; not of what a nested query makes, nor of a value that is
                 yet to be scored
+    is_mixed:   whether its type lists numbers and texts, so that it may be compared with either
     """
 
     value: object
     text: str
     num_tokens: int | None = None
     has_tokens: bool = True
+    is_mixed: bool = False
 
     @property
     def shown(self) -> str:

@@ -1,10 +1,11 @@
 """Exceptions of a program's own code, pointed at the place of the program that they came from."""
 
 import builtins
+import dis
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from inspect import unwrap
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -32,7 +33,7 @@ def blame(error: Exception, program: Program) -> QueryError:
     """The error of a query that an exception is. A QueryError gets a place if it has none; any
     other becomes a ProgramFailed with the exception as its cause."""
     error = _as_raised(error)
-    place = place_of(error, program)
+    place = place_of(error, program) or _called_wrongly(error, program)
     if isinstance(error, QueryError):
         if error.source is None:
             error.source = program.source
@@ -76,6 +77,27 @@ def place_of(error: BaseException, program: Program) -> Place | None:
     return None if found is None else _place(found, program)
 
 
+def _called_wrongly(error: Exception, program: Program) -> Place | None:
+    """Where a program is defined that was called with wrong arguments, and so was not begun."""
+    if not isinstance(error, TypeError) or not str(error).startswith(f"{program.name}() "):
+        return None
+    text = Text(program.source)
+    defined = re.search(rf"\bdef\s+{re.escape(program.name)}\b", text.text)
+    first_line = (0, text.offset(1, len(text.text)))
+    return text.place(Span(*(first_line if defined is None else defined.span())))
+
+
+def without_values(template: Program, names: Sequence[str]) -> ProgramFailed:
+    """What is told of a call of a template that lacks values, at the first of these names."""
+    text = Text(template.source)
+    found = re.search(rf"\{{[^{{}}]*?\b({names[0]})\b", text.text)
+    named = found or re.search(rf"\b({names[0]})\b", text.text)
+    place = None if named is None else text.place(Span(*named.span(1)))
+    call = ", ".join(f"{name}=..." for name in names)
+    what = f"values are missing; a call gives them by their names: ({call})"
+    return ProgramFailed(what, place, template.source)
+
+
 def _innermost(error: BaseException, program: Program) -> TracebackType | None:
     codes = {*_codes_of(program.body), *_codes_of(program.decoder), *_codes_of(program.model)}
     found = None
@@ -98,6 +120,8 @@ def _hint(error: Exception, program: Program) -> str:
         return f"; the hole [{name}] hides Python's own `{name}`: call the hole otherwise"
     if name in program.hole_names:
         return f"; the hole [{name}] is not filled yet"
+    if _is_bound_below(name, found, program):
+        return "; it gets its value only further down"
     if found.tb_frame.f_code in set(_codes_of(program.model)):
         return "; the name of a model is a string"
     if re.search(_IN_STRING.format(name), program.source.text):
@@ -106,6 +130,26 @@ def _hint(error: Exception, program: Program) -> str:
     if not meant and name.isupper() and program.hole_names:
         return f"; holes of this program: {', '.join(sorted(program.hole_names))}"
     return meant
+
+
+def _is_bound_below(name: str, found: TracebackType, program: Program) -> bool:
+    """Whether it is a variable that nothing binds up to the line where it is missing."""
+    code = found.tb_frame.f_code
+    is_own = name in code.co_varnames or name in code.co_cellvars
+    owners = [code] if is_own else [c for c in _codes_of(program.body) if name in c.co_cellvars]
+    binding = [
+        line
+        for owner in owners
+        for each in dis.get_instructions(owner)
+        if each.opname.startswith("STORE_") and _is_about(name, each.argval)
+        if (line := each.positions and each.positions.lineno) is not None
+    ]
+    return bool(binding) and min(binding) > found.tb_lineno
+
+
+def _is_about(name: str, variables: object) -> bool:
+    # Python 3.13 and later store two variables at once.
+    return name == variables or (isinstance(variables, tuple) and name in variables)
 
 
 def _known(frame: FrameType, program: Program) -> Iterator[str]:

@@ -33,9 +33,7 @@ class Body:
         self._nodes = nodes
         self._text: Text = nodes.text
         self._strings = {_mark(prompt.span, self._text): prompt for prompt in layout.prompts}
-        code = _without_prompts(self._text.text, layout.prompts)
-        self.preamble = self._parsed(code, () if layout.preamble is None else (layout.preamble,))
-        self.statements = self._parsed(code, layout.blocks)
+        self.preamble, self.statements = statements_of(self._text, layout)
         first = self.preamble or self.statements
         num_futures, self.compiler_flags = flags_of(nodes, first)
         del first[:num_futures]
@@ -73,16 +71,6 @@ class Body:
         string = self._strings.get(offset)
         return None if string is None else (offset, string)
 
-    def _parsed(self, code: str, blocks: Sequence[Block]) -> list[ast.stmt]:
-        """The statements of some parts of the text, each with its lines and columns."""
-        made: list[ast.stmt] = []
-        for block in blocks:
-            start, end = block.span.start, block.span.end
-            offsets = [*[start] * len(block.margin), *range(start, end + 1)]
-            shown = Fragment(block.margin + code[start:end], offsets)
-            made.extend(statements(self._text, shown))
-        return made
-
     # What cannot be
 
     def check(self, parameters: AbstractSet[str], layout: Layout) -> None:
@@ -114,6 +102,9 @@ class Body:
             raise self._bad(f"the name {node.id} is taken", node)
         if isinstance(node, _FUNCTIONS):
             self._check_function(node)
+        if isinstance(node, ast.alias) and node.name == "*":
+            # Python has it in modules alone, and would say so: to somebody who writes one.
+            raise self._bad("`*` in a program: write the names that you import", node)
 
     def _check_lost(self, statement: ast.Expr) -> None:
         """A string with a hole in an expression whose value goes nowhere was meant as a prompt."""
@@ -147,9 +138,27 @@ class Body:
                     found[1].span.end,
                 )
 
-    def _bad(self, message: str, node: ast.expr | ast.stmt) -> BadProgram:
+    def _bad(self, message: str, node: ast.expr | ast.stmt | ast.alias) -> BadProgram:
         span = self._nodes.span(node)
         return self._text.bad(message, span.start, span.end)
+
+
+def statements_of(text: Text, layout: Layout) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Those of the preamble and of the body, with a 0 for each prompt. Raises BadProgram."""
+    code = _without_prompts(text.text, layout.prompts)
+    preamble = () if layout.preamble is None else (layout.preamble,)
+    return _parsed(text, code, preamble), _parsed(text, code, layout.blocks)
+
+
+def _parsed(text: Text, code: str, blocks: Sequence[Block]) -> list[ast.stmt]:
+    """The statements of some parts of the text, each with its lines and columns."""
+    made: list[ast.stmt] = []
+    for block in blocks:
+        start, end = block.span.start, block.span.end
+        offsets = [*[start] * len(block.margin), *range(start, end + 1)]
+        shown = Fragment(block.margin + code[start:end], offsets)
+        made.extend(statements(text, shown))
+    return made
 
 
 def _idle(value: ast.expr) -> Iterator[ast.expr]:

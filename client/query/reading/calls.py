@@ -4,14 +4,16 @@ Places are numbers here: a program's code holds no other objects than Python's o
 """
 
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable
 from inspect import iscoroutine
 from itertools import islice
-from types import FrameType, MappingProxyType
+from types import FrameType, MappingProxyType, NoneType
+from typing import Any
 
 from client.query.conditions import build
 from client.query.conditions.terms import Term
-from client.query.errors import BadProgram
+from client.query.errors import BadCondition, BadProgram
 from client.query.place import Place, Source
 from client.query.program import (
     Behind,
@@ -24,16 +26,18 @@ from client.query.program import (
     Program,
     Subquery,
 )
-from client.query.reading.quoted_types import let_names_be_found
+from client.query.reading.quoted_types import with_names_found
 from client.words import MAX_VALUES
 
 
 class Calls:
     """Makes holes, clauses and terms, each at its place."""
 
-    def __init__(self, source: Source, places: list[Place]) -> None:
+    def __init__(self, source: Source, places: list[Place], around: dict[str, object]) -> None:
+        """`around`: values in the function around the program, of which types may speak."""
         self._source = source
         self._places = places
+        self._around = around
 
     def place(self, number: int) -> Place:
         return self._places[number]
@@ -80,18 +84,36 @@ class Calls:
             raise BadProgram(what, self._places[number], self._source)
         return Decorator(function, self._places[number])
 
-    def kind(self, value: object) -> object:
+    def kind(self, number: int, value: object) -> object:
         """What stands behind a colon; a query becomes a Subquery."""
-        return _kind(value, sys._getframe(1))
+        return self._kind(number, value, sys._getframe(1))
 
     def called_kind(
-        self, function: Callable[..., object], /, *arguments: object, **keywords: object
+        self,
+        number: int,
+        function: Callable[..., object],
+        /,
+        *arguments: object,
+        **keywords: object,
     ) -> object:
         """A call behind a colon, which is made later if it is a query's."""
         program = _program_of(function)
         if program is None:
-            return _kind(function(*arguments, **keywords), sys._getframe(1))
+            return self._kind(number, function(*arguments, **keywords), sys._getframe(1))
         return Subquery(program, arguments, MappingProxyType(keywords))
+
+    def _kind(self, number: int, value: object, body: FrameType) -> object:
+        program = _program_of(value)
+        if program is not None:
+            return Subquery(program)
+        if value is None:
+            # As in annotations, the value stands for its type.
+            return NoneType
+        try:
+            names = ChainMap(body.f_locals, self._around, body.f_globals)
+            return with_names_found(value, names)
+        except BadCondition as error:
+            raise BadCondition(error.message, self._places[number], self._source) from error
 
     def support(self, number: int, name: str, values: object) -> tuple[str, ...]:
         """The values of a distribution. Raises BadProgram."""
@@ -138,6 +160,9 @@ class Calls:
     def calculated(self, number: int, left: object, symbol: str, right: object, text: str) -> Term:
         return build.calculated(self._places[number], left, symbol, right, text)
 
+    def signed(self, number: int, symbol: str, operand: object, text: str) -> Term:
+        return build.calculated(self._places[number], _ZERO, symbol, operand, text)
+
     def called(self, number: int, operator: str, *arguments: object) -> Term:
         return build.called(self._places[number], operator, *arguments)
 
@@ -158,12 +183,19 @@ class Calls:
         return Behind(condition, frozenset(here), variables)
 
 
-def _kind(value: object, body: FrameType) -> object:
-    program = _program_of(value)
-    if program is not None:
-        return Subquery(program)
-    let_names_be_found(value, body)
-    return value
+class _Zero(int):
+    """What `-X` is X taken from: so a sign is a step of arithmetic, and still means what it means
+    to a value that is no number.
+    """
+
+    def __add__(self, other: Any) -> Any:
+        return +other
+
+    def __sub__(self, other: Any) -> Any:
+        return -other
+
+
+_ZERO = _Zero()
 
 
 def _program_of(value: object) -> Program | None:

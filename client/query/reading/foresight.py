@@ -3,6 +3,7 @@
     "[A]"
     "[B: int]"                                      at A: B < 5, type(B) is int
     where len(A) + B < 9 and B < 5 and B > n        B > n only at B: n may have no value before
+    distribute C over ["x", "yy"]                   at A: C in ["x", "yy"]
 
 Conditions are foreseen that are made of holes, operators and constants alone. Those behind a prompt
 are so where their holes stand once in the program: another prompt could ask for them without.
@@ -39,8 +40,10 @@ class Foresight:
         program_where: Sequence[tuple[str, Conjunct]],
         clauses: WhereClauses,
         rebound: AbstractSet[str],
+        chosen: Sequence[Conjunct] = (),
     ) -> None:
-        """`program_where` and `rebound`: as for PromptRewriter."""
+        """`program_where` and `rebound`: as for PromptRewriter; `chosen` say from which values
+        holes are chosen, wherever they come from."""
         tags = [tag for one in said for tag in one.tags]
         own: list[tuple[ast.expr, Conjunct]] = [(load(name), part) for name, part in program_where]
         behind = [(part, one.tags) for one in said for part in one.conjuncts]
@@ -52,6 +55,7 @@ class Foresight:
             for part, here in behind
             if part.is_plain and _is_sure(part, here, counts, rebound)
         ]
+        foreseen += [(part.function, part) for part in chosen if part.is_plain]
         self._foreseen = foreseen + [(part.function, part) for part in _kinds(tags, clauses)]
         self._decorated = frozenset(tag.name for tag in tags if tag.decorators)
 

@@ -8,31 +8,20 @@ It finds where the program stands in the file, and which names it sees there.
 """
 
 import ast
+import builtins
 import inspect
-import re
+from collections.abc import Set as AbstractSet
 from types import FunctionType
 
 from client.query.errors import BadProgram
 from client.query.place import Source
-from client.query.reading.clauses import layout_of
+from client.query.reading.docstrings import asks, is_program
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.expressions import statements
 from client.query.reading.making import Scope
 from client.query.reading.strings import content_of
 from client.query.reading.text import Span, Text, normalized
 from client.query.reading.tokens import tokens_of
-from client.query.reading.words import DECODERS
-
-_PROMPT_OR_DECODER = re.compile(
-    rf"^[ \t]*(?:[rRfFuU]{{0,2}}['\"]|(?:{'|'.join(DECODERS)})(?:$|[\s(\"']))",
-    re.MULTILINE | re.IGNORECASE,
-)
-# `if X: "a [Y]"`: so a program may ask, and nowhere else.
-_PROMPT_BEHIND_COLON = re.compile(
-    r"^[ \t]*(?:async[ \t]+)?(?:if|elif|else|for|while|with|try|except|finally)\b"
-    r"[^\n]*:[ \t]*['\"]",
-    re.MULTILINE,
-)
 
 
 def program_in(function: FunctionType) -> tuple[Source, Span]:
@@ -49,56 +38,79 @@ def program_in(function: FunctionType) -> tuple[Source, Span]:
     whole = text.slice(Span(0, len(source.text)))
     for statement in statements(text, whole):
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            return source, _region(text, statement)
+            return source, _region(text, statement, _known(function))
     raise BadProgram(f"a query is a function with a body; {function.__name__} is none")
 
 
 def _from_docstring(function: FunctionType) -> tuple[Source, Span]:
     """Without a file, what Python keeps of a function: its docstring, escapes read."""
-    held = inspect.getdoc(function)
-    if held is None:
+    held, name = normalized(inspect.getdoc(function) or ""), f"<{function.__name__}>"
+    source = Source(held, name)
+    if not is_program(Text(source), Span(0, len(held)), _known(function)):
+        # It is a prompt: where other strings stood behind it, these would be lost.
+        source = Source(repr(function.__doc__), name)
+        held = held if _is_of_one_line(function) else ""
+    if not held or not _does_nothing(function):
         what = f"the source of {function.__name__} cannot be read; put the program in its docstring"
         raise BadProgram(what)
-    source = Source(normalized(held), f"<{function.__name__}>")
     return source, Span(0, len(source.text))
 
 
-def _region(text: Text, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Span:
+def _does_nothing(function: FunctionType) -> bool:
+    """Whether Python has made of it what it makes of a docstring alone."""
+    word = "async def" if inspect.iscoroutinefunction(function) else "def"
+    bodies = ("", " pass", " ...")
+    return any(_work(function) == _work(_made(f"{word} f():\n 'x'\n{each}")) for each in bodies)
+
+
+def _is_of_one_line(function: FunctionType) -> bool:
+    """Whether all its code is of the line where it begins: a docstring has none."""
+    code = function.__code__
+    return {line for _, _, line in code.co_lines()} <= {code.co_firstlineno, None}
+
+
+def _work(function: FunctionType) -> tuple[bytes, tuple[object, ...]]:
+    # The first constant is the docstring.
+    return function.__code__.co_code, function.__code__.co_consts[1:]
+
+
+def _made(code: str) -> FunctionType:
+    defined: dict[str, FunctionType] = {}
+    exec(code, {}, defined)
+    return defined["f"]
+
+
+def _region(
+    text: Text, function: ast.FunctionDef | ast.AsyncFunctionDef, known: AbstractSet[str]
+) -> Span:
     first, last = function.body[0], function.body[-1]
     span = Span(_start(text, first), text.offset_of_bytes(*_end(last)))
     if not _is_docstring(first):
         return span
     string = Span(_start(text, first), text.offset_of_bytes(*_end(first)))
-    held = _held_by(text, string)
+    held = _held_by(text, string, known)
     if all(map(_is_nothing, function.body[1:])):
         return held or string
-    if held is not None and _asks(text, held):
+    if held is not None and asks(text, held):
         what = "a program in a docstring, and code behind it, which would not be run"
         raise text.bad(f"{what}: put both into the docstring", string.start, string.end)
     return span
 
 
-def _held_by(text: Text, docstring: Span) -> Span | None:
-    """What a docstring of several lines holds, if it looks like a program."""
+def _known(function: FunctionType) -> AbstractSet[str]:
+    code = function.__code__
+    return {*code.co_varnames, *code.co_freevars, *function.__globals__, *dir(builtins)}
+
+
+def _held_by(text: Text, docstring: Span, known: AbstractSet[str]) -> Span | None:
+    """What a docstring of several lines holds, if that is a program."""
     strings = tokens_of(text, docstring)
     content = content_of(strings[0])
     is_long = text.text[content.start - 3 : content.start] in ("'''", '"""')
-    held = text.text[content.start : content.stop]
     if len(strings) > 1 or not is_long:
         return None
-    span = Span(content.start, content.stop)
-    is_plain = _PROMPT_OR_DECODER.search(held) is not None
-    is_held = is_plain or (_PROMPT_BEHIND_COLON.search(held) is not None and _asks(text, span))
-    return span if is_held else None
-
-
-def _asks(text: Text, held: Span) -> bool:
-    """Whether it is a program with holes; a prompt may have lines that begin with quotes, too."""
-    try:
-        prompts = layout_of(text, held).prompts
-    except BadProgram:
-        return False
-    return any("[" in prompt.value.code for prompt in prompts)
+    held = Span(content.start, content.stop)
+    return held if is_program(text, held, known) else None
 
 
 def _start(text: Text, statement: ast.stmt) -> int:

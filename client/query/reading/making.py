@@ -24,6 +24,7 @@ from client.query.reading.parameters import captured
 from client.query.reading.rewriting import MAKE, Surroundings, written
 from client.query.reading.text import Text
 
+_WORD = re.compile(r"\w+")
 # What stands in front of the names of functions that a program defines.
 _GENERATED = re.compile(rf"{MAKE}\.<locals>\.\w+\.<locals>\.")
 
@@ -63,7 +64,9 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
     names = [name for name in program.used if name in scope.cells or name in values]
     captured(program.module, names)
     code = _by_own_names(_compiled(text, program.module, program.compiler_flags, filename))
-    calls = Calls(text.source, nodes.places)
+    words = set(_WORD.findall(text.text))
+    around_it = {name: value for name, value in values.items() if name in words}
+    calls = Calls(text.source, nodes.places, around_it)
     defined: dict[str, Any] = {}
     exec(code, scope.globals, defined)
     made_ = defined[MAKE](calls, *(values.get(name) for name in names))

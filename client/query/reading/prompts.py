@@ -5,7 +5,7 @@
 """
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +75,8 @@ class PromptRewriter:
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
         said = [Said(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
         self._rebound = rebound
-        self._foresight = Foresight(said, program_where, clauses, rebound)
+        chosen = list(self._chosen(prompts))
+        self._foresight = Foresight(said, program_where, clauses, rebound, chosen)
         self._python_names: dict[str, ast.Name] = {}
 
     @property
@@ -108,6 +109,20 @@ class PromptRewriter:
         what = "in the prompt's condition"
         parsed = expression(self._text, self._text.slice(prompt.where), what)
         return self._clauses.conjuncts(parsed)
+
+    def _chosen(self, prompts: Sequence[Prompt]) -> Iterator[Conjunct]:
+        """`Y in [...]` of the holes that are nowhere chosen from anything but these constants."""
+        found: dict[str, set[Distribution | None]] = {}
+        for prompt in prompts:
+            for tag in prompt.holes:
+                found.setdefault(tag.name, set()).add(self._distribution(tag, prompt))
+        for name, (distribution, *others) in found.items():
+            if distribution is None or others:
+                continue
+            values = self._values(distribution)
+            if isinstance(values, ast.List | ast.Tuple) and all(map(_is_constant, values.elts)):
+                said = ast.Compare(load(name), [ast.In()], [values])
+                yield from self._clauses.conjuncts(self._nodes.at(said, distribution.values))
 
     def _check_clauses(self, prompt: Prompt) -> None:
         if prompt.where is not None and not prompt.holes:
@@ -233,34 +248,42 @@ class PromptRewriter:
         kind = self._code(tag.kind, f"the type of {tag.name}")
         span = self._nodes.span(kind)
         if not isinstance(kind, ast.Call):
-            return self._nodes.at(plain_call(CALLS, "kind", [kind]), span)
-        call = plain_call(CALLS, "called_kind", [kind.func, *kind.args], kind.keywords)
-        return self._nodes.at(call, span)
+            return self._nodes.call("kind", span, kind)
+        given = [self._nodes.number(span), kind.func, *kind.args]
+        return self._nodes.at(plain_call(CALLS, "called_kind", given, kind.keywords), span)
 
     def _decorator(self, code: Fragment) -> ast.expr:
         function = self._code(code, "behind '@'")
         return self._nodes.call("decorator", self._nodes.span(function), function)
 
     def _support(self, tag: HoleTag, prompt: Prompt) -> ast.expr:
+        distribution = self._distribution(tag, prompt)
+        return ast.Constant(None) if distribution is None else self.support(distribution)
+
+    def _distribution(self, tag: HoleTag, prompt: Prompt) -> Distribution | None:
         own = prompt.distribution
         if own is not None and own.name == tag.name:
-            return self.support(own)
-        if tag.name in self._supports:
-            return self.support(self._supports[tag.name])
-        return ast.Constant(None)
+            return own
+        return self._supports.get(tag.name)
 
     def support(self, distribution: Distribution) -> ast.expr:
         """The values of a distribution."""
-        what = f"the values of {distribution.name}"
-        values = expression(self._text, self._text.slice(distribution.values), what)
-        name = ast.Constant(distribution.name)
+        name, values = ast.Constant(distribution.name), self._values(distribution)
         return self._nodes.call("support", distribution.values, name, values)
+
+    def _values(self, distribution: Distribution) -> ast.expr:
+        what = f"the values of {distribution.name}"
+        return expression(self._text, self._text.slice(distribution.values), what)
 
     def _place(self, span: Span) -> ast.expr:
         return plain_call(CALLS, "place", [self._nodes.number(span)])
 
     def _bad(self, message: str, span: Span) -> BadProgram:
         return self._text.bad(message, span.start, span.end)
+
+
+def _is_constant(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant)
 
 
 def check_distribution(

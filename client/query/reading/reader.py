@@ -53,6 +53,7 @@ def read(
             parameters=parameters or inspect.Signature(),
             is_callable=scope.is_callable,
             is_module=True,
+            given=frozenset(namespace or _NOTHING),
         )
         return _program(source, region, around, scope)
 

@@ -1,6 +1,7 @@
 """A program's layout to Python functions.
 
 def make(calls, *captured):
+    given = value                               of names from outside that a text binds anew
     async def program(context, *parameters):    preamble, conditions, body
     def taking(*parameters):                    nothing; it is called first: what Python says of
                                                 wrong arguments counts no context
@@ -24,6 +25,7 @@ from client.query.reading import names
 from client.query.reading.bodies import Body
 from client.query.reading.closing import can_be_closed
 from client.query.reading.expressions import expression
+from client.query.reading.given_values import beginning, given_of, kept
 from client.query.reading.last_holes import mark_last
 from client.query.reading.layout import Layout
 from client.query.reading.module_names import let_globals_be_the_runs
@@ -81,13 +83,15 @@ class Surroundings:
     """What a program stands in: the name and parameters of its function, names around it.
 
     `is_callable(name)`: the surroundings bind the name to something that can be called.
-    `is_module`: it is a text of its own, so that what its functions call global is the program's.
+    `is_module`: it is a text of its own, so that what its functions call global is the program's;
+    `given` are the names that such a text is given.
     """
 
     name: str
     parameters: inspect.Signature
     is_callable: Callable[[str], bool]
     is_module: bool = False
+    given: frozenset[str] = frozenset()
 
 
 def written(nodes: Nodes, layout: Layout, around: Surroundings) -> Written:
@@ -106,6 +110,7 @@ class _Writer:
         self._body = Body(nodes, layout)
         self._holes = self._body.holes
         self._preamble = self._body.preamble
+        self._given: set[str] = set()
 
     def written(self) -> Written:
         self._body.check(self._around.parameters.parameters.keys(), self._layout)
@@ -192,13 +197,20 @@ class _Writer:
             target = ast.Name(_CONTEXT_FOR_PEOPLE, ast.Store())
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
         parameters = parameters_of(self._around.parameters, CONTEXT)
-        block = self._own_globals([*opening, *body]) or [ast.Pass()]
+        block = self._own_globals([*opening, *body], span) or [ast.Pass()]
         can_be_closed(self._nodes, block)
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
 
-    def _own_globals(self, block: list[ast.stmt]) -> list[ast.stmt]:
-        return let_globals_be_the_runs(self._nodes, block) if self._around.is_module else block
+    def _own_globals(self, block: list[ast.stmt], span: Span) -> list[ast.stmt]:
+        """In a text of its own: the variables that a module would have, for this run alone."""
+        if not self._around.is_module:
+            return block
+        bound = names.bound(block) - self._around.parameters.parameters.keys()
+        given = given_of(bound, self._around.given, self._holes)
+        self._given |= given
+        begun = [self._nodes.at(statement, span) for statement in beginning(given)]
+        return [*begun, *let_globals_be_the_runs(self._nodes, block)]
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
         name = _CONTEXT_FOR_PEOPLE
@@ -243,7 +255,8 @@ class _Writer:
         return [self._function(_MODEL, self._nodes.call("model", span, value), span)]
 
     def _function(self, name: str, value: ast.expr, span: Span) -> ast.FunctionDef:
-        block = [*self._own_globals(copy.deepcopy(self._preamble)), ast.Return(value)]
+        preamble = self._own_globals(copy.deepcopy(self._preamble), span)
+        block = [*preamble, ast.Return(value)]
         parameters = parameters_of(self._around.parameters, None)
         return self._nodes.at(ast.FunctionDef(name, parameters, block, [], **_EMPTY), span)
 
@@ -251,7 +264,8 @@ class _Writer:
         """`make`, whose further parameters are added by `capturing`."""
         span = self._whole()
         given = ast.Return(tuple_of([load(function.name) for function in functions]))
-        make = ast.FunctionDef(MAKE, arguments_of([CALLS]), [*functions, given], [], **_EMPTY)
+        block = [*kept(self._given), *functions, given]
+        make = ast.FunctionDef(MAKE, arguments_of([CALLS]), block, [], **_EMPTY)
         return ast.Module([self._nodes.at(make, span)], [])
 
     def _whole(self) -> Span:

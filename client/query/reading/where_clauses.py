@@ -15,10 +15,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from client.query import hints
-from client.query.conditions.letter_case import FOLDS
-from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
 from client.query.reading import names
+from client.query.reading.condition_words import SIGNS, SYMBOLS, ConditionWords
 from client.query.reading.hole_methods import HoleMethods
 from client.query.reading.nodes import Nodes, lambda_of, load, tuple_of
 from client.query.reading.recalls import Recalls
@@ -36,7 +35,6 @@ _RELATIONS: dict[type[ast.cmpop], str] = {
     ast.Is: "is",
     ast.IsNot: "is not",
 }
-_SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 _METHODS = {"startswith": "starts_with", "endswith": "ends_with"}
 _OPERATORS_OF_PYTHON = frozenset({"len", "int", "float", "type"})
 # Values that Python takes for true or false by how many things are in them.
@@ -77,8 +75,7 @@ class WhereClauses:
 
     def __init__(self, nodes: Nodes, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
         self._nodes = nodes
-        self._holes = holes
-        self._own = own
+        self._words = ConditionWords(holes, own)
         self._python_names: dict[str, ast.Name] = {}
         self._methods = HoleMethods(holes)
 
@@ -99,68 +96,47 @@ class WhereClauses:
         self._check(condition)
         self._note_names(condition)
         self._methods.note(condition)
-        condition = Recalls(self._nodes, self._holes).visit(condition)
+        condition = Recalls(self._nodes, self._words.holes).visit(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
         return [self._conjunct(part) for part in parts]
 
     def _note_names(self, condition: ast.expr) -> None:
         calls = (node for node in ast.walk(condition) if isinstance(node, ast.Call))
-        operators = [call.func for call in calls if self._operator(call) is not None]
+        operators = [call.func for call in calls if self._words.operator(call) is not None]
         for name, node in names.used(condition).items():
-            if name not in self._holes and node not in operators:
+            if name not in self._words.holes and node not in operators:
                 self._python_names.setdefault(name, node)
 
     def of_kind(self, hole: str, kind: str, span: Span) -> list[Conjunct]:
         """`type(hole) is kind`, where these words mean what they say; else nothing."""
-        if {"type", kind} & self._own:
+        if {"type", kind} & self._words.own:
             return []
         about = ast.Call(load("type"), [load(hole)], [])
         condition = ast.Compare(about, [ast.Is()], [load(kind)])
         return [self._conjunct(self._nodes.at(condition, span))]
 
     def _conjunct(self, part: ast.expr) -> Conjunct:
-        is_plain = self._is_plain(part)
+        is_plain = self._words.is_plain(part)
         span = self._nodes.span(part)
         made = self._nodes.call("term", span, self._condition(part))
         function = self._nodes.at(lambda_of((), made), span)
-        return Conjunct(frozenset(self._named(part)), function, is_plain)
-
-    def _is_plain(self, node: ast.expr) -> bool:
-        """Whether it needs nothing of Python's to be asked."""
-        if not self._named(node):
-            return _is_literal(node)
-        match node:
-            case ast.Name():
-                return True
-            case ast.Compare(left, _, others):
-                parts = [left, *others]
-            case ast.BinOp(left, symbol, right) if type(symbol) in _SYMBOLS:
-                parts = [left, right]
-            case ast.BoolOp(_, parts) | ast.List(parts) | ast.Tuple(parts):
-                pass
-            case ast.UnaryOp(ast.Not(), operand):
-                parts = [operand]
-            case ast.Call(_, parts, []) if self._operator(node) is not None:
-                pass
-            case _:
-                return False
-        return all(map(self._is_plain, parts))
+        return Conjunct(frozenset(self._words.named(part)), function, is_plain)
 
     def _check(self, condition: ast.expr) -> None:
         for node in ast.walk(condition):
             for kind, shown in _REFUSED.items():
                 if isinstance(node, kind):
                     raise self._bad(f"{shown} cannot stand in a condition", node)
-            if isinstance(node, ast.Call) and not self._named(node):
+            if isinstance(node, ast.Call) and not self._words.named(node):
                 self._check_operator(node)
 
     def _check_operator(self, call: ast.Call) -> None:
         """An operator that Python does not have needs a hole."""
-        name = self._operator(call)
+        name = self._words.operator(call)
         if name is None or name in _OPERATORS_OF_PYTHON:
             return
-        holes = ", ".join(sorted(self._holes)) or "none"
+        holes = ", ".join(sorted(self._words.holes)) or "none"
         shown = ast.unparse(call.func)
         raise self._bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
 
@@ -172,23 +148,12 @@ class WhereClauses:
         if is_text or isinstance(node, _NO_CONDITIONS):
             raise self._bad("this says nothing that could be true or false; compare it", node)
 
-    def _named(self, node: ast.AST) -> tuple[str, ...]:
-        return tuple(name for name in names.used(node) if name in self._holes)
-
-    def _operator(self, call: ast.Call) -> str | None:
-        """The operator that a call asks for by its name, None if there is none."""
-        if not isinstance(call.func, ast.Name) or call.func.id in self._own:
-            return None
-        name = call.func.id
-        is_word = name.islower() or name.isupper()
-        return name.lower() if is_word and name.lower() in OPERATORS else None
-
     # Terms
 
     def _condition(self, node: ast.expr) -> ast.expr:
         """What is true or false. `a if t else b` is `t and a or not t and b`."""
         self._check_is_condition(node)
-        if not isinstance(node, ast.IfExp) or not self._named(node):
+        if not isinstance(node, ast.IfExp) or not self._words.named(node):
             return self._rewritten(node)
         span = self._nodes.span(node)
         opposite = self._nodes.at(ast.UnaryOp(ast.Not(), node.test), self._nodes.span(node.test))
@@ -198,7 +163,7 @@ class WhereClauses:
         return self._nodes.call("any_", span, *later)
 
     def _rewritten(self, node: ast.expr) -> ast.expr:
-        if not self._named(node):
+        if not self._words.named(node):
             return node
         span = self._nodes.span(node)
         match node:
@@ -213,15 +178,22 @@ class WhereClauses:
                 return self._nodes.call("ref", span, ast.Constant(node.id))
             case ast.Call():
                 return self._called(node)
-            case ast.BinOp() if type(node.op) in _SYMBOLS:
+            case ast.BinOp() if type(node.op) in SYMBOLS:
                 return self._calculated(node)
+            case ast.UnaryOp() if type(node.op) in SIGNS:
+                return self._signed(node)
         return self._opaque(node)
 
     def _calculated(self, node: ast.BinOp) -> ast.expr:
         span = self._nodes.span(node)
-        symbol, shown = ast.Constant(_SYMBOLS[type(node.op)]), ast.Constant(self._shown(node))
+        symbol, shown = ast.Constant(SYMBOLS[type(node.op)]), ast.Constant(self._shown(node))
         left, right = self._rewritten(node.left), self._rewritten(node.right)
         return self._nodes.call("calculated", span, left, symbol, right, shown)
+
+    def _signed(self, node: ast.UnaryOp) -> ast.expr:
+        span = self._nodes.span(node)
+        symbol, shown = ast.Constant(SIGNS[type(node.op)]), ast.Constant(self._shown(node))
+        return self._nodes.call("signed", span, symbol, self._rewritten(node.operand), shown)
 
     def _later(self, node: ast.expr) -> ast.expr:
         return self._nodes.at(lambda_of((), self._condition(node)), self._nodes.span(node))
@@ -243,7 +215,7 @@ class WhereClauses:
 
     def _called(self, node: ast.Call) -> ast.expr:
         span = self._nodes.span(node)
-        operator = self._operator(node)
+        operator = self._words.operator(node)
         if operator is not None:
             if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
                 raise self._bad(f"`{operator}` takes plain arguments alone", node)
@@ -252,7 +224,7 @@ class WhereClauses:
         function = node.func
         if (
             isinstance(function, ast.Attribute)
-            and self._is_text(function.value)
+            and self._words.is_text(function.value)
             and function.attr in _METHODS
             and len(node.args) == 1
             and not node.keywords
@@ -262,17 +234,8 @@ class WhereClauses:
             return self._nodes.call("called", span, word, *parts)
         return self._opaque(node)
 
-    def _is_text(self, node: ast.expr) -> bool:
-        """Whether this is a hole, or a hole in lower or upper case."""
-        match node:
-            case ast.Name(name):
-                return name in self._holes
-            case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
-                return name in self._holes and attr in FOLDS
-        return False
-
     def _opaque(self, node: ast.expr) -> ast.expr:
-        holes, shown = self._named(node), ast.Constant(self._shown(node))
+        holes, shown = self._words.named(node), ast.Constant(self._shown(node))
         named = tuple_of([ast.Constant(name) for name in holes])
         span = self._nodes.span(node)
         return self._nodes.call("opaque", span, named, lambda_of(holes, node), shown)
@@ -286,11 +249,3 @@ class WhereClauses:
         assert isinstance(node, ast.expr)
         span = self._nodes.span(node)
         return self._nodes.text.bad(message, span.start, span.end)
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        return False
-    return True

@@ -60,6 +60,7 @@ def _plan_of_choice(arrival: Arrival, terms: tuple[Term, ...]) -> HolePlan:
         ),
         value=read.value,
         prompt_text=read.prompt_text,
+        is_mixed=read.is_mixed,
     )
 
 
@@ -97,13 +98,14 @@ def _budget(arrival: Arrival, plan: HolePlan, options: Options, log: Sequence[En
     return min(bounds, default=None)
 
 
-def score_call(arrival: Arrival, refused: tuple[str, ...]) -> ScoreCall | None:
-    """The one request of a distribution: the values of its support that the conditions allow."""
+def score_call(arrival: Arrival, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
+    """The one request of a distribution: the values of its support that its hole's type has and
+    the conditions allow."""
     support = arrival.hole.support
     if support is None:
         return None
-    left = [value for value in dict.fromkeys(support) if value not in refused]
-    values = tuple(value for value in left if _is_allowed(arrival, value))
+    left = [text for text in dict.fromkeys(support) if text not in refused]
+    values = tuple(text for text in left if _is_allowed(arrival, plan, text))
     if not values:
         what = f"no value of the distribution over [{arrival.hole.name}] is allowed"
         if not support:
@@ -112,8 +114,13 @@ def score_call(arrival: Arrival, refused: tuple[str, ...]) -> ScoreCall | None:
     return ScoreCall(prompt=prompt_of(arrival.pieces), values=values)
 
 
-def _is_allowed(arrival: Arrival, value: str) -> bool:
-    values = {**arrival.values, arrival.hole.name: known.Finished(value, value, has_tokens=False)}
+def _is_allowed(arrival: Arrival, plan: HolePlan, text: str) -> bool:
+    try:
+        value, shown = _read(arrival, plan, HoleAnswer(text=text))
+    except Rejected:
+        return False
+    made = known.Finished(value, shown, has_tokens=False, is_mixed=plan.is_mixed)
+    values = {**arrival.values, arrival.hole.name: made}
     try:
         return all(evaluate(term, values) is not False for term in _terms(arrival))
     except QueryError as error:
@@ -125,7 +132,8 @@ def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
     """The finished hole. Raises Rejected when its text breaks a check."""
     hole, source = arrival.hole, arrival.source
     value, shown = _read(arrival, plan, answer)
-    values = {**arrival.values, hole.name: known.Finished(value, shown, answer.num_tokens)}
+    made = known.Finished(value, shown, answer.num_tokens, is_mixed=plan.is_mixed)
+    values = {**arrival.values, hole.name: made}
     for check in plan.checks:
         try:
             truth = evaluate(check.term, values)
@@ -140,6 +148,7 @@ def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
         behind=arrival.pieces,
         prompt_text=shown,
         value=plan.value,
+        is_mixed=plan.is_mixed,
         promises=_left(arrival, plan),
     )
 

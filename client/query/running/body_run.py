@@ -43,14 +43,16 @@ class Job:
 class Entry:
     """A finished hole in a log: all that a run needs to go past it.
 
-    `behind` is the prompt that it was asked behind; `value` makes the variable's value of the text;
-    `promises` are the frame's checks that later holes have to keep.
+    `behind` is the prompt that it was asked behind; `value` makes the variable's value of the text,
+    `is_mixed` says of which sort (HolePlan); `promises` are the frame's checks that later holes
+    have to keep.
     """
 
     finished: FinishedHole
     behind: Pieces
     prompt_text: str
     value: Callable[[str], object]
+    is_mixed: bool = False
     promises: tuple[Check, ...] = ()
 
 

@@ -7,6 +7,7 @@ variables and conditions are its own.
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from client.query.conditions import values as known
@@ -75,8 +76,11 @@ class Frame:
         text = entry.prompt_text
         self._run.transcript.fill(hole.name, text)
         self._promises = entry.promises
-        value = entry.value(entry.finished.answer.text)
-        return await self._bind(hole, value, text, entry.finished.answer.num_tokens)
+        answer = entry.finished.answer
+        made = known.Finished(
+            entry.value(answer.text), text, answer.num_tokens, is_mixed=entry.is_mixed
+        )
+        return await self._bind(hole, made)
 
     def _arrival(self, hole: Hole, terms: tuple[Term, ...]) -> Arrival:
         return Arrival(
@@ -139,6 +143,12 @@ class Frame:
             self._promises = (*self._promises, check)
 
     async def _nested(self, hole: Hole, sub: Subquery) -> Any:
+        if hole.support is not None:
+            what = (
+                f"a distribution is over a hole that the model writes; [{hole.name}] is filled by"
+                f" the query `{sub.program.name}`: say it of a hole in that one"
+            )
+            await self._stuck(BadProgram(what, hole.place, self._source), hole)
         transcript = self._run.transcript
         mark = transcript.mark()
         terms = await self._terms(hole)
@@ -163,7 +173,7 @@ class Frame:
             text = _without_roles(transcript.pieces[mark:])
             value = text
         await self._check(hole, terms, value, text)
-        return await self._bind(hole, value, text, None)
+        return await self._bind(hole, known.Finished(value, text, has_tokens=False))
 
     async def _refuse_false(self, hole: Hole, terms: tuple[Term, ...]) -> None:
         """What names no hole is known before the nested query asks anything."""
@@ -192,11 +202,11 @@ class Frame:
                 await self._stuck(Rejected(what, text, value, hole.place, self._source), hole)
         self._promises = tuple(left)
 
-    async def _bind(self, hole: Hole, value: object, text: str, num_tokens: int | None) -> object:
+    async def _bind(self, hole: Hole, made: known.Finished) -> object:
+        value = made.value
         for decorator in reversed(hole.decorators):
-            value = await _decorated(decorator, value, text)
-        has_tokens = num_tokens is not None
-        self.values[hole.name] = known.Finished(value, text, num_tokens, has_tokens)
+            value = await _decorated(decorator, value, made.text)
+        self.values[hole.name] = replace(made, value=value)
         return value
 
     async def _stuck(self, error: QueryError, hole: Hole) -> NoReturn:

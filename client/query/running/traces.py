@@ -82,7 +82,7 @@ class Traces:
         """What a hole means and asks for."""
         plan = plan_of(arrival, self._options, refused)
         call = generate_call(arrival, plan, self._options, index, log)
-        return plan, call, score_call(arrival, refused)
+        return plan, call, score_call(arrival, plan, refused)
 
     def _begin(self, index: int, log: Log) -> tuple[BodyRun, Frame]:
         run = BodyRun(log)

@@ -47,5 +47,5 @@ def test_row(clause: str, request_told: str, checks_told: str) -> None:
 
 
 def test_the_table_is_read() -> None:
-    assert len(rows()) == 18
+    assert len(rows()) == 19
     assert not [row for row in rows() if re.search(r"^\W*$", row[0])]

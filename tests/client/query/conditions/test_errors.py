@@ -1,5 +1,7 @@
 """Conditions that mean nothing are refused with the place and the rule."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from client.errors import Unreachable
@@ -34,6 +36,10 @@ def refusal(clause: str, kind: object = None) -> BadCondition:
         ("regex(X, '[a')", "the pattern is wrong: unterminated", (1, 15)),
         ("regex(X, 3)", "a pattern is a string. Given: 3", (1, 12)),
         ("words(X) < 3", "can only be counted: write len(words(X))", (1, 13)),
+        ("words(Y) == words(X)", "words(Y) can only be counted: write len(words(Y))", (1, 21)),
+        ("X == words(Y)", "words(Y) can only be counted: write len(words(Y))", (1, 14)),
+        ("X in tokens(Y)", "tokens(Y) can only be counted: write len(tokens(Y))", (1, 15)),
+        ("len(X) in words(Y)", "compared with numbers. Given: in ('cat',)", (1, 19)),
         ("len(X)", "`len` alone is no condition", (1, 7)),
         ("X", "the hole alone is no condition", (1, 2)),
         ("X == 3", "never 3: compare int(X), or write [X: int]", (1, 7)),
@@ -60,7 +66,7 @@ def test_is_refused_with_its_place(clause: str, told: str, columns: tuple[int, i
 @pytest.mark.parametrize(
     "clause",
     [
-        "len(X) < 9",
+        "len(words(X)) < 9",
         "'a' not in words(X)",
         "stops_at(X, '.')",
         "regex(X, 'a+')",
@@ -69,6 +75,41 @@ def test_is_refused_with_its_place(clause: str, told: str, columns: tuple[int, i
 )
 def test_conditions_on_the_text_of_json_would_be_weak(clause: str) -> None:
     assert "JSON" in str(refusal(clause, kind=list[int]))
+
+
+def test_an_instance_without_a_length_is_refused_before_it_is_made() -> None:
+    @dataclass
+    class Point:
+        x: int
+
+    assert "`len` is about texts, and the hole is a Point" in str(refusal("len(X) < 9", Point))
+
+
+@pytest.mark.parametrize(
+    ("clause", "told"),
+    [
+        ("len(NAME) < 'X'", "len(NAME) is a number, compared with numbers. Given: 'X'"),
+        ("len(NAME) in 'X'", "len(NAME) is a number, compared with numbers. Given: in 'X'"),
+        ("float(NAME) < 'X'", "float(NAME) is a number"),
+        ("NAME == 3", "compare int(NAME), or write [NAME: int]"),
+        ("NAME < 3", "compare int(NAME) or len(NAME), or write [NAME: int]"),
+        ("NAME in [3]", "or write [NAME: int]"),
+        ("type(NAME) in [int]", "type(NAME) is compared with a type"),
+        ("type(NAME) is int or NAME == 'a'", "type(NAME) is int says what a hole is"),
+        ("NAME", 'compare it, as in NAME == "yes"'),
+        ("regex(NAME)", 'as in regex(NAME, r"[a-z]+")'),
+        ("stops_at(NAME, '')", 'as in stops_at(NAME, ".")'),
+        # Of an earlier hole, and of what the program says itself.
+        ("X == 3 or NAME == 'a'", "compare int(X), or write [X: int]"),
+        ("OTHER == 3 or NAME == 'a'", "compare int(OTHER), or write [OTHER: int]"),
+        ("OTHER in tokens(X) or NAME == 'a'", "tokens(X) can only be counted"),
+    ],
+)
+def test_a_refusal_calls_its_hole_by_its_name(clause: str, told: str) -> None:
+    earlier = {"X": "cat", "OTHER": "dog"}
+    with pytest.raises(BadCondition) as caught:
+        plan((term(clause, ["NAME", *earlier]),), "NAME", None, earlier, StopMode.CUT)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +136,9 @@ def test_what_is_no_type_of_a_hole_is_refused(kind: object, told: str) -> None:
         ("X < 3", "cannot be compared by `<`"),
         ("len(N) < 'a'", "cannot be compared by `<`"),
         ("N in 3", "cannot be looked for in 3"),
-        ("words(X) == 3", "can only be counted"),
-        ("'a' in tokens(X)", "can only be counted"),
+        ("N == words(X)", "words(X) can only be counted: write len(words(X))"),
+        ("words(X) in [['cat']]", "words(X) can only be counted"),
+        ("'a' in tokens(X)", "tokens(X) can only be counted: write len(tokens(X))"),
         ("starts_with(L, 'a')", "`starts_with` is about texts, not about ['a']"),
         ("len(tokens(L)) < 3", "`tokens` is about texts"),
     ],

@@ -1,7 +1,7 @@
 """What stands behind a hole's colon: the texts that it may have, and what they mean."""
 
 import enum
-from typing import Literal
+from typing import Literal, TypedDict
 
 import pytest
 
@@ -17,6 +17,10 @@ from tests.client.query.conditions.clauses import term
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
+
+
+class Labels(TypedDict):
+    first: str
 
 
 # A whole number's texts, beside conditions.
@@ -123,6 +127,14 @@ def test_a_type_and_conditions_are_one_constraint(kind: object, clause: str, ask
         (Literal[1, 2, 3], "X >= 2", ["2", "3"]),
         (Literal[1, 2, 3], "X in [1, 5]", ["1"]),
         (range(10), "X > 7", ["8", "9"]),
+        # Where there are numbers and texts, one is not the other.
+        (Literal[1, 2, "b"], "X == 1", ["1"]),
+        (Literal[1, 2, "b"], "X != 1", ["2", "b"]),
+        (Literal[1, 2, "b"], "X == 'b' or X == 2", ["2", "b"]),
+        (Literal[1, 2, "b"], "X in [1, 'b']", ["1", "b"]),
+        (Literal[1, 2, "b"], "X not in [1]", ["2", "b"]),
+        ([1, 2, "b"], "X == 2 or X == abs(-1)", ["1", "2"]),
+        (Literal[1, 2, "b"], "X == 1 or X == X * 2", ["1"]),
         (Colour, "X is Colour.RED", ["red"]),
         (Colour, "X != Colour.RED", ["blue"]),
     ],
@@ -200,11 +212,18 @@ def test_a_type_can_be_at_odds_with_its_conditions(kind: object, clause: str) ->
 
 
 def test_conditions_on_the_value_of_json_are_checks_and_tokens_a_bound() -> None:
-    made = planned(list[int], "sum(X) < 9", "len(tokens(X)) <= 30", "X != [1]")
+    made = planned(list[int], "sum(X) < 9", "len(tokens(X)) <= 30", "X != [1]", "len(X) < 3")
 
     assert made.constraint == Constraint("json", {"type": "array", "items": {"type": "integer"}})
     assert made.max_tokens == 30
-    assert [check.text for check in made.checks] == ["sum(X) < 9", "X != [1]"]
+    assert [check.text for check in made.checks] == ["sum(X) < 9", "X != [1]", "len(X) < 3"]
+
+
+@pytest.mark.parametrize(
+    "kind", [dict[str, int], tuple[int, ...], {"type": "array"}, list[int] | None, Labels]
+)
+def test_the_length_of_a_json_value_is_a_check(kind: object) -> None:
+    assert [check.text for check in planned(kind, "len(X) < 3").checks] == ["len(X) < 3"]
 
 
 def test_a_tuple_is_json_with_so_many_items() -> None:

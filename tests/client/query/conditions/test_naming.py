@@ -2,7 +2,9 @@
 
 import pytest
 
-from client.query.conditions.naming import named
+from client.query.conditions.naming import named, naming
+from client.query.errors import BadCondition
+from client.query.place import Place
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,12 @@ def test_x_is_the_hole_and_texts_stay(told: str, said: str) -> None:
 
 def test_a_hole_may_be_called_x() -> None:
     assert named("`len(X) < 0`", "X") == "`len(X) < 0`"
+
+
+def test_what_is_refused_keeps_its_place_and_cause() -> None:
+    cause, place = ValueError(), Place(1, 2, 1, 3)
+    with pytest.raises(BadCondition) as caught, naming("NAME"):
+        raise BadCondition("X is 'X'", place) from cause
+
+    assert caught.value.message == "NAME is 'X'"
+    assert (caught.value.place, caught.value.__cause__) == (place, cause)

@@ -97,6 +97,8 @@ PYTHON = [
     ("x = 1)", "')' closes nothing", ")"),
     ("x = $", "the character '$' means nothing here", "$"),
     ('"a" \\ b', "a backslash with something behind it", "\\"),
+    ("from math import *", "write the names that you import", "*"),
+    ("def f():\n  from math import *", "write the names that you import", "*"),
     ("yield 3", "`yield` cannot stand in a program", "yield 3"),
     ("break", "'break' outside loop", "b"),
     ('"a"\n  "b"', "unexpected indent", None),

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
+from types import NoneType
 from typing import cast
 
 from client.errors import ConstraintRefused
@@ -114,7 +115,8 @@ def _allows(constraint: Constraint | None, text: str) -> bool:
         case "regex":
             return re.fullmatch(cast("str", value), text) is not None
         case "json":
-            return isinstance(json.loads(text), list | dict)
+            kinds = NoneType if constraint.value == {"type": "null"} else list | dict
+            return isinstance(json.loads(text), kinds)
         case "where":
             return holds(parse(cast("str", value)), text)
     raise AssertionError(constraint)

@@ -1,11 +1,13 @@
 """Holes that are chosen from a support."""
 
 import math
+from enum import Enum
+from typing import Literal
 
 import pytest
 
 from client import query
-from client.query.errors import BadCondition, Unsatisfiable
+from client.query.errors import BadCondition, BadProgram, Unsatisfiable
 from client.query.execution import Choices
 from client.query.program import Context
 from client.query.reading.reader import read
@@ -128,3 +130,45 @@ async def test_a_type_says_what_the_chosen_text_means() -> None:
     model = ScriptedModel(in_turn(), lambda prompt, value: -float(value))
 
     assert (await run(body, model))["X"] == 3
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        '"a [Y: inner]" distribution Y in ["no", "yes"]',
+        'try: "a [Y: inner()]"\nexcept Exception: "b"\ndistribute Y over ["no", "yes"]',
+    ],
+)
+async def test_a_nested_query_is_chosen_from_no_support(program: str) -> None:
+    inner = read('"[Z]"\nreturn Z', name="inner")
+    nested = query.AsyncQuery[[], object, object](inner, Choices())
+    model = ScriptedModel(in_turn("a"), liked)
+
+    with pytest.raises(BadProgram, match="over a hole that the model writes") as caught:
+        await query.run(program, {"inner": nested}, model=model)
+
+    assert caught.value.place is not None
+    assert program.splitlines()[0][caught.value.place.column - 1 :].startswith("[Y: inner")
+    assert "`inner`" in caught.value.message
+    assert model.calls == []
+
+
+@pytest.mark.parametrize(
+    ("hole", "support", "scored"),
+    [
+        ('[X: int]" where X < 4', ["3", "12"], ("3",)),
+        ('[X: Colour]" where X is Colour.RED', ["red", "blue"], ("red",)),
+        ("[X: Literal[1, 'a']]\" where X != 1", ["1", "a"], ("a",)),
+        # What is no value of the type cannot come.
+        ('[X: int]"', ["a", "12"], ("12",)),
+    ],
+)
+async def test_conditions_are_about_the_value_that_a_text_means(
+    hole: str, support: list[str], scored: tuple[str, ...]
+) -> None:
+    model = ScriptedModel(in_turn())
+    names = {"Colour": Enum("Colour", {"RED": "red", "BLUE": "blue"}), "Literal": Literal}
+
+    await query.run(f'"{hole} distribution X in {support}', names, model=model)
+
+    assert model.calls == [ScoreCall(prompt="", values=scored)]

@@ -25,6 +25,39 @@ async def test_what_is_said_of_a_hole_alone_counts_before_it_comes() -> None:
     assert (await asked(text, a=["xxxxxxx", "xx"], b=["5"]))[0] == "len(X) < 5"
 
 
+async def test_a_word_of_an_earlier_hole_is_one_of_its_words() -> None:
+    text = '"a[A] b[B]" where len(words(A)) == 2 and B in words(A)'
+
+    assert await asked(text, a=["x y"], b=["z", "y"]) == ["len(words(X)) == 2", ["x", "y"]]
+
+
+async def test_one_of_numbers_and_texts_may_be_compared_with_either_later() -> None:
+    text = '"a[A: [1, \'y\']] "\n"b[B]" where A == 1 or B == "z"'
+
+    assert await asked(text, a=["y"], b=["x", "z"]) == [["1", "y"], ["z"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ('"a[A] b[B]" where {}\ndistribute B over ["xxxx", "xxx"]', "len(X) <= 2 and len(X) >= 1"),
+        (
+            '"a[A]"\n" b[B]" distribution B in ["xxxx", "xxx"]\nwhere {}',
+            "len(X) <= 2 and len(X) >= 1",
+        ),
+        # Python's own values may not be there yet, and another prompt may choose from others.
+        ('v = ["xxxx"]\n"a[A] b[B]" where {}\ndistribute B over v', "len(X) <= 5"),
+        ('"a[A]"\n" b[B]" distribution B in ["xxx"]\nif not B: "[B]"\nwhere {}', "len(X) <= 5"),
+    ],
+)
+async def test_the_values_that_a_hole_is_chosen_from_count_before_it_comes(
+    text: str, first: str
+) -> None:
+    sent = await asked(text.format("len(A) + len(B) == 5"), a=["xx", "x"])
+
+    assert sent[0] == first
+
+
 async def test_what_a_variable_says_of_it_counts_when_it_comes() -> None:
     text = '"a[A] "\nn = 4\n"b[B]"\nwhere len(A) < len(B) and len(B) < n'
 

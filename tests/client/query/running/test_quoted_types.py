@@ -3,9 +3,11 @@
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 
 import pytest
 
+from client import query
 from client.query import BadCondition, BadProgram, QueryError, run
 from tests.client.query.running.scripted_model import ScriptedModel
 
@@ -127,6 +129,64 @@ async def test_what_python_will_not_do_so_is_told(text: str, message: str, marke
     assert _marked(caught.value) == marked
 
 
+NODE = """
+from dataclasses import dataclass
+from typing import Literal, Optional
+@dataclass
+class Node:
+    value: int
+    next: "Optional[list['Node']]" = None
+argmax
+    "[HEAD: {}]"
+    return HEAD
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "shown"),
+    [
+        ("list['Node']", [{"value": 1}], "[Node(value=1, next=None)]"),
+        ("Optional['Node']", {"value": 1}, "Node(value=1, next=None)"),
+        (
+            "list['Node'] | None",
+            [{"value": 1, "next": [{"value": 2}]}],
+            "[Node(value=1, next=[Node(value=2, next=None)])]",
+        ),
+        ("dict[str, 'list[Node]']", {"a": [{"value": 1}]}, "{'a': [Node(value=1, next=None)]}"),
+        ("tuple['Node', ...]", [{"value": 1}], "(Node(value=1, next=None),)"),
+        ("list[Literal['Node']]", ["Node"], "['Node']"),
+    ],
+)
+async def test_the_parts_of_a_holes_type_may_be_quoted(
+    kind: str, written: object, shown: str
+) -> None:
+    result = await run(NODE.replace("{}", kind), model=writing(written))
+
+    assert repr(result.value) == shown
+
+
+async def test_a_quoted_part_may_be_a_class_of_the_function_around_a_query() -> None:
+    @dataclass
+    class Leaf:
+        size: int
+
+    @query.query(model=writing([{"size": 3}]))
+    async def leaves() -> list[Leaf]:  # type: ignore[empty-body]
+        """
+        "[ALL: list['Leaf']]"
+        return ALL
+        """
+
+    assert await leaves() == [Leaf(3)]
+
+
+async def test_a_quoted_part_that_nobody_knows_is_told_at_the_type() -> None:
+    with pytest.raises(BadCondition, match=r"types of `list\['Nod'\]` cannot be found") as caught:
+        await run(NODE.replace("{}", "list['Nod']"), model=ScriptedModel(list))
+
+    assert _marked(caught.value) == "list['Nod']"
+
+
 def _marked(error: QueryError) -> str:
     assert error.place is not None
     assert error.source is not None
@@ -148,3 +208,10 @@ argmax
     return P
 """
     assert (await run(text, model=writing({"a": 1}))).value == {"a": 1}
+
+
+async def test_a_hole_of_nothing_is_null() -> None:
+    model = ScriptedModel(lambda prompt: ["null"])
+    result = await run('"[X: None]."', model=model)
+
+    assert (result["X"], result.prompt) == (None, "null.")

@@ -1,0 +1,72 @@
+"""What the words of conditions are: holes, operators, or Python's own names."""
+
+import ast
+from collections.abc import Set as AbstractSet
+
+from client.query.conditions.letter_case import FOLDS
+from client.query.conditions.operators import OPERATORS
+from client.query.reading import names
+
+SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+SIGNS: dict[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
+
+
+class ConditionWords:
+    """The words of one program's conditions. Never changed.
+
+    `own` are names that are the program's own functions, whatever operators there are.
+    """
+
+    def __init__(self, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
+        self.holes = holes
+        self.own = own
+
+    def named(self, node: ast.AST) -> tuple[str, ...]:
+        """The holes that an expression names, in their order."""
+        return tuple(name for name in names.used(node) if name in self.holes)
+
+    def operator(self, call: ast.Call) -> str | None:
+        """The operator that a call asks for by its name, None if there is none."""
+        if not isinstance(call.func, ast.Name) or call.func.id in self.own:
+            return None
+        name = call.func.id
+        is_word = name.islower() or name.isupper()
+        return name.lower() if is_word and name.lower() in OPERATORS else None
+
+    def is_text(self, node: ast.expr) -> bool:
+        """Whether this is a hole, or a hole in lower or upper case."""
+        match node:
+            case ast.Name(name):
+                return name in self.holes
+            case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
+                return name in self.holes and attr in FOLDS
+        return False
+
+    def is_plain(self, node: ast.expr) -> bool:
+        """Whether it needs nothing of Python's to be asked."""
+        if not self.named(node):
+            return _is_literal(node)
+        match node:
+            case ast.Name():
+                return True
+            case ast.Compare(left, _, others):
+                parts = [left, *others]
+            case ast.BinOp(left, symbol, right) if type(symbol) in SYMBOLS:
+                parts = [left, right]
+            case ast.BoolOp(_, parts) | ast.List(parts) | ast.Tuple(parts):
+                pass
+            case ast.UnaryOp(ast.Not() | ast.UAdd() | ast.USub(), operand):
+                parts = [operand]
+            case ast.Call(_, parts, []) if self.operator(node) is not None:
+                pass
+            case _:
+                return False
+        return all(map(self.is_plain, parts))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return False
+    return True
