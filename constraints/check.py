@@ -4,12 +4,14 @@ Texts are followed byte by byte, since every split of a text into tokens is lega
 a constraint that counts tokens is followed in the tokens that the model would make of the text.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from constraints.errors import ConstraintError
 from constraints.expected import Expectation, byte_ids
 from constraints.grammars.instances import violations
+from constraints.guiding.witness import spelled
 from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
@@ -88,26 +90,42 @@ class Judging:
     def _follow(self, matcher: Matcher, text: str) -> int:
         """Advance as far as whole characters of the text can stand; how many these are."""
         token_ids = self._spelled(text)
+        tokens, encoded = self._vocabulary.tokens, text.encode()
         num_legal = matcher.num_legal(token_ids)
-        tokens = self._vocabulary.tokens
         num_bytes = sum(len(tokens[token_id]) for token_id in token_ids[:num_legal])
-        position = len(text.encode()[:num_bytes].decode(errors="ignore"))
-        whole_bytes = len(text[:position].encode())
+        position = _whole_characters(encoded[:num_bytes])
+        num_whole, num_taken = len(text[:position].encode()), 0
         for token_id in token_ids:
-            whole_bytes -= len(tokens[token_id])
-            if whole_bytes < 0:
+            if num_taken + len(tokens[token_id]) > num_whole:
                 break
+            matcher.advance(token_id)
+            num_taken += len(tokens[token_id])
+        # The next token ends within a character that has no place here.
+        singles = self._in_bytes(encoded[num_taken:num_whole])
+        if matcher.num_legal(singles) < num_whole - num_taken:
+            return _whole_characters(encoded[:num_taken])
+        for token_id in singles:
             matcher.advance(token_id)
         return position
 
     def _spelled(self, text: str) -> Sequence[int]:
         """The text as tokens, up to the first byte that none can spell."""
-        if self._by_tokens:
-            return self._vocabulary.backend.tokenize_str(text)
-        token_ids = []
-        for byte in text.encode():
-            token_id = self._byte_ids.get(byte)
-            if token_id is None:
-                return self._vocabulary.backend.tokenize_str(text)
-            token_ids.append(token_id)
-        return token_ids
+        encoded = text.encode()
+        if not self._by_tokens:
+            token_ids = self._in_bytes(encoded)
+            if len(token_ids) == len(encoded):
+                return token_ids
+        known = spelled(encoded, self._vocabulary)
+        if known is not None:
+            return known
+        return self._vocabulary.beginning(encoded, self._vocabulary.spell(encoded))
+
+    def _in_bytes(self, text: bytes) -> Sequence[int]:
+        """The text as tokens of one byte each, up to the first byte that has none."""
+        known = itertools.takewhile(self._byte_ids.__contains__, text)
+        return [self._byte_ids[byte] for byte in known]
+
+
+def _whole_characters(text: bytes) -> int:
+    """How many there are; the last bytes may be the beginning of another one."""
+    return len(text.decode(errors="ignore"))

@@ -158,7 +158,7 @@ class Compiler:
                 try:
                     return compile_where(expression, self.vocabulary, self._token_walk())
                 except OutOfReach:
-                    grammar = where_fallback.to_grammar(expression)
+                    grammar = where_fallback.to_grammar(expression, spec.text)
         return GrammarLanguage(
             *(self.vocabulary, grammar, limits, explain),
             hints=hints_of(spec, grammar),

@@ -41,12 +41,15 @@ class Expectation:
     def words(self, matcher: Matcher, legal: npt.NDArray[np.int64]) -> tuple[str, ...]:
         """What may follow, each as it would be written, or as a class of characters."""
         ends = (THE_END,) if matcher.is_complete else ()
-        if not ends and (forced := matcher.forced_bytes()):
+        forced = b"" if ends else matcher.forced_bytes()
+        # Several characters may have their first bytes in common.
+        if forced.decode(errors="ignore"):
             return (_quoted(forced),)
         ids = legal[~np.isin(legal, self._vocabulary.end_ids)]
         first_bytes = np.unique(self._first_bytes[ids]).tolist()
         ascii_firsts = [byte for byte in first_bytes if byte < 0x80]
-        others = self._others(ids, len(first_bytes) > len(ascii_firsts))
+        leads = [byte for byte in first_bytes if byte >= 0x80]
+        others = self._others(matcher, ids, leads) if leads else ()
         if len(ascii_firsts) <= _FEW:
             return (*self._literals(matcher, ascii_firsts), *others, *ends)
         return (*_classes(ascii_firsts, others), *ends)
@@ -68,18 +71,44 @@ class Expectation:
         forced = b"" if ahead.is_complete else ahead.forced_bytes()
         return bytes([byte]) + forced
 
-    def _others(self, ids: npt.NDArray[np.int64], has_others: bool) -> tuple[str, ...]:
+    def _others(
+        self, matcher: Matcher, ids: npt.NDArray[np.int64], leads: Sequence[int]
+    ) -> tuple[str, ...]:
         """The legal characters beyond ASCII, each if they are few."""
-        if not has_others:
-            return ()
-        ids = ids[self._first_bytes[ids] >= 0x80]
-        firsts = set()
-        for token_id in ids[:_MAX_READ_TOKENS].tolist():
-            text = self._vocabulary.tokens[token_id].decode(errors="ignore")
-            firsts |= set(text[:1])
-        if 0 < len(firsts) <= _FEW and len(ids) < _MAX_READ_TOKENS:
-            return tuple(map(repr, sorted(firsts)))
+        characters = self._characters(matcher, b"", leads) or self._read(ids)
+        if 0 < len(characters) <= _FEW:
+            return tuple(map(repr, sorted(characters)))
         return (_OTHERS,)
+
+    def _characters(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> set[str]:
+        """The characters that go on with these bytes, if they are few; none where it is unknown."""
+        found: set[str] = set()
+        if len(nexts) > _FEW:
+            return found
+        for byte in nexts:
+            token_id = self._byte_ids.get(byte)
+            character = begun + bytes([byte])
+            # Where tokens are counted a longer one may be legal, and its first byte alone not.
+            if token_id is None or matcher.num_legal((token_id,)) == 0 or len(character) > 4:
+                return set()
+            more = {character.decode(errors="ignore")} - {""}
+            if not more:
+                ahead = matcher.fork()
+                ahead.advance(token_id)
+                firsts = np.unique(self._first_bytes[self.legal(ahead)]).tolist()
+                more = self._characters(ahead, character, firsts)
+            found |= more
+            if not more or len(found) > _FEW:
+                return set()
+        return found
+
+    def _read(self, ids: npt.NDArray[np.int64]) -> set[str]:
+        """The first characters of the tokens beyond ASCII, if these are not too many to look at."""
+        ids = ids[self._first_bytes[ids] >= 0x80]
+        if len(ids) >= _MAX_READ_TOKENS:
+            return set()
+        texts = [self._vocabulary.tokens[each].decode(errors="ignore") for each in ids.tolist()]
+        return {text[0] for text in texts if text}
 
 
 def byte_ids(vocabulary: Vocabulary) -> dict[int, int]:

@@ -6,14 +6,11 @@ A guide is deterministic: two guides that were given the same tokens say the sam
 that was preempted goes on as it would have, and no other output can change what this one may say.
 """
 
-import json
-
 import numpy as np
 
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, set_bits
 from constraints.errors import (
     ConstraintError,
-    Contradiction,
     DoesNotFit,
     IllegalToken,
     TooComplex,
@@ -33,7 +30,7 @@ from constraints.guiding.witness import (
 )
 from constraints.matcher import Language, Matcher
 from constraints.spec import Budget, StopRule
-from constraints.uncut import uncut
+from constraints.uncut import all_cut, told, uncut
 from constraints.vocabulary import Vocabulary
 
 NO_STOPS = StopRule()
@@ -89,6 +86,8 @@ class Guide:
         self._is_ended = False
         self._due: tuple[int, ...] = ()
         self._checked: tuple[int, Witness | None] | None = None
+        # Searches that found nothing; one that does takes back one of them.
+        self._num_failed = 0
         begins = self._needs_witness or not budget.cuts
         self._witness = self._first_witness() if begins else ()
 
@@ -123,19 +122,13 @@ class Guide:
         return found if is_good else None
 
     def _none_found(self) -> ConstraintError:
-        strings = self._stops.strings
         if not isinstance(self._matcher, StoppedMatcher):
             return TooComplex("no text that satisfies the constraint was found within the limits")
-        quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in strings)
-        what = f"the stop strings {quoted}" if strings else "the stop tokens"
         if leaves_nothing(self._language, self._stops) or self._is_barren(self._matcher):
-            return Contradiction(
-                f"every text that satisfies the constraint meets one of {what} before its end",
-                strings,
-            )
+            return all_cut(self._stops)
         return TooComplex(
-            f"no text was found within the limits that satisfies the constraint and meets none of"
-            f" {what} before its end"
+            "no text was found within the limits that satisfies the constraint and meets none of"
+            f" {told(self._stops)} before its end"
         )
 
     def _is_barren(self, matcher: StoppedMatcher) -> bool:
@@ -203,7 +196,10 @@ class Guide:
             return None
         ahead = self._matcher.fork()
         ahead.advance(token_id)
-        return ahead.shortest(left, tuple(tails_of(self._witness, left)))
+        tails = tuple(tails_of(self._witness, left))
+        found = ahead.shortest(left, tails, self._num_failed)
+        self._num_failed = self._num_failed + 1 if found is None else max(0, self._num_failed - 1)
+        return found
 
     def advance(self, token_id: int) -> None:
         """Accept a token that was drawn and checked. Raises IllegalToken."""
@@ -312,7 +308,7 @@ class Guide:
         if rest and self._ends_with(forced):
             return spelled(forced, self._vocabulary) or ()
         if tokens or not self._is_tight:
-            return tuple(tokens)
+            return self._vocabulary.beginning(forced, tokens)
         row = np.zeros(self._vocabulary.num_words, dtype=np.int32)
         self.fill(row)
         legal = allowed_ids(row).tolist()

@@ -41,12 +41,13 @@ class Matcher(Protocol):
         """
 
     def shortest(
-        self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
     ) -> tuple[int, ...] | None:
         """Tokens that complete the text, without an end token, at most `max_len`; None: none found.
 
         The fewest possible where `knows_distances`, otherwise the fewest that a bounded search
         finds; `tails` are completions that were good a few tokens ago: hints for that search.
+        `num_failed`: searches of this output that found nothing: each makes the next one smaller.
         """
 
     def fork(self) -> "Matcher":

@@ -4,7 +4,7 @@ The one file that reads tokenizer.json; it asks llguidance, whose masks must agr
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,46 @@ class Vocabulary:
 
     def spell(self, text: bytes) -> list[int]:
         """The bytes in the tokens that the model would have read them in, if it knows them all."""
-        return (self.speller or self.backend).tokenize_bytes(text)
+        return self._as_text(self._reader.tokenize_bytes(text))
 
     def spell_beginning(self, text: bytes) -> tuple[list[int], bytes]:
         """As `spell`, and the end that is left: it might be other tokens if more text followed."""
-        return (self.speller or self.backend).tokenize_partial(text)
+        token_ids, rest = self._reader.tokenize_partial(text)
+        return self._as_text(token_ids), rest
+
+    def beginning(self, text: bytes, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The first of these tokens, as far as they spell the text: tokenizers have their ways."""
+        num_bytes = 0
+        for index, token_id in enumerate(token_ids):
+            token = self.tokens[token_id]
+            if not token or not text.startswith(token, num_bytes):
+                return tuple(token_ids[:index])
+            num_bytes += len(token)
+        return tuple(token_ids)
 
     @property
     def num_words(self) -> int:
         """Words of a bitmask."""
         return -(-len(self.tokens) // 32)
+
+    @property
+    def _reader(self) -> LLTokenizer:
+        return self.speller or self.backend
+
+    def _as_text(self, token_ids: list[int]) -> list[int]:
+        """The tokens, with what special ones among them are called in place of these.
+
+        The engine reads them where a text happens to hold what they are called. Another tokenizer
+        without them would take 130 MB and a second to load, for 128 000 tokens.
+        """
+        names = {each: self._name(each) for each in set(token_ids) if not self.tokens[each]}
+        if not names:
+            return token_ids
+        return [piece for each in token_ids for piece in names.get(each, (each,))]
+
+    def _name(self, token_id: int) -> list[int]:
+        """What a special token is called, cut in two that no token is called."""
+        name = self.backend.decode_str([token_id])
+        if len(name) < 2:
+            return [token_id]
+        return [*self.spell(name[:1].encode()), *self.spell(name[1:].encode())]

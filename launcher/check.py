@@ -270,6 +270,9 @@ def _texts(lines: TextIO) -> Iterator[str]:
             text = json.loads(line)["text"]
         except (ValueError, TypeError, KeyError) as error:
             raise BadSetting(f'line {number}: must be {{"text": "..."}}: {error}') from error
+        except RecursionError:
+            rule = 'must be {"text": "..."}: it is nested too deeply'
+            raise BadSetting(f"line {number}: {rule}") from None
         yield checked_text(text, f"line {number}")
 
 

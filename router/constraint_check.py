@@ -121,13 +121,15 @@ class ConstraintCheck:
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return CheckedConstraint(replace(constraint, is_quick=True), enough_len)
+        job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts)
+        is_known = self._is_known(job)
         try:
-            passed = await self._find(
-                Check(constraint.spec, stops, self._vocabulary.max_len, cuts), until_s
-            )
+            passed = await self._find(job, until_s)
             if passed.min_len > max_new_tokens and not cuts:
                 # The text that was found is too long: look for a shorter one, which takes longer.
-                passed = await self._find(Check(constraint.spec, stops, max_new_tokens), until_s)
+                job = Check(constraint.spec, stops, max_new_tokens)
+                is_known = is_known and self._is_known(job)
+                passed = await self._find(job, until_s)
         except DoesNotFit as error:
             # Also a text that is longer than any answer may be: this one's tokens are fewer.
             max_len = min(error.max_len, max_new_tokens)
@@ -135,6 +137,7 @@ class ConstraintCheck:
         except ConstraintError as error:
             raise self._refused(error) from None
         finally:
+            self._metrics.constraint_checks.inc("cache" if is_known else "worker")
             self._metrics.constraint_check_duration.observe(
                 self._clock() - begun_s, constraint.spec.kind.value
             )
@@ -188,11 +191,13 @@ class ConstraintCheck:
             return None
         return obvious_len(spec)
 
+    def _is_known(self, job: Check) -> bool:
+        return self._memory.find(_key(job), self._clock()) is not None
+
     async def _find(self, job: Check, until_s: float) -> Passed:
         """Raises ConstraintError and RouterError."""
         key = _key(job)
         finding: _Finding | RouterError | None = self._memory.find(key, self._clock())
-        self._metrics.constraint_checks.inc("worker" if finding is None else "cache")
         if finding is None:
             finding = await self._look(key, job, until_s)
         if isinstance(finding, Passed):

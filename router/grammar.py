@@ -78,31 +78,34 @@ class RawGrammar:
         return self.value
 
     def _schema(self, name: str) -> str:
-        """Any schema will do, with `properties` (which TGI insists on) or without."""
-        schema = self.value
-        if isinstance(schema, str):
+        """Any schema will do, with `properties` (which TGI insists on) or without.
+
+        A string is handed on as it is written: a key that stands twice in it is refused by who
+        compiles it. In an object the body's parser has kept the last one.
+        """
+        given = schema = self.value
+        if isinstance(given, str):
             try:
-                schema = orjson.loads(schema)
+                schema = orjson.loads(given)
             except orjson.JSONDecodeError as error:
                 rule = f"the value is a string that is not JSON: {error}"
-                raise _invalid(name, rule, schema) from error
-        if not isinstance(schema, dict):
-            rule = "the value must be a JSON schema: an object, or a string that holds one"
+                raise _invalid(name, rule, given) from error
+        if not isinstance(schema, dict | bool):
+            rule = (
+                "the value must be a JSON schema: an object, true or false, or a string that holds"
+                " one"
+            )
             raise _invalid(name, rule, schema)
-        return orjson.dumps(schema).decode()
+        return given.strip() if isinstance(given, str) else orjson.dumps(schema).decode()
 
     def _choices(self, name: str) -> str:
         choices = self.value
-        if (
-            not isinstance(choices, list)
-            or not choices
-            or not all(isinstance(choice, str) and choice for choice in choices)
-        ):
-            given = choices
-            if isinstance(choices, list) and choices:
-                given = next(each for each in choices if not (isinstance(each, str) and each))
-            rule = "the value of `choice` must be a list of strings, none empty"
-            raise _invalid(name, rule, given)
+        rule = "the value of `choice` must be a list of strings, at least one"
+        if not isinstance(choices, list) or not choices:
+            raise _invalid(name, rule, choices)
+        for choice in choices:
+            if not isinstance(choice, str):
+                raise _invalid(name, rule, choice)
         return orjson.dumps(list(dict.fromkeys(choices))).decode()
 
 

@@ -54,7 +54,9 @@ class Query(Generic[P, R, ValueT]):
         self._choices = choices
         self._function = function
         self.__name__ = self.__qualname__ = program.name
-        self.__signature__ = _signature(program, function)
+        signature = _signature(program, function)
+        if signature is not None:
+            self.__signature__ = signature
         if function is not None:
             # The attributes that somebody gave to the function stay there.
             update_wrapper(cast("Callable[..., object]", self), function, updated=())
@@ -235,9 +237,15 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
     return _decorated(function, choices, _around(inspect.currentframe()))
 
 
-def _signature(program: Program, function: Callable[..., object] | None) -> inspect.Signature:
+def _signature(
+    program: Program, function: Callable[..., object] | None
+) -> inspect.Signature | None:
+    """None: it is a method without a place for its object, which Python tells when it is called."""
     if function is not None:
-        return inspect.signature(function)
+        try:
+            return inspect.signature(function)
+        except ValueError:
+            return None
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature([inspect.Parameter(name, kind) for name in program.parameters])
 

@@ -128,6 +128,7 @@ class Program:
 
     `decoder` and `model` are evaluated when the program is run, with the same arguments (a clause
     may name a parameter); None: the clause is absent.
+    `parameter_places`: where the parameters of a template first stand in it.
     `hole_names` are all names of holes in its text. `returns`: it returns a value somewhere.
     """
 
@@ -139,6 +140,7 @@ class Program:
     returns: bool
     decoder: Callable[..., DecoderClause] | None = None
     model: Callable[..., ModelClause] | None = None
+    parameter_places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.forced import forced_beginning
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.search import shortest_completion
+from constraints.guiding.search import MAX_BEFORE, shortest_completion
 from constraints.guiding.witness import completes, spelled, text_of
 from constraints.kept import kept_with_vocabulary
 from constraints.translation import Translation
@@ -241,7 +241,7 @@ class GrammarMatcher:
         return forced
 
     def shortest(
-        self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
     ) -> tuple[int, ...] | None:
         """Tokens that complete the text from here, at most `max_len`; None: none found."""
         language = self._language
@@ -263,7 +263,9 @@ class GrammarMatcher:
             tails,
             language.hints,
             self._bytewise(),
+            before=text_of(tuple(self._made[-MAX_BEFORE:]), language.vocabulary),
             is_patient=not self._made,
+            num_failed=num_failed,
         )
         if found is not None and not self._made:
             language.first_completion = found

@@ -6,18 +6,21 @@ pattern that ends a loop. A wrong hint costs a question to the matcher and nothi
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from constraints.errors import ConstraintError
-from constraints.grammars.least_instance import Least
+from constraints.grammars.lark_reader import words
 from constraints.grammars.least_text import MAX_PATTERN_LEN, least_text
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.regex import matching
+from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema_hints import Instances
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 
 MAX_HINTS = 12
-MAX_HINT_LEN = 64
+# Of JSON, beside those: there is one for each part of a schema.
+MAX_INSTANCES, MAX_INSTANCES_LEN = 200, 32_000
 # Sources that are longer are not read.
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINALS, _MAX_TERMINAL_LEN = 200, 1_000
@@ -42,36 +45,67 @@ def hints_of(spec: ConstraintSpec, grammar: str = "") -> tuple[bytes, ...]:
     """
     if len(spec.text) > MAX_SOURCE_LEN:
         return ()
+    parts: list[str] = []
     match spec.kind:
         case Kind.JSON_SCHEMA:
-            found = _of_schema(spec)
+            whole, parts = Instances(_separators(spec)).of(json.loads(spec.text))
+            found = [whole or ""]
         case Kind.REGEX:
             found = [_least_match(spec.text), *_runs(spec.text)]
         case Kind.LARK:
-            found = _of_grammar(spec.text)
+            text, schemas = _without_schemas(spec.text)
+            found = _of_grammar(text)
+            parts = _of_schemas(schemas, _separators(spec))
         case Kind.GBNF:
             found = [*_of_grammar(spec.text), *_of_terminals(grammar)]
         case Kind.CHOICE:
             found = sorted(json.loads(spec.text), key=len)[:MAX_HINTS]
         case Kind.WHERE:
             found = []
-    texts = dict.fromkeys(text for text in found if text)
+    best = list(dict.fromkeys(text for text in found if text))[:MAX_HINTS]
+    texts = [*best, *_quoted(parts)]
     # Half of a surrogate pair has no bytes.
-    return tuple(text.encode(errors="ignore") for text in texts)[:MAX_HINTS]
+    return tuple(dict.fromkeys(text.encode(errors="ignore") for text in texts))
 
 
-def _of_schema(spec: ConstraintSpec) -> list[str]:
-    least = Least(
-        json.loads(spec.text), (", ", ": ") if spec.whitespace is Whitespace.SPACED else (",", ":")
-    )
+def _separators(spec: ConstraintSpec) -> tuple[str, str]:
+    return (", ", ": ") if spec.whitespace is Whitespace.SPACED else (",", ":")
+
+
+def _quoted(parts: list[str]) -> Iterator[str]:
+    """The first of the parts, as many as there is room for.
+
+    Only what has a quotation mark cannot be taken for a piece of a longer string.
+    """
+    left = MAX_INSTANCES_LEN
+    for part in [part for part in parts if '"' in part][:MAX_INSTANCES]:
+        left -= len(part)
+        if left < 0:
+            return
+        yield part
+
+
+def _without_schemas(grammar: str) -> tuple[str, list[Json]]:
+    """The grammar without the schemas inside, and these."""
+    if "%json" not in grammar:
+        return grammar, []
     try:
-        whole = least.guess()
-    except (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError):
-        return []  # a schema that is none: the compiler says so, in better words
-    parts = sorted((part for part in least.parts if len(part) <= MAX_HINT_LEN), key=len)
-    # Only what has a quotation mark cannot be taken for a piece of a longer string.
-    quoted = [part for part in parts if '"' in part and part != whole]
-    return ([whole] if whole is not None else []) + quoted
+        schemas = [word for word in words(grammar) if word.text == "%json"]
+    except ConstraintError:
+        return grammar, []  # the compiler says so
+    for word in reversed(schemas):
+        grammar = grammar[: word.start] + grammar[word.end :]
+    return grammar, [word.value for word in schemas]
+
+
+def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
+    """Instances of them all, the shortest first."""
+    found: set[str] = set()
+    instances = Instances(separators)
+    for schema in schemas:
+        whole, parts = instances.of(schema)
+        found |= {*parts, whole or ""}
+    return sorted(found, key=lambda text: (len(text), text))
 
 
 def _least_match(pattern: str) -> str:

@@ -1,63 +1,78 @@
 """Small instances of JSON schemas, guessed: a matcher says afterwards whether they are right.
 
-It reads the keywords that make instances longer and leaves the others alone, so that a guess is
-made in microseconds; where it has no guess, a search has to find what this could not.
+The guess is made from the schema as it is rewritten for the engine, where conditions, dependencies,
+negations, drafts and addresses are choices and plain references already; patterns stay as they are
+written. Keywords that make instances longer are read and the others left alone, so that it takes
+microseconds; where there is no guess, a search has to find what this could not.
 """
 
-import json
-import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from heapq import nsmallest
+from itertools import islice
 
 from constraints.errors import ConstraintError
-from constraints.grammars.least_text import MAX_PATTERN_LEN, least_text
-from constraints.grammars.patterns import Concat, Pattern
-from constraints.grammars.regex import searching
+from constraints.grammars.least_merging import both_schemas, merged
+from constraints.grammars.least_number import least_number
+from constraints.grammars.least_string import LeastStrings
+from constraints.grammars.least_text import MAX_LEN
+from constraints.grammars.least_values import fits, written
+from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.rewriting import rewrite
 
-# A string of each format that every reading of the format allows.
-FORMATS = {
-    "date-time": "2000-01-01T00:00:00Z",
-    "date": "2000-01-01",
-    "time": "00:00:00Z",
-    "duration": "P1D",
-    "email": "a@b.cd",
-    "hostname": "a",
-    "ipv4": "0.0.0.0",
-    "ipv6": "::",
-    "uuid": "00000000-0000-0000-0000-000000000000",
-    "uri": "a:b",
-}
 _MAX_DEPTH = 40
-# Characters of a guess; places of the schema that are looked at, again and again where they are
-# referred to from several others.
-_MAX_LEN = 50_000
-# What a string is filled with that has to be long: vocabularies have its words as tokens.
-_FILLER = "the "
+# Choices that one place makes together.
+_MAX_CHOICES = 100
+# Places of the schema that are looked at, again and again where they are referred to from several
+# others; of one place, alternatives of one choice and of all choices together.
 _MAX_STEPS = 2_000
-# Reading so much of a pattern takes as long as a place of the schema.
-_CHARS_A_STEP = 100
-
-# A JSON value; what it is made of is looked at as it is met.
-Json = Any
+_MAX_OPTIONS, _MAX_WAYS = 32, 48
+# Longer guesses are not kept: there may be many.
+_MAX_PART_LEN = 8_000
+# Values of an enumeration that are compared with what else is said of them.
+_MAX_VALUES = 64
+_CHOICES = ("anyOf", "oneOf")
+_FOLDED = frozenset(("$ref", "allOf", *_CHOICES))
 
 
 class Least:
     """Guesses for one schema. `separators`: as json.dumps has them."""
 
     def __init__(self, document: Json, separators: tuple[str, str]) -> None:
-        self._document = document
         self._item, self._key = separators
+        self._definitions: dict[str, Json] = {}
         self._num_steps = 0
-        self._patterns: dict[str, Pattern | None] = {}
-        self._texts: dict[tuple[tuple[str, ...], int], str | None] = {}
+        # The schema as it is rewritten, and the same with its definitions, whose parts `of` takes.
+        self._root: Json = False
+        self.document: Json = False
+        self._rewrite(document)
+        self._strings = LeastStrings()
+        # By the id of a schema, which is held so that it stays its own, what was guessed.
+        self._known: dict[int, tuple[Json, str]] = {}
         # Guesses of parts, which may stand where a search is stuck.
         self.parts: set[str] = set()
 
+    def _rewrite(self, document: Json) -> None:
+        try:
+            found = rewrite(document, lenient=True, translate=str)
+        except (ConstraintError, RecursionError):
+            return  # the compiler refuses it, in better words
+        self._root, self._definitions = found.root, found.definitions
+        self.document = {"allOf": [self._root], "$defs": self._definitions}
+
     def guess(self) -> str | None:
         """A small instance of the whole."""
-        return self._of(self._document, ())
+        found = self._of(self._root, ())
+        # Parts have steps of their own: a whole that took them all has parts all the same.
+        self._num_steps = 0
+        return found
+
+    def of(self, part: Json) -> str | None:
+        """A small instance of a part of `document`, or of it all."""
+        return self.guess() if part is self.document else self._of(part, ())
 
     def _of(self, schema: Json, within: tuple[int, ...]) -> str | None:
+        if id(schema) in self._known:
+            return self._known[id(schema)][1]
         self._num_steps += 1
         if schema is False or len(within) > _MAX_DEPTH or self._num_steps > _MAX_STEPS:
             return None
@@ -65,206 +80,174 @@ class Least:
             return None  # an instance that holds itself has no end
         if schema is True or schema == {}:
             return "0"
-        if not isinstance(schema, dict):
-            return None
         inner = (*within, id(schema))
-        choices = [self._alone(flat, inner) for flat in self._flat(schema, len(within))]
-        found = min((each for each in choices if each is not None), key=len, default=None)
-        if found is not None and found[0] in '"{[' and len(found) > 2:
-            self.parts.add(found)
+        ways = islice(self._flat({}, (schema,), 0, frozenset()), _MAX_WAYS)
+        found = min(
+            filter(None, (self._alone(flat, inner) for flat in ways)), key=len, default=None
+        )
+        if found is not None and len(found) <= _MAX_PART_LEN:
+            self._known[id(schema)] = (schema, found)
+            if found[0] in '"{[' and len(found) > 2:
+                self.parts.add(found)
         return found
 
-    def _flat(self, schema: dict[str, Json], depth: int) -> Iterator[dict[str, Json]]:
-        """The schema with one branch of each choice folded in; nothing that is exact."""
-        self._num_steps += 1
-        if depth > _MAX_DEPTH or self._num_steps > _MAX_STEPS:
-            return
-        rest = {key: value for key, value in schema.items() if key not in _FOLDED}
-        branches: list[list[Json]] = []
-        if "$ref" in schema:
-            branches.append([self._referred(schema["$ref"])])
-        # Choices before parts, which may hold choices themselves: each round leaves one less.
-        branches += [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
-        branches += [[part] for part in schema.get("allOf", [])]
-        if not branches:
-            yield rest
-            return
-        first, others = branches[0], branches[1:]
-        for option in first[:32]:
-            if not isinstance(option, dict):
-                option = {} if option is True else {"enum": []}
-            folded = _merged(rest, option)
-            if others:
-                parts = [each[0] if len(each) == 1 else {"anyOf": each} for each in others]
-                folded["allOf"] = [*folded.get("allOf", []), *parts]
-            if not any(key in folded for key in _FOLDED):
-                yield folded
-            elif option is not schema:
-                yield from self._flat(folded, depth + 1)
+    def _flat(
+        self, done: dict[str, Json], parts: tuple[Json, ...], depth: int, seen: frozenset[str]
+    ) -> Iterator[dict[str, Json]]:
+        """`done` and all parts as one schema, for each way to choose; nothing that is exact.
 
-    def _referred(self, pointer: Json) -> Json:
-        found = self._document
-        for part in str(pointer).removeprefix("#").split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, dict) or part not in found:
-                return False
-            found = found[part]
-        return found
+        seen: references that were followed, which say nothing more the second time
+        """
+        both: dict[str, Json] | None = done
+        while parts and both is not None:
+            self._num_steps += 1
+            part, parts = parts[0], parts[1:]
+            if self._num_steps > _MAX_STEPS or depth > _MAX_CHOICES or part is False:
+                return
+            options = _options(part)
+            if options is not None:
+                for option in options[:_MAX_OPTIONS]:
+                    yield from self._flat(both, (option, *parts), depth + 1, seen)
+                return
+            if part is True or (part.get("$ref") in seen and len(part) == 1):
+                continue
+            if part.keys() == {"$ref"}:
+                seen |= {part["$ref"]}
+                parts = (self._definitions[part["$ref"].rpartition("/")[2]], *parts)
+            elif part.keys() & _FOLDED:
+                parts = (*_pieces(part), *parts)
+            else:
+                both = merged(both, part)
+        if both is not None:
+            yield both
 
     def _alone(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
         """Of a schema without choices."""
-        if "const" in schema:
-            return self._written(schema["const"])
-        if "enum" in schema:
-            return min(map(self._written, schema["enum"]), key=len, default=None)
+        if "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            texts = ((self._written(value), value) for value in values)
+            shortest = nsmallest(_MAX_VALUES, texts, key=_length)
+            return next(
+                (text for text, value in shortest if fits(value, schema, self._strings)), None
+            )
         kinds = schema.get("type", _kinds_of(schema))
-        kinds = _listed(kinds)
         makers: dict[str, Callable[[], str | None]] = {
             "null": lambda: "null",
             "boolean": lambda: "true",
-            "integer": lambda: _number(schema),
-            "number": lambda: _number(schema),
+            "integer": lambda: least_number(schema, is_whole=True),
+            "number": lambda: least_number(schema, is_whole=False),
             "string": lambda: self._string(schema),
             "array": lambda: self._array(schema, within),
             "object": lambda: self._object(schema, within),
         }
-        found = [makers[kind]() for kind in kinds if kind in makers]
+        found = [makers[kind]() for kind in (kinds if isinstance(kinds, list) else [kinds])]
         return min((each for each in found if each is not None), key=len, default=None)
 
     def _written(self, value: Json) -> str:
-        return json.dumps(value, ensure_ascii=False, separators=(self._item, self._key))
+        return written(value, self._item, self._key)
 
     def _string(self, schema: dict[str, Json]) -> str | None:
-        least_len = int(schema.get("minLength", 0))
-        if least_len > _MAX_LEN:
-            return None
-        if "pattern" in schema:
-            text = self._matching(tuple(_listed(schema["pattern"])), least_len)
-        elif "format" in schema:
-            text = FORMATS.get(schema["format"])
-        else:
-            text = (_FILLER * (least_len // len(_FILLER) + 1))[:least_len]
-        return None if text is None else json.dumps(text, ensure_ascii=False)
-
-    def _matching(self, patterns: tuple[str, ...], least_len: int) -> str | None:
-        """A text with each of the patterns in it, one behind the other."""
-        if (patterns, least_len) not in self._texts:
-            # What is held on to an edge stands there.
-            ordered = sorted(patterns, key=lambda each: (each[:1] != "^", each[-1:] == "$"))
-            found = map(self._read, ordered)
-            known = tuple(each for each in found if each is not None)
-            is_whole = len(known) == len(patterns)
-            text = least_text(Concat(known), least_len) if is_whole else None
-            self._texts[patterns, least_len] = text
-        return self._texts[patterns, least_len]
-
-    def _read(self, pattern: str) -> Pattern | None:
-        if pattern not in self._patterns:
-            self._num_steps += len(pattern) // _CHARS_A_STEP
-            try:
-                is_short = len(pattern) <= MAX_PATTERN_LEN
-                self._patterns[pattern] = searching(pattern) if is_short else None
-            except ConstraintError:
-                self._patterns[pattern] = None
-        return self._patterns[pattern]
+        text = self._strings.least(schema)
+        return None if text is None else self._written(text)
 
     def _array(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
         firsts = schema.get("prefixItems", [])
-        least_len = int(schema.get("minItems", 0))
+        least_len = schema.get("minItems", 0)
+        if least_len > schema.get("maxItems", least_len):
+            return None
         items = [self._of(each, within) for each in firsts[:least_len]]
         if least_len > len(items):
             item = self._of(schema.get("items", True), within)
-            if item is None or (len(item) + 1) * least_len > _MAX_LEN:
+            if item is None or (len(item) + 1) * least_len > MAX_LEN:
                 return None
             items += [item] * (least_len - len(items))
         return self._joined("[", items, "]")
 
     def _object(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
-        properties = schema.get("properties", {})
-        required = list(dict.fromkeys(schema.get("required", [])))
-        names = [name for name in properties if name in required]
-        names += [name for name in required if name not in properties]
-        spare = [name for name in properties if name not in required]
-        while len(names) < int(schema.get("minProperties", 0)) and len(names) < _MAX_DEPTH:
-            name = spare.pop(0) if spare else self._other_name(schema, 1 + len(names))
-            if name is None:
+        members: dict[str, str] = {}
+        least_len = max(schema.get("minProperties", 0), len(schema.get("required", ())))
+        if least_len > schema.get("maxProperties", least_len):
+            return None
+        length = 0
+        for name in schema.get("required", ()):
+            value = self._of(self._described(schema, name), within)
+            if value is None or length > MAX_LEN:
                 return None
-            names.append(name)
-        members = []
-        for name in names:
-            value = self._of(_described(schema, name), within)
-            if value is None:
-                return None
-            members.append(self._written(name) + self._key + value)
-        return self._joined("{", members, "}")
+            members[name] = value
+            length += len(value)
+        for name in self._other_names(schema, set(members)):
+            if len(members) >= least_len:
+                break
+            value = self._of(self._described(schema, name), within)
+            if value is not None:
+                members[name] = value
+        if len(members) < least_len:
+            return None
+        # In the order of the engine: those that are declared come first.
+        declared = [name for name in schema.get("properties", ()) if name in members]
+        names = dict.fromkeys((*declared, *members))
+        texts = [self._written(name) + self._key + members[name] for name in names]
+        return self._joined("{", texts, "}")
 
-    def _other_name(self, schema: dict[str, Json], least_len: int) -> str | None:
-        """A name that no property has; a longer one for each that was given before."""
-        pattern = schema.get("propertyNames", {}).get("pattern")
-        if pattern is None and schema.get("additionalProperties", True) is False:
-            pattern = next(iter(schema.get("patternProperties", {})), None)
-        return "a" * least_len if pattern is None else self._matching((pattern,), least_len)
+    def _other_names(self, schema: dict[str, Json], taken: set[str]) -> Iterator[str]:
+        """Names that are not required: those that are declared, and made ones, ever longer."""
+        properties = schema.get("properties", {})
+        yield from (name for name in properties if name not in taken)
+        patterns = list(schema.get("patternProperties", ()))
+        for length in range(1, _MAX_DEPTH):
+            made = [self._strings.matching(pattern, length) for pattern in patterns]
+            for name in ["a" * length, *made]:
+                if name is not None and name not in properties and name not in taken:
+                    taken.add(name)
+                    yield name
+
+    def _described(self, schema: dict[str, Json], name: str) -> Json:
+        """The schema of a property's value."""
+        properties = schema.get("properties", {})
+        found = [properties[name]] if name in properties else []
+        found += [
+            inner
+            for pattern, inner in schema.get("patternProperties", {}).items()
+            if self._strings.has(pattern, name)
+        ]
+        if not found:
+            return schema.get("additionalProperties", True)
+        whole = found[0]
+        for each in found[1:]:
+            whole = both_schemas(whole, each)
+        return whole
 
     def _joined(self, opening: str, items: list[str] | list[str | None], end: str) -> str | None:
         known = [item for item in items if item is not None]
-        if len(known) < len(items) or sum(map(len, known)) > _MAX_LEN:
+        if len(known) < len(items) or sum(map(len, known)) > MAX_LEN:
             return None
         return opening + self._item.join(known) + end
 
 
-def _described(schema: dict[str, Json], name: str) -> Json:
-    """The schema of a property's value, or what may be: no client's pattern is matched here."""
-    if name in schema.get("properties", {}):
-        return schema["properties"][name]
-    rest = schema.get("additionalProperties", True)
-    return next(iter(schema.get("patternProperties", {}).values()), rest) if rest is False else rest
+def _length(text_and_value: tuple[str, Json]) -> int:
+    return len(text_and_value[0])
 
 
-_FOLDED = ("$ref", "allOf", "anyOf", "oneOf")
+def _options(schema: Json) -> list[Json] | None:
+    """The options of a choice that has nothing beside it."""
+    if schema is True:
+        return None
+    found: list[Json] | None = schema.get("anyOf", schema.get("oneOf"))
+    return found if len(schema) == 1 else None
 
 
-def _merged(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
-    """Both schemas at once, roughly."""
-    both = {**one, **other}
-    for key, join in _JOINS.items():
-        if key in one and key in other:
-            both[key] = join(one[key], other[key])
-    return both
-
-
-def _listed(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else [value]
-
-
-def _common_types(one: list[Json], other: list[Json]) -> list[Json]:
-    """Whole numbers are numbers, too."""
-    ours, theirs = (
-        [*kinds, "integer"] if "number" in kinds and "integer" not in kinds else kinds
-        for kinds in (one, other)
-    )
-    return [kind for kind in ours if kind in theirs]
-
-
-def _both_patterns(one: Json, other: Json) -> Json:
-    return list(dict.fromkeys((*_listed(one), *_listed(other))))
-
-
-def _both_dicts(one: Json, other: Json) -> Json:
-    return {**one, **other}
-
-
-def _both_lists(one: Json, other: Json) -> Json:
-    return [*one, *other]
-
-
-_JOINS: dict[str, Callable[[Json, Json], Json]] = {
-    "type": lambda one, other: _common_types(_listed(one), _listed(other)),
-    "pattern": _both_patterns,
-    **dict.fromkeys(("properties", "$defs"), _both_dicts),
-    **dict.fromkeys(("required", "allOf"), _both_lists),
-    **dict.fromkeys(("minimum", "minLength", "minItems", "minProperties"), max),
-    **dict.fromkeys(("maximum", "maxLength", "maxItems"), min),
-}
+def _pieces(schema: dict[str, Json]) -> list[Json]:
+    """A schema as several that hold together, in the order that the engine gives their keys."""
+    plain = {key: value for key, value in schema.items() if key not in _FOLDED}
+    pieces: list[Json] = []
+    for key, value in schema.items():
+        if key == "allOf":
+            pieces += value
+        elif key in _FOLDED:
+            pieces.append({key: value})
+        elif key == "properties":
+            pieces.append(plain)
+    return pieces if "properties" in plain or not plain else [*pieces, plain]
 
 
 def _kinds_of(schema: dict[str, Json]) -> list[str]:
@@ -275,26 +258,4 @@ def _kinds_of(schema: dict[str, Json]) -> list[str]:
         "string": ("minLength", "maxLength", "pattern", "format"),
     }
     kinds = [kind for kind, keys in told.items() if any(key in schema for key in keys)]
-    return ["integer", *kinds] if len(kinds) != 1 else ["integer", kinds[0]]
-
-
-def _number(schema: dict[str, Json]) -> str | None:
-    """The whole number that is nearest to zero; None: there may be none."""
-    step = schema.get("multipleOf", 1)
-    step = int(step) if step == int(step) and step > 0 else 1
-    low = schema.get("minimum", -math.inf)
-    high = schema.get("maximum", math.inf)
-    above = schema.get("exclusiveMinimum", -math.inf)
-    below = schema.get("exclusiveMaximum", math.inf)
-    first = max(
-        math.ceil(low / step) if low > -math.inf else -math.inf,
-        math.floor(above / step) + 1 if above > -math.inf else -math.inf,
-    )
-    last = min(
-        math.floor(high / step) if high < math.inf else math.inf,
-        math.ceil(below / step) - 1 if below < math.inf else math.inf,
-    )
-    if first > last:
-        return None
-    nearest = first if first > 0 else last if last < 0 else 0
-    return str(int(nearest) * step)
+    return ["number", *kinds, "null"]

@@ -6,6 +6,7 @@ knows more of characters than is looked at here.
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase, digits
 
@@ -16,7 +17,7 @@ MAX_LEN = 50_000
 MAX_PATTERN_LEN = 50_000
 # The first of them that a set has stands for it: what vocabularies spell in few tokens, and JSON
 # without escapes.
-_LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$'|~^`" + '"\\\n\t'
+LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$'|~^`" + '"\\\n\t'
 # What is written of a set in the engine's syntax.
 _PIECE = re.compile(
     r"\\x\{(?P<first>[0-9A-F]+)\}(?:-\\x\{(?P<last>[0-9A-F]+)\})?"
@@ -79,20 +80,23 @@ def _char_of(chars: Chars) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _liked_of(chars: Chars) -> str | None:
-    for char in _LIKED:
-        if _has(chars, char):
+    for char in LIKED:
+        if has(chars, char):
             return char
-    # Of what is told by its numbers alone, those at the edges: inside of a set, or just outside.
-    edges = [
-        code
-        for first, last in chars.ranges
-        for code in ((first - 1, last + 1) if chars.negated else (first, last))
-    ]
-    codes = [code for code in edges if 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF]
-    return next((chr(code) for code in codes if _has(chars, chr(code))), None)
+    return next(edges_of(chars), None)
 
 
-def _has(chars: Chars, char: str) -> bool:
+def edges_of(chars: Chars) -> Iterator[str]:
+    """Of what is told by its numbers alone, those at the edges: inside, or just outside."""
+    for first, last in chars.ranges:
+        for code in (first - 1, last + 1) if chars.negated else (first, last):
+            is_char = 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
+            if is_char and has(chars, chr(code)):
+                yield chr(code)
+
+
+def has(chars: Chars, char: str) -> bool:
+    """Whether the set has the character."""
     spellings = {char, char.lower(), char.upper()} if chars.folded else {char}
     codes = [ord(each) for each in spellings if len(each) == 1]
     is_member = any(

@@ -7,14 +7,17 @@ phrases that are dropped have no place in a text, and are refused.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
-from constraints.errors import Contradiction, TooComplex
+from constraints.errors import Contradiction, NotEnforced, TooComplex
 from constraints.grammars.engine import HEADER
 from constraints.grammars.number_ranges import at_least, between
 from constraints.grammars.patterns import Chars, written_set
 from constraints.grammars.regex import translate
 from constraints.where.code_points import WHITESPACE
+from constraints.where.complaint import complaint, without_place
 from constraints.where.interval import Interval
+from constraints.where.lexer import place_in, tokens
 from constraints.where.normal import Conjunction, disjuncts
 from constraints.where.terms import (
     Contains,
@@ -37,12 +40,48 @@ _INK = written_set(Chars(WHITESPACE, negated=True))
 _SENTENCE = r"(?:[^.]+\.?|\.)"
 
 
-def to_grammar(expression: Expression) -> str:
-    """The grammar of the texts that satisfy the expression. Raises Contradiction, TooComplex."""
-    terminals = [_terminal(conjunction) for conjunction in disjuncts(expression)]
+def to_grammar(expression: Expression, written: str) -> str:
+    """The grammar of the texts that satisfy the expression, which was `written` so.
+
+    Raises Contradiction, NotEnforced, TooComplex.
+    """
+    try:
+        terminals = [_terminal(conjunction) for conjunction in disjuncts(expression)]
+    except _PatternRefused as refused:
+        raise refused.placed_in(written) from None
     if not terminals:
         raise Contradiction("no text satisfies the expression")
     return f"{HEADER}start: TEXT\nTEXT: {' | '.join(terminals)}\n"
+
+
+class _PatternRefused(Exception):
+    """A pattern of the expression cannot be held; the refusal speaks of places in the pattern."""
+
+    def __init__(self, pattern: str, refusal: NotEnforced) -> None:
+        super().__init__(str(refusal))
+        self._pattern = pattern
+        self._refusal = refusal
+
+    def placed_in(self, written: str) -> NotEnforced:
+        """The same, of the place in the expression where the pattern is written."""
+        strings = [
+            token
+            for before, token in pairwise(tokens(written))
+            if token.value == self._pattern and before.text in (",", "(")
+        ]
+        if not strings:
+            return self._refusal
+        literal = strings[0]
+        start, end = (literal.start + at for at in place_in(literal.text, self._refusal.position))
+        error = complaint(written, start, end, without_place(str(self)))
+        return NotEnforced(str(error), position=start)
+
+
+def _translated(pattern: str) -> str:
+    try:
+        return translate(pattern)
+    except NotEnforced as refusal:
+        raise _PatternRefused(pattern, refusal) from None
 
 
 def _terminal(conjunction: Conjunction) -> str:
@@ -79,7 +118,7 @@ def _of_atom(atom: Expression) -> Iterator[str]:
         case EndsWith(phrases):
             yield f"{_ANYTHING}{_one_of(phrases)}"
         case Matches(pattern):
-            yield f"(?:{translate(pattern)})"
+            yield f"(?:{_translated(pattern)})"
         case IsInt():
             yield "-?[0-9]+"
         case IsFloat():

@@ -1,7 +1,7 @@
 """Looks for a short completion of an output, knowing of its language no more than masks tell.
 
 A best-first search over bytes: a node is a matcher and the bytes that led to it, an edge a token
-of one byte (or what stands in for a byte that has none), a tail or hint that is legal as a whole.
+of one byte (or what stands in for a byte that has none), or a piece that is legal as a whole.
 
 DIVE:    the first edge everywhere, as far as it leads: structure that has to be written down
 NOVELTY: an edge costs by its place among its siblings, and a mask that was seen before costs too:
@@ -20,32 +20,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from time import thread_time
 
 import numpy as np
 
-from constraints.bitmask import allowed_ids
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.leap import long_completion
-from constraints.guiding.witness import (
-    Witness,
-    completes,
-    spelled,
-    text_of,
-)
+from constraints.guiding.pieces import NO_PIECES, Pieces, cuts_of, pieces_of, spelled_pieces
+from constraints.guiding.time_limit import TimeLimit
+from constraints.guiding.view import View, view_from
+from constraints.guiding.witness import Witness, completes, spelled, text_of
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
 MAX_TIME_S = 0.25
+# What is left of it, and of nodes, to outputs whose searches found nothing again and again: less
+# than a shard lets an output compute for each token.
+MIN_TIME_S = 0.002
+MIN_NODES = 16
 # Nodes of one depth with the same mask are probably the same; so many are looked at.
 MAX_TWINS = 3
-MAX_TAILS = 12
+MAX_TAILS = 40
+MAX_CUTS = 32
+MAX_BEFORE = 64
 # Lengths below this are told to masks that know distances.
 MAX_COUNTED = 1 << 16
-# Tokens of several bytes that are looked at where bytes are not enough.
-MAX_LONGER = 16
 
 _CLOSERS = (b"}", b"]", b")")
 
@@ -93,16 +93,20 @@ class Search:
         matcher: Matcher,
         vocabulary: Vocabulary,
         tails: Sequence[Witness] = (),
-        hints: Sequence[Witness] = (),
+        pieces: Pieces = NO_PIECES,
         max_len: int | None = None,
+        max_time_s: float = MAX_TIME_S,
+        before: Witness = (),
     ) -> None:
-        """`max_len`: tokens of a path, for masks that know distances."""
+        """`max_len`: tokens of a path, for masks that know distances. `before`: what led here."""
         self._max_len = max_len
+        self._max_time_s = max_time_s
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._alphabet = alphabet_of(vocabulary)
-        self._tails = tuple(tails)[:MAX_TAILS]
-        self._hints = tuple(hint for hint in hints if hint)
+        self._tails = tuple(dict.fromkeys(tails))[:MAX_TAILS]
+        self._pieces = pieces
+        self._before = before
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
         self.begin_anew()
         self._twins: dict[tuple[int, bytes], int] = {}
@@ -113,7 +117,7 @@ class Search:
 
     def begin_anew(self) -> None:
         """Let the walks from here on compute as long as the first ones might."""
-        self._deadline = thread_time() + MAX_TIME_S
+        self._limit = TimeLimit(self._max_time_s)
 
     def completions(self, strategy: Strategy, max_nodes: int) -> Iterator[Witness]:
         """Completions as they are found."""
@@ -130,21 +134,32 @@ class Search:
                 cost = node.cost + self._cost(strategy, node.edges[index], index)
                 heapq.heappush(heap, (cost, next(serial), node, index))
 
-        yield from self._endings(self._matcher, ())
-        push(_Node(self._matcher, (), 0.0, self._edges(strategy, self._matcher, ())[0]), 0)
+        if self._matcher.is_complete:
+            yield ()
+        view = self._look(self._matcher, ())
+        yield from self._endings(self._matcher, (), view)
+        begun = self._begun(self._matcher, self._before)
+        edges, _ = self._edges(strategy, self._matcher, (), view, begun)
+        push(_Node(self._matcher, (), 0.0, edges), 0)
         for _ in range(max_nodes):
-            if not heap or thread_time() > self._deadline:
+            if not heap or self._limit.is_over():
                 self.is_exhausted = not heap and not self._is_cut
                 return
             cost, _, parent, index = heapq.heappop(heap)
             push(parent, index + 1)
             try:
-                matcher, path = self._follow(parent, parent.edges[index])
-                yield from self._endings(matcher, path)
-                if not matcher.is_complete:
-                    is_leap = len(parent.edges[index]) > 1
-                    edges, is_new = self._edges(strategy, matcher, path, is_leap=is_leap)
-                    push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
+                matcher, path, forced = self._follow(parent, parent.edges[index])
+                if matcher.is_complete:
+                    yield path
+                    continue
+                view = self._look(matcher, path)
+                yield from self._endings(matcher, path, view)
+                is_leap = len(parent.edges[index]) > 1
+                begun = self._begun(matcher, forced)
+                edges, is_new = self._edges(strategy, matcher, path, view, begun, is_leap=is_leap)
+                if strategy is Strategy.LENGTH:
+                    cost = len(text_of(path, self._vocabulary))  # with what is forced
+                push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
             except (EngineFailed, IllegalToken):
                 self._is_cut = True  # too hard for the engine: no place to lead an output to
 
@@ -156,8 +171,8 @@ class Search:
             return 0.001
         return 0.1 + 0.02 * index if strategy is Strategy.NOVELTY else index
 
-    def _follow(self, parent: _Node, edge: Witness) -> tuple[Matcher, Witness]:
-        """Over the edge, and on over the bytes that are forced after it."""
+    def _follow(self, parent: _Node, edge: Witness) -> tuple[Matcher, Witness, Witness]:
+        """Over the edge, and on over the bytes that are forced after it: the last answer."""
         matcher, path = parent.matcher.fork(), parent.path + edge
         for token_id in edge:
             matcher.advance(token_id)
@@ -165,57 +180,61 @@ class Search:
         if forced and matcher.num_legal(forced) == len(forced):
             for token_id in forced:
                 matcher.advance(token_id)
-            path += forced
-        return matcher, path
+            return matcher, path + forced, edge[-1:] + forced
+        return matcher, path, edge[-1:]
+
+    def _look(self, matcher: Matcher, path: Witness) -> View:
+        left = None if self._max_len is None else self._max_len - len(path)
+        return view_from(matcher, path, self._vocabulary, self._row, left)
+
+    def _begun(self, matcher: Matcher, last: Witness) -> tuple[Witness, ...]:
+        text = text_of(last, self._vocabulary)
+        # Where tokens are longer than bytes, pieces cannot be cut as the text is.
+        return self._pieces.begun(matcher, text) if len(text) == len(last) else ()
 
     def _edges(
-        self, strategy: Strategy, matcher: Matcher, path: Witness, *, is_leap: bool = False
+        self,
+        strategy: Strategy,
+        matcher: Matcher,
+        path: Witness,
+        view: View,
+        begun: tuple[Witness, ...] = (),
+        *,
+        is_leap: bool = False,
     ) -> tuple[tuple[Witness, ...], bool]:
         """Where the output can go on, and whether this is unlike all places before.
 
         Nowhere, where enough places were seen that are as far and look the same; but masks do not
-        tell what is done within a part, as in `.*[0-9]{3}`, and a hint is a part that is done:
-        is_leap: it led here
+        tell what is done within a part, as in `.*[0-9]{3}`, and a piece is a part that is done.
+
+        begun:   rests of pieces that have begun
+        is_leap: a piece led here
         """
-        matcher.fill_mask(self._row, None if self._max_len is None else self._max_len - len(path))
-        allowed, num_first = self._alphabet.allowed(self._row)
-        look = allowed.tobytes()
-        num_seen = self._looks[look]
-        self._looks[look] += 1
+        num_seen = self._looks[view.look]
+        self._looks[view.look] += 1
         length = sum([len(self._vocabulary.tokens[token_id]) for token_id in path])
-        number = self._twins[length, look] = self._twins.get((length, look), 0) + 1
+        number = self._twins[length, view.look] = self._twins.get((length, view.look), 0) + 1
         if number > MAX_TWINS and not is_leap:
             self._is_cut = True
             return (), False
-        singles: tuple[Witness, ...] = tuple((token_id,) for token_id in allowed.tolist())
-        if self._max_len is not None:
-            singles += self._longer(set(allowed.tolist()))
-        hints = tuple(hint for hint in self._hints if matcher.num_legal(hint) == len(hint))
-        # A short hint may be legal again and again; what closes is better than any hint.
-        is_short = any(len(hint) == 1 for hint in hints)
-        first = int(is_short or (bool(hints) and self._closes(singles[:1])))
-        edges = singles[:first] + hints + singles[first:]
+        singles, pieces = view.singles, begun + self._pieces.legal(matcher, view.starts)
+        # A short piece may be legal again and again; what closes is better than any piece.
+        is_short = any(len(piece) == 1 for piece in pieces)
+        first = int(is_short or (bool(pieces) and self._closes(singles[:1])))
+        edges = singles[:first] + pieces + singles[first:]
         if strategy is Strategy.ROTOR and edges:
-            turn = num_seen % max(1, num_first + len(hints))
+            turn = num_seen % max(1, view.num_first + len(pieces))
             edges = edges[turn:] + edges[:turn]
         return edges, num_seen == 0
-
-    def _longer(self, known: set[int]) -> tuple[Witness, ...]:
-        """A few tokens from all over the mask: where tokens are counted, bytes are too short."""
-        others = [token_id for token_id in allowed_ids(self._row).tolist() if token_id not in known]
-        others = [token_id for token_id in others if self._vocabulary.tokens[token_id]]
-        return tuple((token_id,) for token_id in others[:: max(1, len(others) // MAX_LONGER)])
 
     def _closes(self, edges: tuple[Witness, ...]) -> bool:
         return any(self._vocabulary.tokens[edge[0]] in _CLOSERS for edge in edges)
 
-    def _endings(self, matcher: Matcher, path: Witness) -> Iterator[Witness]:
-        """Completions that end here, or with one of the tails."""
-        if matcher.is_complete:
-            yield path
-            return
+    def _endings(self, matcher: Matcher, path: Witness, view: View) -> Iterator[Witness]:
+        """Completions that end with one of the tails."""
         for tail in self._tails:
-            if completes(matcher, self._vocabulary, tail):
+            may_follow = tail and self._vocabulary.tokens[tail[0]][0] in view.starts
+            if may_follow and completes(matcher, self._vocabulary, tail):
                 yield path + tail
 
 
@@ -227,30 +246,37 @@ def shortest_completion(
     hints: Sequence[bytes] = (),
     bytewise: Matcher | None = None,
     *,
+    before: bytes = b"",
     is_patient: bool = False,
+    num_failed: int = 0,
 ) -> Witness | None:
     """Tokens that complete the text, at most `max_len`; None: none was found.
 
-    tails:    completions that were good a few tokens ago
-    hints:    pieces of text that stand in the language as wholes, such as the least value of each
-              part of a schema
-    bytewise: a matcher at the same place over `byte_vocabulary`, to search with
+    tails:      completions that were good a few tokens ago, the first one the longest
+    hints:      pieces of text that stand in the language as wholes, such as the least value of each
+                part of a schema
+    bytewise:   a matcher at the same place over `byte_vocabulary`, to search with
+    before:     the text that led here, or its end
     is_patient: nobody waits for a step: look for long texts, too
+    num_failed: searches of the same output that found nothing; each halves what this one may take
     """
-    walked = vocabulary if bytewise is None else byte_vocabulary()
-    tails_walked = tails if bytewise is None else [text_of(tail, vocabulary) for tail in tails]
+    is_bytewise = bytewise is not None
+    walked = byte_vocabulary() if is_bytewise else vocabulary
     search = Search(
         bytewise or matcher,
         walked,
-        [tuple(tail) for tail in tails_walked],
-        [tokens for hint in hints if (tokens := _spelled_in(hint, walked))],
-        None if walked is not vocabulary or max_len > MAX_COUNTED else max_len,
+        _tails_in_bytes(tails, vocabulary) if is_bytewise else tails,
+        pieces_of(tuple(hints)) if is_bytewise else _pieces_in(hints, vocabulary),
+        None if is_bytewise or max_len > MAX_COUNTED else max_len,
+        max(MAX_TIME_S / 2**num_failed, MIN_TIME_S),
+        tuple(before[-MAX_BEFORE:]) if is_bytewise else (),
     )
     limit = 16 + 2 * max_len
+    num_left = max(sum(max_nodes for _, max_nodes in PLAN) >> num_failed, MIN_NODES)
     for strategy, max_nodes in PLAN:
-        if tails and strategy is Strategy.LENGTH:
-            return None  # who has tails had a completion before: the text is not to be made anew
-        for path in search.completions(strategy, min(max_nodes, limit)):
+        max_nodes = min(max_nodes, limit, num_left)
+        num_left -= max_nodes
+        for path in search.completions(strategy, max_nodes):
             found = _respelled(path, walked, matcher, vocabulary)
             if found is not None and len(found) <= max_len:
                 return found
@@ -265,8 +291,16 @@ def shortest_completion(
     return found
 
 
-def _spelled_in(text: bytes, walked: Vocabulary) -> Witness | None:
-    return tuple(text) if walked is byte_vocabulary() else spelled(text, walked)
+def _tails_in_bytes(tails: Sequence[Witness], vocabulary: Vocabulary) -> list[Witness]:
+    """They are ends of each other: in bytes, those that begin where something may just be done."""
+    if not tails:
+        return []
+    cuts = cuts_of(text_of(tails[0], vocabulary), MAX_CUTS)
+    return [tuple(cut) for cut in (*cuts, *(text_of(tail, vocabulary) for tail in tails))]
+
+
+def _pieces_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> Pieces:
+    return spelled_pieces(hints, lambda text: spelled(text, vocabulary)) if hints else NO_PIECES
 
 
 def _respelled(

@@ -157,22 +157,26 @@ class StoppedMatcher:
         return forced[: length - 1] if self._table.automaton.matched[state] else forced
 
     def shortest(
-        self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
     ) -> tuple[int, ...] | None:
         """Tokens that complete the text: the engine's, or what a search finds."""
         if self._is_stopped:
             return ()
-        found = self._matcher.shortest(max_len, tails)
+        found = self._matcher.shortest(max_len, tails, num_failed)
         if found is not None and completes(self, self._vocabulary, found):
             return found
         bytewise = None if self._barred else self.bytewise()
         if found is not None and bytewise is None:
             # Masks that know distances lead straight to a text that is not much longer.
             for length in (len(found), len(found) + 2, 2 * len(found) + 8):
-                near = shortest_completion(self, self._vocabulary, min(length, max_len), tails)
+                near = shortest_completion(
+                    *(self, self._vocabulary, min(length, max_len), tails), num_failed=num_failed
+                )
                 if near is not None:
                     return near
-        return shortest_completion(self, self._vocabulary, max_len, tails, (), bytewise)
+        return shortest_completion(
+            *(self, self._vocabulary, max_len, tails, (), bytewise), num_failed=num_failed
+        )
 
     def bytewise(self) -> "StoppedMatcher | None":
         """A matcher at the same place over single bytes, if the language has one."""

@@ -1,6 +1,5 @@
 """From an expression to a language: machine, reserves, table; and what contradicts what."""
 
-from collections.abc import Iterable
 from time import thread_time
 
 import numpy as np
@@ -28,6 +27,7 @@ from constraints.where.terms import (
     Matches,
     Measure,
     Not,
+    StopsAt,
     StopsBefore,
     all_of,
 )
@@ -69,13 +69,17 @@ def compile_where(
     return language
 
 
-def without_phrases(language: WhereLanguage, phrases: Iterable[str]) -> WhereLanguage | None:
-    """The texts of a language in which none of the phrases stands. None: there are none.
+def uncut_by(
+    language: WhereLanguage, strings: tuple[str, ...], *, kept: bool
+) -> WhereLanguage | None:
+    """The texts of a language of which stop strings cut nothing. None: there are none.
 
+    kept: a text may end with one
     Raises TooComplex and OutOfReach.
     """
-    wanted = (language.expression, *(Not(Contains(phrase)) for phrase in phrases))
-    return _language(all_of(wanted), language.vocabulary, language.walk, SPARES)
+    uncut = (StopsAt(strings),) if kept else tuple(Not(Contains(string)) for string in strings)
+    wanted = all_of((language.expression, *uncut))
+    return _language(wanted, language.vocabulary, language.walk, SPARES)
 
 
 def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:

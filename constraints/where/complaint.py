@@ -25,6 +25,11 @@ def complaint(text: str, start: int, end: int, what: str, hint: str | None = Non
     return Malformed(f"{message}\n{hint}" if hint else message, start)
 
 
+def without_place(message: str) -> str:
+    """What is wrong by a complaint's message, without the place."""
+    return message.partition("\n")[0].partition(": ")[2]
+
+
 def short(written: str) -> str:
     """What was written, or as much of it as a message can hold."""
     return written if len(written) <= _QUOTED_LEN else written[:_QUOTED_LEN] + "…"

@@ -29,7 +29,7 @@ _MAX_KEPT_BYTES = 64_000_000
 _MAX_PLACES = 6000
 _MAX_FOLLOWED = 15_000_000
 # What may be looked at for them: ways times cells.
-_MAX_WORK = 150_000_000
+MAX_WORK = 150_000_000
 
 
 class Distances:
@@ -44,12 +44,14 @@ class Distances:
         starts: Sequence[int],
         is_alive: npt.NDArray[np.bool_],
         num_followed: int,
+        max_work: int = MAX_WORK,
     ) -> None:
         """Looks out of every place that tokens reach from some places.
 
         accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens
         is_alive: [num_places] whether a text can be completed from there at all
         num_followed: nodes of the tokens' trie that go on inside a character, for all such places
+        max_work: ways times cells that may be looked at
         Raises TooComplex where there are too many ways to look at.
         """
         self._lattice = lattice
@@ -65,7 +67,7 @@ class Distances:
         if not counts_tokens and (is_alive.sum() > _MAX_PLACES or num_followed > _MAX_FOLLOWED):
             raise TooComplex("too many places to follow tokens from")
         self._ways = _ways(lattice, outlooks, starts, is_alive, accepted[0].shape[1])
-        self._check_work()
+        self._check_work(max_work)
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, int], tuple[Reserves, int]] = OrderedDict()
         self._kept_bytes = 0
@@ -86,7 +88,7 @@ class Distances:
             for gain, room in zip(gains, rooms, strict=True)
         )
 
-    def _check_work(self) -> None:
+    def _check_work(self, max_work: int) -> None:
         """Before it is done: as many tokens may be needed as the farthest lower bound asks for."""
         lattice = self._lattice
         gains = [*self._ways.gains.T, self._ways.costs]
@@ -100,7 +102,7 @@ class Distances:
         first = self._accepted[0]
         work = num_tokens * len(self._ways.sources) * first.shape[1]
         is_weighed = self._cap > 0 or lattice.reserve is not None
-        if work > _MAX_WORK or not can_keep(first, num_tokens, is_weighed=is_weighed):
+        if work > max_work or not can_keep(first, num_tokens, is_weighed=is_weighed):
             raise TooComplex("completions of too many tokens to look at")
 
     def within(self, made_len: int, max_len: int | None) -> Reserves:

@@ -5,6 +5,7 @@
     legal    a token after which the reserve of the place covers the counts
 
 Masks take account of `max_len` exactly, for a text is looked at in tokens as well as in bytes.
+Where there are too many places for that, completions are known along some of them: routes.
 len(tokens(X)) counts every token made, those of a phrase that stops_before drops included.
 
 What bytes can complete tokens can, too, unless tokens are counted or some byte is no token: then
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from constraints.bitmask import Bitmask
 from constraints.errors import IllegalToken, TooComplex
@@ -23,14 +25,19 @@ from constraints.guiding.search import shortest_completion
 from constraints.token_walk import PLACE_MASK, TokenWalk
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
-from constraints.where.distances import Distances, is_within
+from constraints.where.completions import along, fewest
+from constraints.where.distances import MAX_WORK, Distances, is_within
 from constraints.where.lattice import NEVER, Lattice, Reserves
 from constraints.where.machine import Machine
+from constraints.where.outlook import Outlook
 from constraints.where.terms import Expression
+from constraints.where.utf8 import plain_places
 from constraints.where.views import Views
 
 # States whose outlooks are made while compiling, where distances do not need all of them.
 _MAX_AHEAD = 32
+# Work on routes: a tenth of a second, where counts can lead to an end as well.
+_MAX_ROUTED = 8_000_000
 # Forced bytes that are told at once.
 _MAX_FORCED = 4096
 
@@ -61,31 +68,57 @@ class WhereLanguage:
         self.entries = self.table.entries.data
         self.classes = self.table.utf8.classes.tolist()
         self.tokens = self.machine.tokens
+        self.spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         self.distances: Distances | None = None
-        spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
+        # Where places are too many to know the distances of all: those of some.
+        self.routes: Distances | None = None
         is_alive = np.any(self.live > NEVER, axis=1)
-        start = self.table.start // self.table.width
-        # Where single bytes are tokens, tokens come to every place.
-        starts = np.flatnonzero(is_alive).tolist() if spells_utf8 else [start]
-        is_inside = np.arange(len(is_alive)) % self.table.utf8.num_places > 0
         try:
-            self.distances = Distances(
-                self.lattice,
-                self.accepted,
-                self.tokens,
-                self.views.outlooks,
-                starts,
-                is_alive,
-                int((is_alive & is_inside).sum()) * self.walk.num_nodes_after(0x80, 0xBF),
-            )
+            self.distances = self._distances(is_alive)
         except TooComplex:
             if self.tokens is not None:
                 raise
-            # Nobody has looked out of any place yet: the first masks would take milliseconds.
-            inside = self.table.utf8.num_places
-            for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
-                self.views.outlook(state * inside)
-        self.follows_bytes = self.distances is None or (self.tokens is None and spells_utf8)
+            self.routes = self._routes(is_alive)
+            if self.routes is None:
+                self._look_ahead()
+        self.follows_bytes = self.distances is None or (self.tokens is None and self.spells_utf8)
+
+    def _distances(self, is_followed: npt.NDArray[np.bool_], max_work: int = MAX_WORK) -> Distances:
+        """Distances along these places alone. Raises TooComplex."""
+        inside = self.table.utf8.num_places
+        is_inside = np.arange(len(is_followed)) % inside > 0
+        # Where single bytes are tokens, tokens come to every place.
+        everywhere = np.flatnonzero(is_followed).tolist()
+        return Distances(
+            self.lattice,
+            self.accepted,
+            self.tokens,
+            self.views.outlooks,
+            everywhere if self.spells_utf8 else [self.table.start // self.table.width],
+            is_followed,
+            int((is_followed & is_inside).sum()) * self.walk.num_nodes_after(0x80, 0xBF),
+            max_work,
+        )
+
+    def _routes(self, is_alive: npt.NDArray[np.bool_]) -> Distances | None:
+        """Distances along the plainest characters; None where these are no fewer, or too many.
+
+        Tokens may have others, too, as long as they do not end inside of them.
+        """
+        is_plain = plain_places(self.table.utf8, self.machine.partition)
+        is_followed = is_alive & np.tile(is_plain, self.machine.num_states)
+        if (is_followed == is_alive).all():
+            return None
+        try:
+            return self._distances(is_followed, _MAX_ROUTED)
+        except TooComplex:
+            return None
+
+    def _look_ahead(self) -> None:
+        """Nobody has looked out of any place yet: the first masks would take milliseconds."""
+        inside = self.table.utf8.num_places
+        for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
+            self.views.outlook(state * inside)
 
     @property
     def knows_distances(self) -> bool:
@@ -129,8 +162,8 @@ class WhereMatcher:
     ) -> None:
         self._language = language
         self._packed = packed  # a place of the byte table, without gains
-        self._counts = counts
-        self._made_len = made_len
+        self.counts = counts  # of the axes
+        self.made_len = made_len  # tokens
         self._has_ended = False
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
@@ -140,9 +173,9 @@ class WhereMatcher:
         octets[:] = 0
         if not self._has_ended and (max_len is None or max_len > 0):
             left = None if max_len is None else max_len - 1
-            reserves = language.reserves(self._made_len + 1, left)
-            outlook = language.views.outlook(self._place)
-            legal = outlook.legal(reserves, self._counts)
+            reserves = language.reserves(self.made_len + 1, left)
+            outlook = self.outlook()
+            legal = outlook.legal(reserves, self.counts)
             mask = language.views.mask(self._place, outlook, legal)
             octets[: len(mask)] = mask
         if self.is_complete:
@@ -152,17 +185,30 @@ class WhereMatcher:
     def _place(self) -> int:
         return self._packed // self._language.table.width
 
+    @property
+    def is_inside(self) -> bool:
+        """A character has begun and is not complete."""
+        return self._place % self._language.table.utf8.num_places > 0
+
+    def outlook(self) -> Outlook:
+        """What tokens lead to from here."""
+        return self._language.views.outlook(self._place)
+
+    def is_alive(self, reserves: Reserves) -> bool:
+        """Whether the reserves of the place cover the counts."""
+        return self._is_alive(reserves, self._packed, self.counts)
+
     def advance(self, token_id: int) -> None:
         """Accept a token. Raises IllegalToken."""
-        after = self._after(token_id, self._packed, self._counts, self._made_len)
+        after = self._after(token_id, self._packed, self.counts, self.made_len)
         if self._has_ended or after is None:
             raise IllegalToken(f"token {token_id} cannot follow")
-        packed, self._counts = after
+        packed, self.counts = after
         if token_id in self._language.vocabulary.end_ids:
             self._has_ended = True
             return
         self._packed = packed
-        self._made_len += 1
+        self.made_len += 1
 
     def _after(
         self, token_id: int, packed: int, counts: list[int], made_len: int
@@ -209,7 +255,7 @@ class WhereMatcher:
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted one after the other; changes nothing."""
-        packed, counts, made_len = self._packed, self._counts, self._made_len
+        packed, counts, made_len = self._packed, self.counts, self.made_len
         if self._has_ended:
             return 0
         for num_accepted, token_id in enumerate(token_ids):
@@ -228,10 +274,10 @@ class WhereMatcher:
         None are told where bytes do not say what tokens can complete.
         """
         forced = bytearray()
-        packed, counts = self._packed, self._counts
+        packed, counts = self._packed, self.counts
         if self._has_ended or not self._language.follows_bytes:
             return b""
-        while len(forced) < _MAX_FORCED and not self._holds(packed, counts, self._made_len):
+        while len(forced) < _MAX_FORCED and not self._holds(packed, counts, self.made_len):
             following = self._single_byte(packed, counts)
             if following is None:
                 break
@@ -259,38 +305,34 @@ class WhereMatcher:
         return only
 
     def shortest(
-        self, max_len: int, tails: Sequence[tuple[int, ...]] = ()
+        self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
     ) -> tuple[int, ...] | None:
         """The fewest tokens that complete the text, plain ones first; None: over `max_len`.
 
-        Without distances a completion is looked for, and may be missed. Hints are not needed.
+        Without distances there may be fewer, and without routes a completion may be missed. Hints
+        are not needed, and nothing is searched for again and again.
         """
         if self._has_ended:
             return ()
-        if self._language.distances is None:
-            return self._greedy(max_len)
-        needed = self._needed_len(max_len)
-        if needed is None:
-            return None
-        tokens: list[int] = []
-        ahead = self.fork()
-        for left in range(needed - 1, -1, -1):
-            outlook = self._language.views.outlook(ahead._place)
-            reserves = self._language.reserves(ahead._made_len + 1, left)
-            token_id = outlook.first_token(outlook.legal(reserves, ahead._counts))
-            assert token_id is not None, "a text that can be completed has a next token"
-            ahead.advance(token_id)
-            tokens.append(token_id)
-        return tuple(tokens)
+        language = self._language
+        if language.distances is not None:
+            return fewest(self, language.distances, max_len)
+        found = None
+        if language.routes is not None:
+            found = along(self, language.routes, language.live, max_len)
+            # Where every byte can be written, routes lead from everywhere to an end.
+            if language.spells_utf8:
+                return found
+        return self._greedy(max_len) if found is None else found
 
     def _greedy(self, max_len: int) -> tuple[int, ...] | None:
         """A completion that counts as much as can be with every token, then any that is found."""
         ahead = self.fork()
         tokens: list[int] = []
         while not ahead.is_complete and len(tokens) < max_len:
-            outlook = self._language.views.outlook(ahead._place)
-            legal = outlook.legal(self._language.live, ahead._counts)
-            token_id = outlook.farthest_token(legal, ahead._counts)
+            outlook = ahead.outlook()
+            legal = outlook.legal(self._language.live, ahead.counts)
+            token_id = outlook.farthest_token(legal, ahead.counts)
             if token_id is None:
                 rest = shortest_completion(ahead, self._language.vocabulary, max_len - len(tokens))
                 return None if rest is None else (*tokens, *rest)
@@ -298,37 +340,16 @@ class WhereMatcher:
             tokens.append(token_id)
         return tuple(tokens) if ahead.is_complete else None
 
-    def _needed_len(self, max_len: int) -> int | None:
-        """The fewest tokens that complete the text; None if more than `max_len`."""
-
-        def is_enough(length: int) -> bool:
-            reserves = self._language.reserves(self._made_len, length)
-            return self._is_alive(reserves, self._packed, self._counts)
-
-        # The more may be made, the more can be completed; short completions are common.
-        low, high = 0, 1
-        while high < max_len and not is_enough(high):
-            low, high = high, high * 2
-        high = min(high, max_len)
-        if not is_enough(high):
-            return None
-        if is_enough(0):
-            return 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if is_enough(middle) else (middle, high)
-        return high
-
     def fork(self) -> "WhereMatcher":
         """Another matcher at the same place."""
-        twin = WhereMatcher(self._language, self._packed, self._counts, self._made_len)
+        twin = WhereMatcher(self._language, self._packed, self.counts, self.made_len)
         twin._has_ended = self._has_ended
         return twin
 
     @property
     def is_complete(self) -> bool:
         """What was accepted so far is in the language."""
-        return self._holds(self._packed, self._counts, self._made_len)
+        return self._holds(self._packed, self.counts, self.made_len)
 
     @property
     def is_over(self) -> bool:
@@ -339,15 +360,15 @@ class WhereMatcher:
             return False
         if self._language.follows_bytes:
             return not self._may_go_on()
-        outlook = self._language.views.outlook(self._place)
-        reserves = self._language.reserves(self._made_len + 1, None)
-        return not outlook.legal(reserves, self._counts).any()
+        outlook = self.outlook()
+        reserves = self._language.reserves(self.made_len + 1, None)
+        return not outlook.legal(reserves, self.counts).any()
 
     def _may_go_on(self) -> bool:
         """Whether any byte may follow."""
         language = self._language
         for byte in range(256):
-            packed, counts = self._read(bytes([byte]), self._packed, self._counts)
+            packed, counts = self._read(bytes([byte]), self._packed, self.counts)
             if packed and self._is_alive(language.live, packed, counts):
                 return True
         return False

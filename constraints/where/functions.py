@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from constraints.where.evaluate import holds, integer
 from constraints.where.operands import (
     Count,
+    Integer,
     Mismatch,
     Number,
     Operand,
@@ -19,6 +20,7 @@ from constraints.where.operands import (
     Subject,
     Truth,
     described,
+    distinct,
 )
 from constraints.where.terms import (
     Constant,
@@ -74,7 +76,8 @@ def _pieces(
         if isinstance(about, Subject):
             return Pieces(measure, name)
         if cut is None:
-            raise Mismatch(f"only the output has {name}, a string has none", argument=0)
+            what = f"only the output has {name}: how a string was cut into them is not known"
+            raise Mismatch(what, argument=0)
         return Phrases(tuple(cut(about.value)))
 
     return apply
@@ -89,10 +92,7 @@ def _int(arguments: Arguments) -> Operand:
     about = _text(arguments)
     if isinstance(about, Subject):
         return Count(Measure.INT)
-    value = integer(about.value)
-    if value is None:
-        raise Mismatch("this string is no integer", argument=0)
-    return Number(value)
+    return Integer(integer(about.value))
 
 
 def _float(arguments: Arguments) -> Operand:
@@ -133,7 +133,7 @@ def _set(arguments: Arguments) -> Operand:
     _require(arguments, 1)
     if not isinstance(arguments[0], Phrases):
         raise Mismatch(f"a set is made of a list, not of {described(arguments[0])}", argument=0)
-    return arguments[0]
+    return Phrases(distinct(arguments[0].values))
 
 
 FUNCTIONS = {
@@ -176,13 +176,13 @@ def _phrases(arguments: Arguments) -> tuple[str, ...]:
     if len(arguments) < 2:
         raise Mismatch("the phrase is missing")
     if len(arguments) == 2 and isinstance(arguments[1], Phrases):
-        return arguments[1].values
+        return distinct(arguments[1].values)
     phrases = []
     for index, phrase in enumerate(arguments[1:], start=1):
         if not isinstance(phrase, Phrase):
             raise Mismatch(f"a phrase is a string, not {described(phrase)}", argument=index)
         phrases.append(phrase.value)
-    return tuple(dict.fromkeys(phrases))
+    return distinct(tuple(phrases))
 
 
 def _stop_phrases(arguments: Arguments) -> tuple[str, ...]:

@@ -2,19 +2,23 @@
 
 "a" in X or "b" in X            ContainsAny(a, b)
 "a" not in X and "b" not in X   not ContainsAny(a, b)
+X != "a" and X != "b"           X not in ["a", "b"]
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from constraints.where.normal import to_nnf
+from constraints.where.normal import to_nnf, with_lists_joined
 from constraints.where.terms import (
     And,
     Contains,
+    EndsWith,
     Expression,
     Not,
+    OneOf,
     Or,
+    StartsWith,
     StopsAt,
     all_of,
     any_of,
@@ -47,17 +51,20 @@ def _grouped(expression: Expression) -> Expression:
 
 def _conjunction(parts: Sequence[Expression]) -> list[Expression]:
     excluded: list[str] = []
+    lists: list[Expression] = []
     stops: list[str] = []
     others: list[Expression] = []
     for part in parts:
         match part:
             case Not(Contains(phrase)):
                 excluded.append(phrase)
+            case Not(OneOf() | StartsWith() | EndsWith() as atom):
+                lists.append(atom)
             case StopsAt(phrases):
                 stops.extend(phrases)
             case _:
                 others.append(_grouped(part))
-    none = [Not(phrases) for phrases in _any_of_phrases(excluded)]
+    none = [Not(each) for each in (*_any_of_phrases(excluded), *with_lists_joined(lists))]
     return [*others, *none, *([StopsAt(tuple(stops))] if stops else [])]
 
 

@@ -191,6 +191,16 @@ def _hex(escape: re.Match[str]) -> str:
     return escape["x"] or escape["u"] or escape["U"]
 
 
+def place_in(written: str, offset: int | None) -> tuple[int, int]:
+    """Where a string literal writes this character of its value; all of it where that is hidden."""
+    opening = _STRING.match(written)
+    is_raw = "\\" not in written or (opening is not None and opening["prefix"] in ("r", "R"))
+    if offset is None or opening is None or not is_raw or not written.endswith(opening["quote"]):
+        return 0, len(written)
+    start = min(opening.end() + offset, len(written) - 1)
+    return start, start + 1
+
+
 def _skip(pattern: re.Pattern[str], text: str, position: int) -> int:
     match = pattern.match(text, position)
     return match.end() if match else position

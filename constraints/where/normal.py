@@ -49,7 +49,8 @@ def to_nnf(expression: Expression) -> Expression:
     """The same with `not` before atoms alone, never before a comparison or a constant.
 
     Conjunctions in conjunctions are one, repeated parts stand once, truth values are gone unless
-    they are all that is left.
+    they are all that is left. Under `or` lists of texts, of beginnings and of endings are one list
+    of each: there may be hundreds.
     """
     match expression:
         case And(parts):
@@ -93,7 +94,20 @@ def _disjunction(parts: Iterable[Expression]) -> Expression:
     flat = _flat(parts, Or)
     if Constant(True) in flat:
         return Constant(True)
-    return any_of(part for part in flat if part != Constant(False))
+    return any_of(with_lists_joined(part for part in flat if part != Constant(False)))
+
+
+def with_lists_joined(parts: Iterable[Expression]) -> list[Expression]:
+    """Parts of which one is to hold, with one list of each kind, which come first."""
+    listed: dict[type[OneOf | StartsWith | EndsWith], dict[str, None]] = {}
+    others: list[Expression] = []
+    for part in parts:
+        match part:
+            case OneOf(texts) | StartsWith(texts) | EndsWith(texts):
+                listed.setdefault(type(part), {}).update(dict.fromkeys(texts))
+            case _:
+                others.append(part)
+    return [*(kind(tuple(texts)) for kind, texts in listed.items()), *others]
 
 
 def _flat(parts: Iterable[Expression], joined: type[And] | type[Or]) -> dict[Expression, None]:

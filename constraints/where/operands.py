@@ -1,6 +1,6 @@
 """What stands on the sides of a comparison, and what comparing two of them means.
 
-    Operand = Subject | Pieces | Count | Number | Phrase | Phrases | Truth
+    Operand = Subject | Pieces | Count | Number | Integer | Phrase | Phrases | Truth
 
 It knows meanings, no spelling: the parser makes operands and turns Mismatch into an error that
 shows the place.
@@ -71,6 +71,13 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Integer:
+    """int(...) of a string that is known: a condition, and a number. None: it is no integer."""
+
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Phrase:
     """A string."""
 
@@ -79,7 +86,7 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """A list of strings."""
+    """A list of strings, which may stand in it more than once."""
 
     values: tuple[str, ...]
 
@@ -92,7 +99,7 @@ class Truth:
     ending: int | None = None
 
 
-Operand = Subject | Pieces | Count | Number | Phrase | Phrases | Truth
+Operand = Subject | Pieces | Count | Number | Integer | Phrase | Phrases | Truth
 
 _SYMMETRIC = {
     Relation.LT: Relation.GT,
@@ -113,7 +120,7 @@ def described(operand: Operand) -> str:
             return f"{name}(X)"
         case Count(measure):
             return measure.value
-        case Number():
+        case Number() | Integer():
             return "a number"
         case Phrase():
             return "a string"
@@ -130,6 +137,8 @@ def condition(operand: Operand) -> Truth:
             return operand
         case Count(Measure.INT):
             return Truth(IsInt())
+        case Integer(value):
+            return Truth(Constant(value is not None))
         case Count(measure):
             raise Mismatch(
                 f"{measure.value} is a number, no condition",
@@ -149,7 +158,10 @@ def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
             raise _uncounted(operand)
         if isinstance(operand, Truth):
             raise _no_value(operand)
+    left, right = _as_number(left), _as_number(right)
     match left, right:
+        case (Integer(), Count() | Number() | Integer()) | (Count() | Number(), Integer()):
+            return Constant(False)  # what is no integer compares with nothing
         case Count(measure), Number(bound):
             return Compare(measure, relation, bound)
         case Number(bound), Count(measure):
@@ -159,6 +171,13 @@ def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
         case Count(), Count():
             raise Mismatch("two measures of the output cannot be compared", "one side is a number")
     return _equal(left, relation, right)
+
+
+def _as_number(operand: Operand) -> Operand:
+    """An integer that is one is a number like any other."""
+    if isinstance(operand, Integer) and operand.value is not None:
+        return Number(operand.value)
+    return operand
 
 
 def _equal(left: Operand, relation: Relation, right: Operand) -> Expression:
@@ -177,11 +196,16 @@ def _equal(left: Operand, relation: Relation, right: Operand) -> Expression:
     return term if relation is Relation.EQ else Not(term)
 
 
+def distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    """The strings, each once."""
+    return tuple(dict.fromkeys(values))
+
+
 def contained(left: Operand, right: Operand) -> Expression:
     """What `left in right` means. Raises Mismatch."""
     match left, right:
         case Subject(), Phrases(values):
-            return OneOf(values)
+            return OneOf(distinct(values))
         case Phrase(value), Subject():
             return Contains(value)
         case Phrase(value), Phrases(values):
@@ -207,7 +231,7 @@ def _not_contained(left: Operand, right: Operand) -> Mismatch:
             return Mismatch(
                 f"{measure.value} cannot be looked for", f"compare it, as in {measure.value} == 3"
             )
-        case Number(), _:
+        case Number() | Integer(), _:
             return Mismatch("a number cannot be looked for", 'numbers in texts are strings: "7"')
     return Mismatch(f"{described(left)} cannot be looked for in {described(right)}")
 
@@ -229,7 +253,7 @@ def _unequal(left: Operand, right: Operand) -> Mismatch:
     if any(isinstance(side, Subject) for side in sides):
         if any(isinstance(side, Phrases) for side in sides):
             return Mismatch("the output is a string, no list", 'write X in ["a", "b"]')
-        if any(isinstance(side, Number) for side in sides):
+        if any(isinstance(side, Number | Integer) for side in sides):
             return Mismatch("the output is a string, no number", 'write int(X) == 5, or X == "5"')
     return Mismatch(f"{described(left)} cannot be compared with {described(right)}")
 

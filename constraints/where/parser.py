@@ -12,8 +12,9 @@ from constraints.errors import Malformed
 from constraints.where.complaint import complaint, nearest, short
 from constraints.where.cursor import Cursor
 from constraints.where.functions import Function, find
-from constraints.where.lexer import Kind, Token
+from constraints.where.lexer import Kind, Token, place_in
 from constraints.where.operands import (
+    Integer,
     Mismatch,
     Number,
     Operand,
@@ -25,6 +26,7 @@ from constraints.where.operands import (
     condition,
     contained,
     described,
+    distinct,
 )
 from constraints.where.terms import (
     And,
@@ -216,13 +218,17 @@ class _Parser:
             values.append(self._phrase(self._operand()))
             if not self._cursor.at(closing) and not self._cursor.accept(","):
                 raise self._cursor.unexpected(f"`,` or `{closing}`")
-        return Phrases(tuple(dict.fromkeys(values)))
+        return Phrases(distinct(tuple(values)) if closing == "}" else tuple(values))
 
     def _phrase(self, placed: _Placed) -> str:
         if isinstance(placed.operand, Phrase):
             return placed.operand.value
         what = f"a list holds strings, not {described(placed.operand)}"
-        hint = 'numbers in texts are strings: "7"' if isinstance(placed.operand, Number) else None
+        hint = (
+            'numbers in texts are strings: "7"'
+            if isinstance(placed.operand, Number | Integer)
+            else None
+        )
         raise complaint(self._text, placed.start, placed.end, what, hint)
 
     def _name(self) -> _Placed:
@@ -264,24 +270,15 @@ class _Parser:
             start, end = name.start, self._cursor.end
             if mismatch.argument is not None:
                 place = arguments[min(mismatch.argument, len(arguments) - 1)]
-                start, end = self._within(place, mismatch.offset)
+                start, end = (
+                    place.start + index
+                    for index in place_in(self._text[place.start : place.end], mismatch.offset)
+                )
             hint = mismatch.hint or f"as in {function.usage}"
             raise complaint(self._text, start, end, str(mismatch), hint) from None
         if isinstance(applied, Truth) and isinstance(applied.expression, StopsBefore):
             return Truth(applied.expression, ending=name.start)
         return applied
-
-    def _within(self, place: _Placed, offset: int | None) -> tuple[int, int]:
-        """The place of a character of a string's value, where the string writes it as itself."""
-        written = self._text[place.start : place.end]
-        opening = len(written) - len(written.lstrip("rRuU"))
-        is_raw = "r" in written[:opening].lower() or "\\" not in written
-        if offset is None or not is_raw or not written.endswith(("'", '"')):
-            return place.start, place.end
-        quote = written[opening]
-        opening += 3 if written.startswith(quote * 3, opening) else 1
-        start = min(place.start + opening + offset, place.end - 1)
-        return start, start + 1
 
     # Errors
 

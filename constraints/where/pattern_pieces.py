@@ -7,13 +7,13 @@ Patterns are those that Python reads. Their automata say what matches; this only
 
 import re
 from collections.abc import Callable
-from time import thread_time
 
 from constraints.errors import ConstraintError
 from constraints.where.limits import OutOfReach
 from constraints.where.patterns import matches
 
-_MAX_S = 0.2
+# States of all that is tried: a fifth of a second or so, and the same piece on every day.
+_MAX_STATES = 1500
 _MAX_ITEMS = 2000
 _ANYTHING = "(?s:.*)"
 _FLAGS = re.compile(r"\(\?[aimsux]+\)")
@@ -32,7 +32,7 @@ Span = tuple[int, int]
 def impossible_pieces(pattern: str) -> tuple[Span, ...]:
     """Of a pattern that nothing matches, one piece of each alternative that nothing matches.
 
-    The whole pattern where it cannot be told in a short time, or was written with spaces.
+    The whole pattern where too much would have to be tried, or was written with spaces.
     """
     flags = _FLAGS.match(pattern)
     begin = flags.end() if flags else 0
@@ -46,12 +46,12 @@ def impossible_pieces(pattern: str) -> tuple[Span, ...]:
 
 
 class _Search:
-    """Tries pieces of one pattern, for a while."""
+    """Tries pieces of one pattern, until they had too many states."""
 
     def __init__(self, pattern: str, flags: str) -> None:
         self._pattern = pattern
         self._flags = flags
-        self._until = thread_time() + _MAX_S
+        self._states_left = _MAX_STATES
 
     def piece(self, option: Span) -> Span:
         """The smallest piece found of an alternative that nothing matches."""
@@ -80,13 +80,15 @@ class _Search:
         return self.piece(options[0])
 
     def _is_empty(self, piece: Span, whole: Span) -> bool:
-        """Whether a piece of `whole` never matches; False where that takes too long."""
-        if thread_time() > self._until:
+        """Whether a piece of `whole` never matches; False where too much has been tried."""
+        if self._states_left <= 0:
             return False
         before = _ANYTHING if piece[0] > whole[0] else ""
         after = _ANYTHING if piece[1] < whole[1] else ""
         tried = f"{self._flags}{before}(?:{self._pattern[slice(*piece)]}){after}"
-        return not matches(tried).accepts.any()
+        automaton = matches(tried)
+        self._states_left -= automaton.num_states
+        return not automaton.accepts.any()
 
 
 def _first(last: int, holds: Callable[[int], bool]) -> int:

@@ -11,6 +11,8 @@ from itertools import pairwise
 from re import _constants as ops
 from typing import Any
 
+import numpy as np
+
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 from constraints.where.limits import OutOfReach
 
@@ -61,7 +63,8 @@ def _named(category: Any, flags: int) -> Ranges:
 @cache
 def _category(name: str, is_ascii: bool) -> Ranges:
     r"""The code points of \d, \s or \w, as this Python has them."""
-    everything = "".join(map(chr, range(NUM_CODE_POINTS)))
+    code_points = np.arange(NUM_CODE_POINTS, dtype="<u4")
+    everything = code_points.tobytes().decode("utf-32-le", "surrogatepass")
     found = re.finditer(f"{name}+", everything, re.ASCII if is_ascii else re.UNICODE)
     return tuple((run.start(), run.end() - 1) for run in found)
 
@@ -74,7 +77,8 @@ def _cased() -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def _in_any_case(ranges: Ranges, is_ascii: bool) -> Ranges:
+def in_any_case(ranges: Ranges, is_ascii: bool) -> Ranges:
+    """All characters that match one of these where upper and lower case are the same."""
     members = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
     flags = re.IGNORECASE | (re.ASCII if is_ascii else re.UNICODE)
     matches = re.compile(f"[{members}]", flags).match
@@ -84,7 +88,7 @@ def _in_any_case(ranges: Ranges, is_ascii: bool) -> Ranges:
 def _folded(ranges: Ranges, flags: int) -> Ranges:
     if not flags & re.IGNORECASE or not ranges:
         return ranges
-    return _in_any_case(ranges, bool(flags & re.ASCII))
+    return in_any_case(ranges, bool(flags & re.ASCII))
 
 
 def _united(several: Iterable[Ranges]) -> Ranges:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from constraints.where.code_points import NUM_CODE_POINTS, Partition
 
 _NOTHING = -1
-_SURROGATES = range(0xD800 >> 6, 0xE000 >> 6)
+_FIRST_SURROGATE, _AFTER_SURROGATES = 0xD800, 0xE000
+_SURROGATES = range(_FIRST_SURROGATE >> 6, _AFTER_SURROGATES >> 6)
 Row = npt.NDArray[np.int64]  # [64], what each continuation byte leads to
 
 
@@ -69,6 +70,36 @@ def utf8_of(partition: Partition, is_used: npt.NDArray[np.bool_] | None = None) 
         classes.reshape(-1).astype(np.uint8),
         _completed(labels, places, num_labels),
     )
+
+
+def plain_places(utf8: Utf8, partition: Partition) -> npt.NDArray[np.bool_]:
+    """The places on the way to the first character of each label, and place 0. [num_places]
+
+    What can be completed at all can be completed in these characters.
+    """
+    is_plain = np.zeros(utf8.num_places, dtype=np.bool_)
+    is_plain[0] = True
+    for character in _first_characters(partition):
+        place = 0
+        for byte in character.encode()[:-1]:
+            place = int(utf8.places[place, utf8.classes[byte]])
+            if place == _NOTHING:
+                break
+            is_plain[place] = True
+    return is_plain
+
+
+def _first_characters(partition: Partition) -> list[str]:
+    """Of each label the first character; surrogates are none."""
+    firsts: dict[int, str] = {}
+    ends = [*partition.starts[1:].tolist(), NUM_CODE_POINTS]
+    starts, labels = partition.starts.tolist(), partition.labels.tolist()
+    for start, end, label in zip(starts, ends, labels, strict=True):
+        is_surrogate = _FIRST_SURROGATE <= start < _AFTER_SURROGATES
+        first = _AFTER_SURROGATES if is_surrogate else start
+        if first < end:
+            firsts.setdefault(label, chr(first))
+    return list(firsts.values())
 
 
 def _reached(labels: Row, places: Row) -> tuple[Row, Row]:

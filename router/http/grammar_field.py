@@ -18,8 +18,8 @@ _WRAPPED = "json_schema"
 _SPACES = tuple(whitespace.value for whitespace in Whitespace)
 _WORDS = ", ".join(f"`{word}`" for word in GRAMMAR_TYPES)
 _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "json": ((dict, str), "an object or a string"),
-    "json_object": ((dict, str), "an object or a string"),
+    "json": ((dict, bool, str), "an object, true, false or a string"),
+    "json_object": ((dict, bool, str), "an object, true, false or a string"),
     _WRAPPED: ((dict,), "an object"),
     "regex": ((str,), "a string"),
     "choice": ((list,), "a list"),
@@ -98,12 +98,12 @@ _OBJECT = {"type": "object"}
 _TEXT = {"type": "string", "minLength": 1}
 _GRAMMAR_SCHEMA = {
     "oneOf": [
-        _variant(["json", "json_object"], {"anyOf": [_OBJECT, _TEXT]}),
+        _variant(["json", "json_object"], {"anyOf": [_OBJECT, {"type": "boolean"}, _TEXT]}),
         _variant(
             [_WRAPPED], {**_OBJECT, "properties": {"schema": _OBJECT}, "required": ["schema"]}
         ),
         _variant(["regex", "lark", "gbnf", "where"], _TEXT),
-        _variant(["choice"], {"type": "array", "items": _TEXT, "minItems": 1}),
+        _variant(["choice"], {"type": "array", "items": {"type": "string"}, "minItems": 1}),
     ]
 }
 

@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.errors import DoesNotFit, IllegalToken
 from constraints.guide import Guide
@@ -21,7 +22,7 @@ from tests.constraints.walks import (
     needed_len,
     text_of,
 )
-from tests.constraints.where.vocabularies import vocabulary_of
+from tests.constraints.where.vocabularies import TokenList, vocabulary_of
 
 VOCABULARIES = {"demo": demo_vocabulary, "bytes": byte_vocabulary}
 FLAT = CASES["flat"]
@@ -302,3 +303,40 @@ def test_a_budget_without_slack_is_spent_in_one_run() -> None:
         if token_id is not None:
             guide.advance(token_id)
     assert guide.is_satisfied
+
+
+LIKE_SPECIAL = [
+    ConstraintSpec(Kind.WHERE, '"<|user|>" in X and len(X) < 20'),
+    ConstraintSpec(Kind.WHERE, 'ends_with(X, "<|user|>.") and len(X) <= 12'),
+    ConstraintSpec(Kind.WHERE, 'X in ["the cat<|end|>", "dog<|pad|> x"]'),
+    ConstraintSpec(Kind.REGEX, r"(a|b)<\|user\|>(c|d)"),
+    ConstraintSpec(Kind.REGEX, r"(?=[ab])(a|b)<\|user\|>(c|d)"),
+    ConstraintSpec(Kind.JSON_SCHEMA, '{"const": "<|user|>x"}'),
+    ConstraintSpec(Kind.LARK, 'start: ("a" | "b") "<|user|>" ("c" | "d")'),
+]
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize("spec", LIKE_SPECIAL, ids=lambda spec: spec.text)
+def test_forced_text_that_looks_like_a_special_token_is_spelled(
+    spec: ConstraintSpec, cuts: bool
+) -> None:
+    vocabulary = demo_vocabulary()
+    for seed in range(4):
+        guide = guide_of(spec, Budget(60, cuts=cuts))
+        output = drawn(guide, vocabulary, 60, random.Random(seed))
+        assert judge_of(spec)(text_of(output, vocabulary), len(output))
+
+
+def test_a_tokenizer_that_puts_a_space_in_front_forces_nothing_else() -> None:
+    class Spaced(TokenList):
+        def __call__(self, text: bytes | str) -> list[int]:
+            return super().__call__(b" " + (text.encode() if isinstance(text, str) else text))
+
+    tokens = [*(bytes([byte]) for byte in range(256)), b""]
+    backend = LLTokenizer(TokenizerWrapper(Spaced(tokens, 256)), n_vocab=257)
+    vocabulary = Vocabulary(tuple(tokens), (256,), "with spaces", backend)
+    guide = guide_of(ConstraintSpec(Kind.REGEX, "[ab]cd[xy]"), Budget(9, cuts=True), vocabulary)
+    guide.advance(ord("a"))
+    assert guide.take_forced() == ()
+    assert legal_ids(guide, vocabulary) == [ord("c")]

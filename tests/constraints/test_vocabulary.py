@@ -8,6 +8,7 @@ from constraints.errors import NotEnforced
 from constraints.vocabulary import Vocabulary
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, save_byte_tokenizer
 from tests.constraints.walks import ROOT
+from tests.constraints.where.vocabularies import vocabulary_of
 from tests.router.text import small_tokenizers
 
 DEMO = ROOT / "models" / "demo" / "tokenizer.json"
@@ -59,3 +60,35 @@ def test_columns_beyond_the_tokenizer_stand_for_nothing() -> None:
 def test_the_fingerprint_is_of_tokens_and_ends() -> None:
     one, same, other = (Vocabulary.load(DEMO, None, ends) for ends in ([0], [0], [0, 5]))
     assert one.fingerprint == same.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize("text", [b"a<|user|>b", b"<|end|>", b"<|pad|><|pad|> x", b"<|<|user|>|>"])
+def test_what_special_tokens_are_called_is_spelled_as_text(text: bytes) -> None:
+    vocabulary = Vocabulary.load(DEMO, None, [0])
+    spelled = [vocabulary.tokens[token_id] for token_id in vocabulary.spell(text)]
+    beginning, rest = vocabulary.spell_beginning(text)
+    assert b"" not in spelled
+    assert b"".join(spelled) == text
+    assert b"".join(vocabulary.tokens[token_id] for token_id in beginning) + rest == text
+
+
+def test_other_texts_are_spelled_as_the_model_reads_them() -> None:
+    vocabulary = Vocabulary.load(DEMO, None, [0])
+    for text in (b"Once there was a cat.", "日本 café".encode(), b"<|users|>", b'{"a": [1, 2]}'):
+        assert vocabulary.spell(text) == vocabulary.backend.tokenize_bytes(text)
+        assert vocabulary.spell_beginning(text) == vocabulary.backend.tokenize_partial(text)
+
+
+def test_a_special_token_of_one_letter_has_no_other_spelling(tmp_path: Path) -> None:
+    end = NUM_SPECIAL + ord("!")
+    path = save_byte_tokenizer(tmp_path) / "tokenizer.json"
+    vocabulary = Vocabulary.load(path, None, [end])
+    assert vocabulary.spell(b"a!") == [NUM_SPECIAL + ord("a"), end]
+
+
+def test_tokens_that_leave_the_text_are_cut_off() -> None:
+    vocabulary = vocabulary_of([b"a", b"ab", b"c", b""], [3])
+    assert vocabulary.beginning(b"abc", [1, 2]) == (1, 2)
+    assert vocabulary.beginning(b"abc", [0, 2]) == (0,)
+    assert vocabulary.beginning(b"abc", [1, 3, 2]) == (1,)
+    assert vocabulary.beginning(b"abcx", [1, 2, 0]) == (1, 2)

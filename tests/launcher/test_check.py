@@ -187,3 +187,11 @@ def test_a_line_that_is_no_text_is_told_by_its_number() -> None:
     )
     assert said.returncode == 2
     assert "line 2" in said.stderr
+
+
+def test_a_line_of_json_that_is_nested_too_deeply_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"text": "a"}\n' + "[" * 100_000 + "\n")
+    said = check("--type", "regex", "--constraint", "a", "--lines", str(path))
+    assert said.returncode == 2
+    assert said.stderr == 'error: line 2: must be {"text": "..."}: it is nested too deeply\n'

@@ -138,6 +138,17 @@ async def test_each_refusal_has_its_reason_and_its_numbers(tmp_path: Path) -> No
         assert counted.constraint_refusals.value("does_not_fit") == 1
 
 
+async def test_a_request_counts_as_one_check_however_often_a_worker_looks(tmp_path: Path) -> None:
+    async with checking(tmp_path) as (check, counted):
+        await refusal(check, regex("a{5}"), 4)
+        sources = ("worker", "cache")
+        assert [counted.constraint_checks.value(each) for each in sources] == [1, 0]
+        await refusal(check, regex("a{5}"), 4)
+        assert [counted.constraint_checks.value(each) for each in sources] == [1, 1]
+        await refusal(check, regex("a{5}"), 3)
+        assert [counted.constraint_checks.value(each) for each in sources] == [2, 1]
+
+
 async def test_what_does_not_fit_may_be_cut_where_the_client_says_so(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
         for longer in ("a{5}", f"a{{{2 * MAX_LEN}}}"):

@@ -11,6 +11,8 @@ A Python value among the parts decides as in Python: a false one ends an `and`.
 from collections.abc import Callable
 
 from client.query.conditions.awaiting import refuse_awaitable
+from client.query.conditions.operators import PIECES
+from client.query.conditions.relating import only_counted
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -23,6 +25,7 @@ from client.query.conditions.terms import (
     Term,
     Value,
 )
+from client.query.conditions.writing import written
 from client.query.place import Place
 
 _TERMS = (Value, Ref, All, AnyOf, Not, Compared, Calculated, Called, Opaque)
@@ -87,8 +90,12 @@ def compare(place: Place, left: object, relation: str, right: object) -> Term:
 
 
 def calculated(place: Place, left: object, symbol: str, right: object, text: str) -> Term:
-    """One step of arithmetic."""
-    return Calculated(term(left, place), symbol, term(right, place), place, text)
+    """One step of arithmetic. Raises BadCondition for pieces, which are no number."""
+    sides = term(left, place), term(right, place)
+    for side in sides:
+        if isinstance(side, Called) and side.operator.lower() in PIECES:
+            raise only_counted(written(side), place)
+    return Calculated(sides[0], symbol, sides[1], place, text)
 
 
 def called(place: Place, operator: str, *arguments: object) -> Term:

@@ -48,7 +48,7 @@ class Pieces:
 
 
 def only_counted(shown: str, place: Place) -> BadCondition:
-    """The error of pieces that are compared themselves."""
+    """The error of pieces that are compared or calculated with themselves."""
     return BadCondition(f"{shown} can only be counted: write len({shown})", place)
 
 

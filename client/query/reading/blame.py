@@ -89,13 +89,9 @@ def _called_wrongly(error: Exception, program: Program) -> Place | None:
 
 def without_values(template: Program, names: Sequence[str]) -> ProgramFailed:
     """What is told of a call of a template that lacks values, at the first of these names."""
-    text = Text(template.source)
-    found = re.search(rf"\{{[^{{}}]*?\b({names[0]})\b", text.text)
-    named = found or re.search(rf"\b({names[0]})\b", text.text)
-    place = None if named is None else text.place(Span(*named.span(1)))
     call = ", ".join(f"{name}=..." for name in names)
     what = f"values are missing; a call gives them by their names: ({call})"
-    return ProgramFailed(what, place, template.source)
+    return ProgramFailed(what, template.parameter_places.get(names[0]), template.source)
 
 
 def _innermost(error: BaseException, program: Program) -> TracebackType | None:

@@ -12,16 +12,19 @@ from collections.abc import Set as AbstractSet
 
 from client.query.errors import BadProgram
 from client.query.reading import names
-from client.query.reading.expressions import statements
+from client.query.reading.expressions import check_is_free, statements
 from client.query.reading.futures import flags_of
 from client.query.reading.layout import Block, Layout, PromptText
-from client.query.reading.nodes import CALLS, Nodes
-from client.query.reading.prompts import Prompt, check_distribution, prompt_of
+from client.query.reading.nodes import Nodes
+from client.query.reading.prompts import Prompt, prompt_of
 from client.query.reading.template import pieces_of
 from client.query.reading.text import Fragment, Span, Text
 
-_HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
+# A hole's name, where it stands in a string.
+HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# What ends a body where it stands, be it in a branch.
+_LEAVING = (ast.Return, ast.Raise, ast.Assert)
 # Expressions that do nothing but have a value: a string in one is lost.
 _IDLE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.Tuple, ast.Attribute, ast.Subscript)
 
@@ -48,6 +51,18 @@ class Body:
     @property
     def prompts(self) -> Sequence[Prompt]:
         return tuple(self._prompts.values())
+
+    @property
+    def sure(self) -> AbstractSet[Span]:
+        """Where the prompts stand that every run comes to: in no branch and no loop, nor behind a
+        statement that may end the run."""
+        made = set()
+        for statement in [*self.preamble, *self.statements]:
+            if any(isinstance(node, _LEAVING) for node in names.own_scope([statement])):
+                break
+            if isinstance(prompt := self.found(statement), Prompt):
+                made.add(prompt.span)
+        return made
 
     @property
     def up_to_last_prompt(self) -> Sequence[ast.stmt]:
@@ -81,7 +96,7 @@ class Body:
                     what = f"the hole {hole.name} has the name of a parameter"
                     raise self._text.bad(what, hole.span.start, hole.span.end)
         if layout.distribution is not None:
-            check_distribution(self._text, layout.distribution, sorted(self.holes), "the program")
+            layout.distribution.check(self._text, sorted(self.holes), "the program")
         for node in names.own_scope(self.preamble):
             if isinstance(node, ast.Expr) and self._string_at(node) is not None:
                 raise self._bad("a prompt in front of the decoder clause", node)
@@ -98,8 +113,8 @@ class Body:
             self._check_lost(node)
 
     def _check_any(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Name) and node.id.startswith(CALLS):
-            raise self._bad(f"the name {node.id} is taken", node)
+        if isinstance(node, ast.Name):
+            check_is_free(self._text, node)
         if isinstance(node, _FUNCTIONS):
             self._check_function(node)
         if isinstance(node, ast.alias) and node.name == "*":
@@ -110,7 +125,7 @@ class Body:
         """A string with a hole in an expression whose value goes nowhere was meant as a prompt."""
         for node in _idle(statement.value):
             match node:
-                case ast.Constant(value=str() as value) if _HOLE.search(value):
+                case ast.Constant(value=str() as value) if HOLE.search(value):
                     raise self._bad(
                         "a prompt is strings alone: put values into it with braces, "
                         "and choose between prompts with `if`",
@@ -127,7 +142,7 @@ class Body:
             found = self._string_at(node)
             if found is None:
                 continue
-            holes = set(_HOLE.findall(found[1].value.code))
+            holes = set(HOLE.findall(found[1].value.code))
             is_docstring = node is function.body[0] and len(function.body) > 1
             is_lost = bool(holes) and not is_docstring and not function.decorator_list
             if found[1].where or found[1].distribution or holes & (used - known) or is_lost:

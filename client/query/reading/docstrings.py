@@ -6,7 +6,8 @@
     Say hi to {x}: [Y]           a prompt
 
 Short texts may be Python by chance: `Answer: [X]` annotates, `Yes, no` is a pair, and `Total = [X]`
-gives Total a list. Where a hole stands in what could be either, it is a prompt.
+gives Total a list. Where a hole stands in what could be either, be it in a comment or a string, it
+is a prompt.
 """
 
 import ast
@@ -16,10 +17,11 @@ from collections.abc import Set as AbstractSet
 
 from client.query.errors import BadProgram
 from client.query.reading import names
-from client.query.reading.bodies import statements_of
+from client.query.reading.bodies import HOLE, statements_of
 from client.query.reading.clauses import layout_of
 from client.query.reading.layout import Layout
 from client.query.reading.text import Span, Text
+from client.query.reading.tokens import beside_code
 from client.query.reading.words import DECODERS
 
 _PROMPT_OR_DECODER = re.compile(
@@ -32,7 +34,6 @@ _PROMPT_BEHIND_COLON = re.compile(
     r"[^\n]*:[ \t]*[rRfFuU]{0,2}['\"]",
     re.MULTILINE,
 )
-_AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
 def is_program(text: Text, held: Span, known: AbstractSet[str]) -> bool:
@@ -43,12 +44,10 @@ def is_program(text: Text, held: Span, known: AbstractSet[str]) -> bool:
     if _PROMPT_BEHIND_COLON.search(shown) and asks(text, held):
         return True
     try:
-        layout = layout_of(text, held)
-        preamble, statements = statements_of(text, layout)
-    except BadProgram:
+        return _does_something(text, held, known)
+    except (BadProgram, RecursionError):
+        # Python reads a thousand minus signs in a row; nobody writes them in code.
         return False
-    body = [*preamble, *statements]
-    return _has_prompts(layout, body) or _gives(body) or _acts(body, known)
 
 
 def asks(text: Text, held: Span) -> bool:
@@ -57,6 +56,20 @@ def asks(text: Text, held: Span) -> bool:
         return _has_holes(layout_of(text, held))
     except BadProgram:
         return False
+
+
+def _does_something(text: Text, held: Span, known: AbstractSet[str]) -> bool:
+    """Whether it is Python that does what no text does. Raises BadProgram, RecursionError."""
+    layout = layout_of(text, held)
+    preamble, statements = statements_of(text, layout)
+    body = [*preamble, *statements]
+    if _has_prompts(layout, body):
+        return True
+    known = known | names.bound_anywhere(body)
+    if _gives(body, known):
+        return True
+    quoted = {name for each in beside_code(text, held) for name in HOLE.findall(each)}
+    return quoted <= known and _acts(body, known)
 
 
 def _has_holes(layout: Layout) -> bool:
@@ -76,25 +89,38 @@ def _is_idle(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and not isinstance(statement.value, working)
 
 
-def _gives(body: Sequence[ast.stmt]) -> bool:
+def _gives(body: Sequence[ast.stmt], known: AbstractSet[str]) -> bool:
     """Whether it returns a value or awaits one, which Python does in functions alone."""
-    return any(
-        isinstance(node, _AWAITING) or (isinstance(node, ast.Return) and node.value is not None)
-        for node in names.own_scope(body)
-    )
+    nodes = list(names.own_scope(body))
+    # `Wait: await x` only says of a word what it is.
+    said = {
+        node
+        for each in nodes
+        if isinstance(each, ast.AnnAssign)
+        for node in ast.walk(each.annotation)
+    }
+    return any(_gives_one(node, known) for node in nodes if node not in said)
+
+
+def _gives_one(node: ast.AST, known: AbstractSet[str]) -> bool:
+    match node:
+        case ast.Await(awaited):
+            return not _is_like_a_hole(awaited, known)
+        case ast.Return(value):
+            return value is not None
+    return isinstance(node, ast.AsyncFor | ast.AsyncWith)
 
 
 def _acts(body: Sequence[ast.stmt], known: AbstractSet[str]) -> bool:
     """Whether it is more than an expression, calls something or has a value, and has no hole."""
     if all(map(_says_nothing, body)):
         return False
-    bound = names.bound_anywhere(body)
-    if any(_is_like_a_hole(node, bound | known) for node in ast.walk(ast.Module(list(body), []))):
+    if any(_is_like_a_hole(node, known) for node in ast.walk(ast.Module(list(body), []))):
         return False
     calls = any(isinstance(node, ast.Call) for node in names.own_scope(body))
     match body[-1]:
         case ast.Expr(ast.Name(name)):
-            return calls or name in bound
+            return calls or name in names.bound_anywhere(body)
     return calls
 
 
@@ -105,10 +131,22 @@ def _says_nothing(statement: ast.stmt) -> bool:
 
 
 def _is_like_a_hole(node: ast.AST, known: AbstractSet[str]) -> bool:
-    """`[X]` of a name that nobody knows, or what recalls a value: `{x}`."""
+    """`[X]` or `[X: int]` of a name that nobody knows, or what recalls a value: `{x}`, `{x:10}`."""
     match node:
-        case ast.List([ast.Name(name)]) | ast.Subscript(_, ast.Name(name)):
+        case ast.List([ast.Name(name)]) | ast.Subscript(
+            _, ast.Name(name) | ast.Slice(ast.Name(name))
+        ):
             return name not in known
         case ast.Set([_]):
             return True
+        case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value) | ast.Expr(value):
+            return _is_formatted(value)
+    return False
+
+
+def _is_formatted(value: ast.expr) -> bool:
+    """`{x:10}`, which is a dict to Python; with a constant for x, nothing would be recalled."""
+    match value:
+        case ast.Dict([ast.expr() as code], [ast.Constant() | ast.Name() | ast.Set()]):
+            return not isinstance(code, ast.Constant)
     return False

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from client.query.errors import BadProgram
+from client.query.reading.nodes import CALLS
 from client.query.reading.text import Fragment, Text
 
 # What Python's parser raises: beyond syntax, null bytes and lone surrogates, and code too deep.
@@ -40,7 +41,18 @@ def expression(text: Text, fragment: Fragment, what: str) -> ast.expr:
         raise text.bad(f"{what}: an expression is missing", fragment.offsets[0])
     tree = _parsed(text, fragment, ("(", "\n)"), "eval", what)
     assert isinstance(tree, ast.Expression)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            check_is_free(text, node)
     return tree.body
+
+
+def check_is_free(text: Text, node: ast.Name) -> None:
+    """Raises BadProgram for a name that generated code has for itself."""
+    if node.id.startswith(CALLS):
+        start = text.offset_of_bytes(node.lineno, node.col_offset)
+        end = text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
+        raise text.bad(f"the name {node.id} is taken", start, end)
 
 
 def statements(text: Text, fragment: Fragment) -> list[ast.stmt]:

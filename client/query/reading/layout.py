@@ -8,9 +8,11 @@ where X in ["a"]                  where
 distribute X over ["a", "b"]      distribution
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-from client.query.reading.text import Fragment, Span
+from client.query.reading.text import Fragment, Span, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,15 @@ class Distribution:
     name: str
     name_span: Span
     values: Span
+
+    def check(self, text: Text, holes: Sequence[str], where: str) -> None:
+        """Raises BadProgram if it is over none of the holes, which are those of `where`."""
+        if self.name in holes:
+            return
+        close = get_close_matches(self.name, holes, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        what = f"a distribution over {self.name}, which is no hole of {where}{hint}"
+        raise text.bad(what, self.name_span.start, self.name_span.end)
 
 
 @dataclass(frozen=True, slots=True)

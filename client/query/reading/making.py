@@ -7,13 +7,13 @@ import re
 import types
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from client.query.place import Source
+from client.query.place import Place, Source
 from client.query.program import Program
 from client.query.reading.calls import Calls
 from client.query.reading.enclosing import Enclosing, LateNames
@@ -88,7 +88,7 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
     )
 
 
-def _late(used: Sequence[str], own_name: str, scope: Scope) -> LateNames | None:
+def _late(used: Iterable[str], own_name: str, scope: Scope) -> LateNames | None:
     """The names that the function around the program binds later; None if it uses none."""
     names = [
         name for name in used if name not in scope.cells and scope.around.is_late(name, own_name)
@@ -121,11 +121,16 @@ def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[...,
     return called
 
 
-def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> list[str]:
-    """Names that a program uses and that nobody binds, in the order of their first use."""
-    program = written(Nodes(text), layout, around)
+def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> dict[str, Place]:
+    """Names that a program uses and that nobody binds, by their first places."""
+    nodes = Nodes(text)
+    program = written(nodes, layout, around)
     known = program.hole_names | program.bound | set(dir(builtins))
-    return [name for name in program.used if name not in known and not scope.has(name)]
+    return {
+        name: text.place(nodes.span(node))
+        for name, node in program.used.items()
+        if name not in known and not scope.has(name)
+    }
 
 
 def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> types.FunctionType:

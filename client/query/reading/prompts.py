@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from client.query.errors import BadProgram
 from client.query.reading import names
@@ -53,9 +52,9 @@ def prompt_of(prompt: PromptText, pieces: tuple[Piece, ...]) -> Prompt:
 class PromptRewriter:
     """Makes the statements of a program's prompts.
 
-    `prompts` are all of them; `program_where` the names under which the body knows the program's
-    own conditions; `supports` the distributions of the program by hole; `rebound` the holes whose
-    variables the program's own code binds, too.
+    `prompts` are all of them, and those in `sure` come in every run; `program_where` the names
+    under which the body knows the program's own conditions; `supports` the distributions of the
+    program by hole; `rebound` the holes whose variables the program's own code binds, too.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class PromptRewriter:
         nodes: Nodes,
         clauses: WhereClauses,
         prompts: Sequence[Prompt],
+        sure: AbstractSet[Span],
         program_where: Sequence[tuple[str, Conjunct]],
         supports: Mapping[str, Distribution],
         rebound: AbstractSet[str],
@@ -75,7 +75,7 @@ class PromptRewriter:
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
         said = [Said(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
         self._rebound = rebound
-        chosen = list(self._chosen(prompts))
+        chosen = list(self._chosen(prompts, sure))
         self._foresight = Foresight(said, program_where, clauses, rebound, chosen)
         self._python_names: dict[str, ast.Name] = {}
 
@@ -110,14 +110,16 @@ class PromptRewriter:
         parsed = expression(self._text, self._text.slice(prompt.where), what)
         return self._clauses.conjuncts(parsed)
 
-    def _chosen(self, prompts: Sequence[Prompt]) -> Iterator[Conjunct]:
-        """`Y in [...]` of the holes that are nowhere chosen from anything but these constants."""
+    def _chosen(self, prompts: Sequence[Prompt], sure: AbstractSet[Span]) -> Iterator[Conjunct]:
+        """`Y in [...]` of the holes that are nowhere chosen from anything but these constants, and
+        that surely come: else a run that has no Y could not have what only Y's values forbid."""
         found: dict[str, set[Distribution | None]] = {}
         for prompt in prompts:
             for tag in prompt.holes:
                 found.setdefault(tag.name, set()).add(self._distribution(tag, prompt))
+        coming = {tag.name for prompt in prompts if prompt.span in sure for tag in prompt.holes}
         for name, (distribution, *others) in found.items():
-            if distribution is None or others:
+            if distribution is None or others or name not in coming:
                 continue
             values = self._values(distribution)
             if isinstance(values, ast.List | ast.Tuple) and all(map(_is_constant, values.elts)):
@@ -128,9 +130,8 @@ class PromptRewriter:
         if prompt.where is not None and not prompt.holes:
             raise self._bad("a `where` behind a prompt without holes", prompt.where)
         if prompt.distribution is not None:
-            check_distribution(
-                self._text, prompt.distribution, [hole.name for hole in prompt.holes], "its prompt"
-            )
+            holes = [hole.name for hole in prompt.holes]
+            prompt.distribution.check(self._text, holes, "its prompt")
 
     # Fixed text
 
@@ -284,16 +285,3 @@ class PromptRewriter:
 
 def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant)
-
-
-def check_distribution(
-    text: Text, distribution: Distribution, holes: Sequence[str], where: str
-) -> None:
-    """Raises BadProgram if a distribution is over no hole."""
-    if distribution.name in holes:
-        return
-    close = get_close_matches(distribution.name, holes, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    span = distribution.name_span
-    what = f"a distribution over {distribution.name}, which is no hole of {where}{hint}"
-    raise text.bad(what, span.start, span.end)

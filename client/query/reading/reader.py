@@ -110,9 +110,11 @@ def _template(
     plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     try:
-        names = [inspect.Parameter(each, kind) for each in free_names(text, layout, plain, scope)]
+        places = free_names(text, layout, plain, scope)
+        names = [inspect.Parameter(each, kind) for each in places]
         around = replace(plain, parameters=inspect.Signature(names))
-        return made(text, layout, around, scope, filename_of(text.source))
+        program = made(text, layout, around, scope, filename_of(text.source))
+        return replace(program, parameter_places=places)
     except RecursionError:
         raise text.bad(_TOO_DEEP, 0) from None
 

@@ -16,7 +16,7 @@ import ast
 import copy
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -64,15 +64,15 @@ _CONTEXT_FOR_PEOPLE = "context"
 class Written:
     """A program in Python.
 
-    `module` defines `make`. `used` are names that it reads, by their first place; `bound` those
-    that it binds itself. `compiler_flags` are what it asks of Python's compiler.
+    `module` defines `make`. `used` are names that it reads, by their first place, each with that;
+    `bound` those that it binds itself. `compiler_flags` are what it asks of Python's compiler.
     """
 
     module: ast.Module
     compiler_flags: int
     hole_names: frozenset[str]
     returns: bool
-    used: tuple[str, ...]
+    used: Mapping[str, ast.Name]
     bound: frozenset[str]
     has_decoder: bool
     has_model: bool
@@ -120,7 +120,13 @@ class _Writer:
         if self._layout.distribution is not None:
             supports[self._layout.distribution.name] = self._layout.distribution
         rewriter = PromptRewriter(
-            self._nodes, clauses, self._body.prompts, conditions, supports, self._rebound()
+            self._nodes,
+            clauses,
+            self._body.prompts,
+            self._body.sure,
+            conditions,
+            supports,
+            self._rebound(),
         )
         clauses.check_methods(self._texts())
         prompts = PlacedPrompts(self._nodes, self._body, rewriter)
@@ -144,7 +150,7 @@ class _Writer:
                 isinstance(node, ast.Return) and node.value is not None
                 for node in names.own_scope(rewritten)
             ),
-            used=tuple(name for name in used if not name.startswith(CALLS)),
+            used={name: node for name, node in used.items() if not name.startswith(CALLS)},
             bound=frozenset(names.bound([*self._preamble, *rewritten]) | {_CONTEXT_FOR_PEOPLE}),
             has_decoder=self._layout.decoder is not None,
             has_model=self._layout.model is not None,

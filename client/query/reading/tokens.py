@@ -84,6 +84,12 @@ def tokens_of(text: Text, region: Span) -> list[Token]:
     return made
 
 
+def beside_code(text: Text, region: Span) -> list[str]:
+    """The strings and comments of a region, in which Python reads no code. Raises BadProgram."""
+    kinds = (STRING, tokenize.COMMENT)
+    return [shown for kind, shown, _, _ in _joined(text, region) if kind in kinds]
+
+
 def _close(text: Text, open_brackets: list[tuple[str, int]], sign: str, offset: int) -> None:
     if not open_brackets:
         raise text.bad(f"'{sign}' closes nothing", offset)

@@ -1,6 +1,7 @@
 """Keywords of objects and arrays."""
 
 from constraints.errors import TooComplex
+from constraints.grammars.schema.keywords import says_nothing
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.scalars import engine_pattern
@@ -12,6 +13,11 @@ _MAX_REFERENCES = 20
 _MAX_PROPERTIES = 2000
 # The engine compares each with each.
 _MAX_PATTERNS = 64
+# Lengths are counted by a pattern, which takes its states.
+_MAX_NAME_LEN = 1000
+_OTHER_NAMES = (
+    "names of properties are enforced by one of `enum`, `const` and `pattern`, or by their lengths"
+)
 
 
 def _properties(place: Place, value: Json, pointer: str) -> None:
@@ -66,31 +72,54 @@ def _most_properties(place: Place, value: Json, pointer: str) -> None:
 def _property_names(place: Place, value: Json, pointer: str) -> None:
     """As `properties`, where there are so many names, or as `patternProperties`."""
     place.walk.probe(value, pointer)
-    names = value
+    names = _assertions(value)
     for _ in range(_MAX_REFERENCES):
         if isinstance(names, dict) and set(names) == {"$ref"}:
-            names = place.walk.raw(place.walk.resolve(names["$ref"], pointer))
+            target = place.walk.resolve(names["$ref"], pointer)
+            place.walk.probe(place.walk.raw(target), target)
+            names = _assertions(place.walk.raw(target))
     if names is False:
         place.out["maxProperties"] = 0
-    elif names is True or not names:
+    elif names is True:
         return
-    elif names.get("type", "string") == "string" and len(names.keys() - {"type"}) < 2:
-        _some_names(place, names, pointer)
+    elif names.get("type", "string") == "string":
+        _some_names(place, {key: names[key] for key in names if key != "type"}, pointer)
     else:
-        place.walk.refuse(pointer, "names of properties are enforced by `enum` or `pattern` only")
+        place.walk.refuse(pointer, _OTHER_NAMES)
+
+
+def _assertions(schema: Json) -> Json:
+    """The schema without what says nothing of a value."""
+    if isinstance(schema, bool):
+        return schema
+    return {key: value for key, value in schema.items() if not says_nothing(key)} or True
 
 
 def _some_names(place: Place, names: dict[str, Json], pointer: str) -> None:
-    if names.keys() <= {"type"}:
+    """Names that are strings, of which a schema says no more than this."""
+    match names:
+        case {"enum": listed, **rest} if not rest:
+            _only_names(place, listed, pointer)
+        case {"const": name, **rest} if not rest:
+            _only_names(place, [name], pointer)
+        case {"pattern": pattern, **rest} if not rest:
+            _names_by_pattern(place, pattern, pointer)
+        case _ if names.keys() <= {"minLength", "maxLength"}:
+            _names_by_length(place, int(names.get("minLength", 0)), names.get("maxLength"), pointer)
+        case _:
+            place.walk.refuse(pointer, _OTHER_NAMES)
+
+
+def _names_by_length(place: Place, least: int, most: Json, pointer: str) -> None:
+    if not least and most is None:
         return  # every name is a string
-    if "enum" in names:
-        _only_names(place, names["enum"], pointer)
-    elif "const" in names:
-        _only_names(place, [names["const"]], pointer)
-    elif "pattern" in names:
-        _names_by_pattern(place, names["pattern"], pointer)
+    if max(least, most or 0) > _MAX_NAME_LEN:
+        place.walk.refuse(pointer, f"lengths of names beyond {_MAX_NAME_LEN} are not enforced")
+    elif most is not None and most < least:
+        place.out["maxProperties"] = 0
     else:
-        place.walk.refuse(pointer, "names of properties are enforced by `enum` or `pattern` only")
+        bounds = f"{{{least},{'' if most is None else int(most)}}}"
+        _names_by_pattern(place, rf"^[\s\S]{bounds}$", pointer)
 
 
 def _only_names(place: Place, names: list[Json], pointer: str) -> None:

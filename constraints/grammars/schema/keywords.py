@@ -162,3 +162,10 @@ def meant(keyword: str) -> str | None:
         return folded[plain]
     close = get_close_matches(plain, list(folded), n=1, cutoff=0.87)
     return folded[close[0]] if close else None
+
+
+def says_nothing(keyword: str) -> bool:
+    """Whether a keyword is an annotation, and no slip for one that is none."""
+    if keyword in ANNOTATIONS or keyword.startswith("x-"):
+        return True
+    return keyword not in KNOWN and meant(keyword) is None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
 from constraints.grammars.schema.drafts import Draft
-from constraints.grammars.schema.keywords import ANNOTATIONS, KNOWN, meant
+from constraints.grammars.schema.keywords import says_nothing
 from constraints.grammars.schema.reading import Json
 
 # "integer" is a part of "number", so neither has a complement among the types alone.
@@ -38,10 +38,8 @@ def negation(schema: Json, resolve: Resolve, draft: Draft, depth: int = 0) -> Js
     for keyword, value in draft.read(schema).items():
         if draft.ignores(keyword, value):
             raise NoNegation(keyword)
-        if keyword in ANNOTATIONS or keyword.startswith("x-"):
+        if says_nothing(keyword):
             continue
-        if keyword not in KNOWN and meant(keyword) is None:
-            continue  # an annotation of the author's own
         refusals.append(_of_keyword(keyword, value, resolve, draft, depth + 1))
     return _any_of(refusals)
 

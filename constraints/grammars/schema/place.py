@@ -22,6 +22,9 @@ class Walk(Protocol):
     def resolve(self, reference: str, pointer: str) -> str:
         """The pointer that a reference leads to."""
 
+    def translated(self, pattern: str) -> str:
+        """A schema's pattern as the result has it. Raises Malformed, NotEnforced."""
+
     def raw(self, pointer: str) -> Json:
         """What stands in the document."""
 

@@ -6,9 +6,11 @@
 What cannot be said is refused with its pointer, or, of a lenient schema, left out and told.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from constraints.errors import Malformed, NotEnforced, TooComplex
+from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import containers, logic, scalars
 from constraints.grammars.schema.keywords import ANNOTATIONS, REFUSED, SHAPES, meant
 from constraints.grammars.schema.negation import NoNegation, negation
@@ -44,16 +46,24 @@ class Rewritten:
     needs_u: list[str]
 
 
-def rewrite(document: Json, *, lenient: bool = False) -> Rewritten:
-    """Raises Malformed, NotEnforced, TooComplex."""
-    return _Rewriter(document, lenient).rewrite()
+def _whole(pattern: str) -> str:
+    """A schema's pattern as the engine takes it. Raises Malformed, NotEnforced."""
+    return f"^(?:{translate_search(pattern)})$"
+
+
+def rewrite(
+    document: Json, *, lenient: bool = False, translate: Callable[[str], str] = _whole
+) -> Rewritten:
+    """Raises Malformed, NotEnforced, TooComplex. `translate`: how patterns stand in the result."""
+    return _Rewriter(document, lenient, translate).rewrite()
 
 
 class _Rewriter:
     """Walks one document, from the root to all that it refers to."""
 
-    def __init__(self, document: Json, lenient: bool) -> None:
+    def __init__(self, document: Json, lenient: bool, translate: Callable[[str], str]) -> None:
         self._document = document
+        self._translate = translate
         self._lenient = lenient
         self._references = References(document)
         self._names: dict[str, str] = {}
@@ -179,6 +189,9 @@ class _Rewriter:
 
     def resolve(self, reference: str, pointer: str) -> str:
         return self._references.resolve(reference, pointer)
+
+    def translated(self, pattern: str) -> str:
+        return self._translate(pattern)
 
     def raw(self, pointer: str) -> Json:
         return at(self._document, pointer)

@@ -1,7 +1,6 @@
 """Keywords of types and values, numbers and strings."""
 
 from constraints.errors import Malformed, NotEnforced
-from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import formats
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, shown
@@ -99,9 +98,9 @@ def _pattern(place: Place, value: Json, pointer: str) -> None:
 
 
 def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
-    """A schema's pattern as the engine takes it; None after it was refused."""
+    """A schema's pattern as the result has it; None after it was refused."""
     try:
-        return f"^(?:{translate_search(pattern)})$"
+        return place.walk.translated(pattern)
     except NotEnforced as error:
         place.walk.refuse(pointer, str(error))
     except Malformed as error:

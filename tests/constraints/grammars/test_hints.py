@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from constraints.grammars.hints import MAX_HINTS, hints_of
+from constraints.grammars.hints import MAX_HINTS, MAX_INSTANCES, MAX_INSTANCES_LEN, hints_of
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import SCHEMAS, record
 
@@ -36,8 +36,8 @@ def test_the_first_hint_of_a_schema_is_an_instance(name: str) -> None:
         ({"type": ["object", "null"]}, b"{}"),
         ({"anyOf": [{"type": "string", "minLength": 3}, {"type": "boolean"}]}, b"true"),
         (
-            {"type": "object", "minProperties": 2, "additionalProperties": {"const": 0}},
-            b'{"a":0,"aa":0}',
+            {"type": "object", "minProperties": 1, "additionalProperties": {"const": 0}},
+            b'{"a":0}',
         ),
         ({"allOf": [{"minimum": 3}, {"minimum": 5}], "type": "integer"}, b"5"),
         ({"type": "string", "pattern": r"\.pdf$"}, b'".pdf"'),
@@ -46,8 +46,8 @@ def test_the_first_hint_of_a_schema_is_an_instance(name: str) -> None:
         ({"type": "string", "anyOf": [{"pattern": "a"}, {"type": "object"}]}, b'"a"'),
         ({"type": "number", "anyOf": [{"type": "integer", "minimum": 7}]}, b"7"),
         (
-            {"type": "object", "propertyNames": {"pattern": "^x"}, "minProperties": 2},
-            b'{"x":0,"xa":0}',
+            {"type": "object", "propertyNames": {"pattern": "^x"}, "minProperties": 1},
+            b'{"x":0}',
         ),
         (
             {
@@ -76,6 +76,38 @@ def test_parts_are_hints_as_well() -> None:
         {"at": {"type": "string", "format": "date"}, "x": {"pattern": "(?=y)", "type": "string"}}
     )
     assert of_schema(schema) == (b'"2000-01-01"',)
+
+
+def test_what_the_least_instance_does_not_meet_has_a_hint_too() -> None:
+    item, branch = record({"i": {"type": "string"}}), record({"longer": {"type": "string"}})
+    schema = record(
+        {
+            "list": {"type": "array", "items": item},
+            "either": {"anyOf": [{"type": "null"}, branch]},
+            "day": {"type": "string", "format": "date"},
+        },
+        ["list", "either"],
+    )
+    assert of_schema(schema) == (
+        b'{"list":[],"either":null}',
+        *(b'""', b'{"i":""}', b'"2000-01-01"', b'{"longer":""}'),
+        b'{"list":[],"either":null,"day":"2000-01-01"}',
+    )
+
+
+def test_schemas_inside_of_a_grammar_have_hints_and_no_literals() -> None:
+    schema = json.dumps(record({"a": {"type": "string"}, "b": {"const": 1}}))
+    spec = ConstraintSpec(Kind.LARK, f'start: "call " %json {schema}', Whitespace.SPACED)
+    assert hints_of(spec) == (b"call ", b'""', b'{"a": "", "b": 1}')
+
+
+def test_hints_of_many_parts_are_bounded() -> None:
+    parts = {f"p{index}": {"const": "x" * 2_000 + str(index)} for index in range(300)}
+    hints = of_schema({"type": "object", "properties": parts})
+    assert hints[0] == b"{}"
+    assert sum(map(len, hints[1:])) <= MAX_INSTANCES_LEN
+    parts = {f"p{index}": {"const": str(index)} for index in range(300)}
+    assert len(of_schema({"type": "object", "properties": parts})) <= MAX_INSTANCES + 1
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,20 @@ def test_upper_and_lower_case_are_the_same_as_in_python(pattern: str) -> None:
         assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(r"(?i)[\w]", r"(?i)[^\w]", r"(?i)[\W]", r"(?i)[\d\W]", r"(?i)[\wé]", r"(?i)[^i\W]"),
+        *(r"(?i)[\Wk-m]", r"(?ai)[\Wk-m]", r"(?ai)[^é\w]"),
+    ],
+)
+def test_a_class_in_a_set_is_of_characters_as_they_are(pattern: str) -> None:
+    language = compiled(Kind.REGEX, pattern)
+    # A mark, and letters newer than this Python, that have a letter for their other case.
+    for char in "aKk\u212asS\u017fiI\u0130\u0131éÉ5_ -\u0345\ua7cb\ua7dc\u0264\u019b":
+        assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([r"[a-c]{2,5}x?", r"(ab|ba)+\d{2}", r"\w+@\w+\.org", r"(?:a|\s){3}", ".{4}"])

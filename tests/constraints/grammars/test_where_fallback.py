@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from constraints.errors import Contradiction, TooComplex
+from constraints.errors import Contradiction, NotEnforced, TooComplex
 from constraints.grammars import messages
 from constraints.grammars.engine import GrammarLanguage, GrammarMatcher
 from constraints.grammars.limits import LIMITS
@@ -23,7 +23,9 @@ WITHIN = [each for each in EXPRESSIONS if each not in BEYOND]
 
 def compiled(written: str) -> GrammarLanguage:
     limits = LIMITS[Kind.WHERE]
-    return GrammarLanguage(VOCABULARY, to_grammar(parse(written)), limits, messages.explain)
+    return GrammarLanguage(
+        VOCABULARY, to_grammar(parse(written), written), limits, messages.explain
+    )
 
 
 def legal(matcher: GrammarMatcher) -> frozenset[int]:
@@ -55,7 +57,7 @@ def test_masks_are_those_of_the_oracle(written: str) -> None:
 @pytest.mark.parametrize("written", BEYOND)
 def test_what_it_cannot_say_is_refused(written: str) -> None:
     with pytest.raises(TooComplex):
-        to_grammar(parse(written))
+        to_grammar(parse(written), written)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,20 @@ def test_what_it_cannot_say_is_refused(written: str) -> None:
 def test_a_contradiction_is_told(written: str) -> None:
     with pytest.raises(Contradiction):
         compiled(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        (r'len(X) < 5 and regex(X, r"(a)\1")', r'\1")'),
+        (r'len(X) < 5 and regex(X, "(a)\\1")', r'"(a)\\1")'),
+        (r'X == "(a)\\1" or regex(X, r"(a)\1")', r'\1")'),
+        ("len(X) < 5\n  and not regex(X, r'''(a)\\1''')", r"\1''')"),
+    ],
+)
+def test_a_pattern_that_is_refused_is_shown_in_the_expression(written: str, place: str) -> None:
+    with pytest.raises(NotEnforced, match="a reference back is not supported") as refused:
+        to_grammar(parse(written), written)
+    assert refused.value.position == written.index(place)
+    shown, caret = str(refused.value).splitlines()[1:]
+    assert shown[caret.index("^") :].startswith(place)

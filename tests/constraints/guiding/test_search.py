@@ -84,6 +84,22 @@ def test_nothing_longer_than_asked_for_is_answered() -> None:
     assert shortest(matcher, byte_vocabulary(), 6) == tuple(b"bbbccc")
 
 
+def test_who_failed_again_and_again_may_look_at_little() -> None:
+    matcher = language_of(pattern("[ab]{40}"), byte_vocabulary()).matcher()
+    assert shortest(matcher, byte_vocabulary(), 40, num_failed=1) is not None
+    assert shortest(matcher, byte_vocabulary(), 40, num_failed=10) is None
+
+
+def test_a_number_that_has_to_be_above_zero_ends() -> None:
+    matcher = language_of(pattern(r"\{0\.[0-9]*[1-9][0-9]*, 1\}"), byte_vocabulary()).matcher()
+    assert shortest(matcher, byte_vocabulary(), 20) == tuple(b"{0.1, 1}")
+
+
+def test_what_has_just_begun_is_closed() -> None:
+    matcher = language_of(pattern(r'x\{(?:"[a-z]*":0)?\}'), byte_vocabulary()).matcher()
+    assert shortest(matcher, byte_vocabulary(), 20) == tuple(b"x{}")
+
+
 def test_a_tail_is_joined_where_it_is_legal_again() -> None:
     language = language_of(pattern(r"(<[a-z]{9}>)*\.[0-9]{30}"), byte_vocabulary())
     matcher = language.matcher()

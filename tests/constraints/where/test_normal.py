@@ -196,3 +196,13 @@ def test_large_expressions_are_looked_through_quickly(written: str) -> None:
     began = time.process_time()
     assert not is_plainly_empty(expression)
     assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ['X == "w{}"', 'X in ["w{}", "v"]', 'starts_with(X, "w{}x")', 'ends_with(X, "w{}")'],
+)
+def test_alternatives_that_list_texts_are_one(condition: str) -> None:
+    written = " or ".join(condition.replace("{}", str(number)) for number in range(900))
+    (found,) = disjuncts(parse(f"len(X) > 3 and ({written})"))
+    assert len(found.held) == 1

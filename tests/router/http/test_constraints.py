@@ -133,3 +133,29 @@ async def test_a_server_that_takes_no_grammars_judges_none(tmp_path: Path) -> No
     async with checking(tmp_path, takes_grammars=False) as client:
         answer = await client.post("/constraints/check", json={"grammar": DIGITS, "text": "12"})
         assert answer.status_code == 422
+
+
+async def test_a_schema_in_a_string_may_have_no_key_twice(tmp_path: Path) -> None:
+    async with checking(tmp_path) as client:
+        value = '{"type": "integer", "type": "string"}'
+        told = await client.post(
+            "/constraints/check", json={"grammar": {"type": "json", "value": value}}
+        )
+        assert told.status_code == 422
+        assert "the key 'type' stands twice in one object" in told.text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ({"type": "choice", "value": ["", "a"]}, ""),
+        ({"type": "json", "value": True}, "[1]"),
+        ({"type": "json", "value": "true"}, "[1]"),
+    ],
+)
+async def test_an_empty_choice_and_a_schema_of_anything_are_grammars(
+    tmp_path: Path, grammar: dict[str, Any], text: str
+) -> None:
+    async with checking(tmp_path) as client:
+        told = await client.post("/constraints/check", json={"grammar": grammar, "text": text})
+        assert [each["accepted"] for each in told.json()["results"]] == [True]

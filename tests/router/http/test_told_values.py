@@ -81,8 +81,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         CHAT,
-        chat(guided_choice=["a", ""]),
-        '`guided_choice` is not valid: the value of `choice` must be. Given: ""',
+        chat(guided_choice=[]),
+        "`guided_choice` is not valid: the value of `choice` must be. Given: a list of 0",
     ),
     (CHAT, chat(verbosity=""), '`verbosity` must be one of low. Given: ""'),
     (CHAT, chat(top_logprobs=2), "`top_logprobs` needs `logprobs` to be true. Given: 2"),

@@ -39,6 +39,8 @@ def refusal(clause: str, kind: object = None) -> BadCondition:
         ("words(Y) == words(X)", "words(Y) can only be counted: write len(words(Y))", (1, 21)),
         ("X == words(Y)", "words(Y) can only be counted: write len(words(Y))", (1, 14)),
         ("X in tokens(Y)", "tokens(Y) can only be counted: write len(tokens(Y))", (1, 15)),
+        ("1 + words(X) < 3", "can only be counted: write len(words(X))", (1, 13)),
+        ("tokens(Y) - len(X) < 3", "can only be counted: write len(tokens(Y))", (1, 19)),
         ("len(X) in words(Y)", "compared with numbers. Given: in ('cat',)", (1, 19)),
         ("len(X)", "`len` alone is no condition", (1, 7)),
         ("X", "the hole alone is no condition", (1, 2)),

@@ -1,5 +1,6 @@
 """Docstrings: which are programs, and which are prompts."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,11 @@ PROGRAMS = [
     ("y = {7: 8}[a]\ny", [], 8),
     ("def g(n):\n    return n + 1\nreturn g(a)", [], 8),
     ("for i in range(a): str(i)", [], None),
+    ("y = str(a)  # as y[a] and z[0]\ny", [], "7"),
+    ("y = str([a, 8][a - 7:])\ny", [], "[7, 8]"),
+    ('y = {"k": a}\nstr(y)\ny', [], {"k": 7}),
+    ("y = {str(a): [8]}[str(a)]\nstr(y)\ny", [], [8]),
+    ("import asyncio\nx: int = await asyncio.sleep(0, a)\nx", [], 7),
 ]
 # Some of these are Python by chance.
 PROMPTS = [
@@ -69,6 +75,27 @@ PROMPTS = [
     "# Title\n[X]",
     "- a\n- b\n[X]",
     "f(x)",
+    # A hole in a comment or a string of what else is Python.
+    "import os\nprint(os.sep)\n# This prints: [ANSWER]",
+    "def add(b, c):\n    return b + c\nassert add(1, 2) == 3\n# In words: [ANSWER: int]",
+    'def greet(b):\n    print("Hello")\ngreet("{a}")\n# Docstring for greet: [DOC]',
+    "for i in range(3): print(i)\n# Output: [X]",
+    'print("[ANSWER]")\ny = 3',
+    # Holes with types, and values with formats.
+    "Total = sum(a)[X: int]",
+    "y = f(a)\nd[X: int]",
+    "Total = {str(a):4}",
+    "Note: y = {str(a):4}",
+    # Words that Python knows.
+    "Please: await [ANSWER]",
+    "Wait: await x",
+    "await [X]",
+    "Wait: await [X: int]",
+    # So deep that Python gives up.
+    "Total: " + " + ".join(["1"] * 1500) + "\n[X]",
+    " + ".join(["12"] * 1200) + " == [X]",
+    "-" * 1000 + "[X]",
+    "not " * 1500 + "a",
 ]
 # What Python cannot read as a whole, so that it is told.
 MISTAKES = [
@@ -103,7 +130,7 @@ def test_a_docstring_that_does_something_is_a_program(
 @pytest.mark.parametrize("docstring", PROMPTS)
 def test_what_may_be_prose_is_a_prompt(function_of: Callable[[str], Any], docstring: str) -> None:
     record, _ = ran(read_function(function_of(docstring)), "abc")
-    shown = docstring.replace("{a}", "abc").replace("{str(a)}", "abc")
+    shown = re.sub(r"\{(a|str\(a\))(:4)?\}", "abc", docstring)
 
     assert "".join(record).split() == shown.split()
 

@@ -106,6 +106,8 @@ PYTHON = [
     ("x = '\0'", "the character '\\x00' cannot stand in a program", "\0"),
     ("nonlocal q", "no binding for nonlocal 'q' found", None),
     ("__tandem_x = 3", "the name __tandem_x is taken", "__tandem_x"),
+    ('"{1 + __tandem_x}"', "the name __tandem_x is taken", "__tandem_x"),
+    ('"[X]" where X in __tandem_x', "the name __tandem_x is taken", "__tandem_x"),
 ]
 
 

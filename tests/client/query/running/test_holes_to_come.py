@@ -58,6 +58,32 @@ async def test_the_values_that_a_hole_is_chosen_from_count_before_it_comes(
     assert sent[0] == first
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"[A]"\nif A != "none": "[B]" distribution B in ["small", "medium"]\n'
+        "where len(A) + len(B) < 9",
+        '"[A]"\nif A == "none": return A\n"[B]" distribution B in ["none1"]\nwhere len(A) > len(B)',
+        '"[A]"\nfor each in [] if A == "none" else [A]: "[B]"\nwhere len(A) > len(B)\n'
+        'distribute B over ["none1"]',
+        '"[A]" where A in ["none", "x"]\nif A != "none": "[B]" distribution B in ["none1"]\n'
+        "where len(A) > len(B)",
+    ],
+)
+async def test_the_values_of_a_hole_that_may_not_come_bound_no_other(text: str) -> None:
+    model = ScriptedModel(lambda prompt: ["none"])
+
+    assert (await run(text, model=model))["A"] == "none"
+
+
+async def test_the_values_of_a_hole_behind_a_branch_count_before_it_comes() -> None:
+    text = (
+        '"a[A]"\nif A == "x": "!"\n" b[B]" distribution B in ["xxxx"]\nwhere len(A) + len(B) == 5'
+    )
+
+    assert (await asked(text, a=["xx", "x"]))[0] == "len(X) == 1"
+
+
 async def test_what_a_variable_says_of_it_counts_when_it_comes() -> None:
     text = '"a[A] "\nn = 4\n"b[B]"\nwhere len(A) < len(B) and len(B) < n'
 

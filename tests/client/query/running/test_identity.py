@@ -80,4 +80,10 @@ def test_a_template_without_its_values_is_told_which_it_lacks() -> None:
         ask.run_sync(a=1)
     with pytest.raises(ProgramFailed, match=r"^<template>:1:1: TypeError: .* argument 'c'"):
         ask(a=1, b=2, c=3)
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:11: values are missing"):
+        F("{{a}} {a}[X]", model=MODEL)()
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:13: values are missing"):
+        F("a {b.a} {a}[X]", model=MODEL)(b=1)
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:28: values are missing"):
+        F("a [X]", "len(X) < a", model=MODEL)()
     assert ask.run_sync("x", "y").prompt == "Say a x and 'y': 3"

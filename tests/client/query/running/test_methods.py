@@ -1,5 +1,7 @@
 """Queries as methods: nested, with clauses that speak of self, and what goes wrong in them."""
 
+import inspect
+
 import pytest
 
 from client.query import F, query, run_sync, sample
@@ -48,6 +50,23 @@ def test_a_method_fills_a_hole(kind: str) -> None:
     result = run_sync(f'"He: [X: {kind}]!"', {"asker": asker, "call": asker.samples}, model=MODEL)
 
     assert result.prompt == "He: abc?8!"
+
+
+def test_a_method_that_takes_no_object_fails_when_it_is_called() -> None:
+    class Selfless:
+        @query(model=MODEL)
+        def none() -> None:
+            "[X]"
+
+        @query(model=MODEL)
+        def kept(*, x: int = 1) -> None:
+            "{x}[X]"
+
+    assert {"none", "kept"} <= dict(inspect.getmembers(Selfless())).keys()
+    for name in ("none", "kept"):
+        with pytest.raises(ProgramFailed, match=rf"TypeError: {name}\(\) takes 0 positional"):
+            getattr(Selfless(), name)()
+    assert run_sync('"[X: f]"', {"f": Selfless.none}, model=MODEL).prompt == "0"
 
 
 async def test_what_goes_wrong_in_a_method_is_shown_at_its_place() -> None:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from client.query import ProgramFailed, run
+from client.query import BadCondition, ProgramFailed, run
 from tests.client.query.running.scripted_model import ScriptedModel, behind
 
 
@@ -51,6 +51,17 @@ async def test_a_hole_to_come_may_have_a_sign() -> None:
     constraint = model.generate_calls[0].constraint
     assert constraint is not None
     assert constraint.value == "len(X) < 3"
+
+
+@pytest.mark.parametrize(
+    ("condition", "pieces"), [("-words(X)", "words"), ("-tokens(X) < 3", "tokens")]
+)
+async def test_pieces_have_no_sign(condition: str, pieces: str) -> None:
+    model = ScriptedModel(lambda prompt: ["a"])
+    with pytest.raises(BadCondition, match=rf"^<query>:1:13: {pieces}\(X\) can only be counted"):
+        await run(f'"[X]" where {condition}', model=model)
+
+    assert model.calls == []
 
 
 async def test_what_is_no_number_has_pythons_signs() -> None:

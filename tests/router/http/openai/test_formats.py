@@ -43,7 +43,7 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
     ({"response_format": {"type": "json_object"}}, json_of(ANY)),
     ({"response_format": {"type": "json_object", "value": SCHEMA}}, json_of(TEXT)),
     ({"response_format": {"type": "json", "value": SCHEMA}}, json_of(TEXT)),
-    ({"response_format": {"type": "json", "value": '{"enum": [1]}'}}, json_of('{"enum":[1]}')),
+    ({"response_format": {"type": "json", "value": '{"enum": [1]}'}}, json_of('{"enum": [1]}')),
     ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, json_of(TEXT)),
     ({"response_format": {"type": "json_schema", "json_schema": LOOSE}}, json_of(TEXT)),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, json_of(ANY)),
