@@ -51,9 +51,12 @@ class LeastStrings:
         if pattern not in self._automata:
             self._automata[pattern] = self._automaton(pattern)
         automaton = self._automata[pattern]
-        if automaton is None or len(text) > _MAX_COMPARED_LEN or self._effort.left <= 0:
+        if automaton is None or len(text) > _MAX_COMPARED_LEN:
             return True
-        return automaton.matches(text)
+        try:
+            return automaton.matches(text)
+        except TooLarge:
+            return True
 
     def _automaton(self, source: str) -> Automaton | None:
         pattern = self._read(source)
@@ -74,8 +77,10 @@ class LeastStrings:
         known = [each for each in patterns if each is not None]
         if len(known) < len(patterns):
             return None
-        text = common_text(known, self._effort, min_len, max_len)
-        return text if text is not None or formats else self._in_a_row(sources, min_len)
+        try:
+            return common_text(known, self._effort, min_len, max_len)
+        except TooLarge:
+            return None if formats else self._in_a_row(sources, min_len)
 
     def _of_one(
         self, sources: tuple[str, ...], formats: tuple[str, ...], min_len: int

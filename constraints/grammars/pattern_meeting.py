@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from typing import TypeAlias
 
 from constraints.grammars.least_text import LIKED, edges_of, has
 from constraints.grammars.patterns import (
@@ -26,18 +27,27 @@ from constraints.grammars.patterns import (
 _MAX_EFFORT = 50_000
 _MAX_STATES = 3_000
 _END = 0
+# Looking at a character of a set is so much quicker than at a state.
+_QUICK = 4
 _Places = tuple[frozenset[int], ...]
+_Link: TypeAlias = "tuple[_Link, str] | None"
+
+
+class TooLarge(Exception):
+    """The patterns have more states, or more to look at, than there is effort for."""
 
 
 @dataclass
 class Effort:
-    """What may still be done for a schema: states that are made, places and edges looked at."""
+    """What may still be done for a schema: states and edges that are made or looked at."""
 
     left: int = _MAX_EFFORT
 
-
-class TooLarge(Exception):
-    """The pattern has more states than are looked at."""
+    def spend(self, amount: int) -> None:
+        """Raises TooLarge."""
+        self.left -= amount
+        if self.left < 0:
+            raise TooLarge
 
 
 class Automaton:
@@ -49,13 +59,14 @@ class Automaton:
         self._chars: list[Chars | None] = [None]
         self._next: list[tuple[int, ...]] = [()]
         self._moves: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        self._left: dict[frozenset[int], int] = {}
         start = self._before(pattern, _END)
         self.distances = self._measured()
         self.start = self._closed([start])
 
     def _new(self, chars: Chars | None, following: tuple[int, ...]) -> int:
-        self._effort.left -= 1
-        if len(self._chars) == _MAX_STATES or self._effort.left < 0:
+        self._effort.spend(1 + len(following))
+        if len(self._chars) == _MAX_STATES:
             raise TooLarge
         self._chars.append(chars)
         self._next.append(following)
@@ -69,8 +80,10 @@ class Automaton:
             case Chars():
                 return self._new(pattern, (following,))
             case Choice(options):
+                self._effort.spend(len(options))
                 return self._new(None, tuple(self._before(each, following) for each in options))
             case Concat(parts):
+                self._effort.spend(len(parts))
                 for part in reversed(parts):
                     following = self._before(part, following)
                 return following
@@ -117,6 +130,7 @@ class Automaton:
             state = states.pop()
             if state not in seen and self.distances[state] is not None:
                 seen.add(state)
+                self._effort.spend(1 + len(self._next[state]))
                 if self._chars[state] is None:
                     states.extend(self._next[state])
         return frozenset(state for state in seen if state == _END or self._chars[state] is not None)
@@ -124,7 +138,7 @@ class Automaton:
     def after(self, states: frozenset[int], char: str) -> frozenset[int]:
         """Where the character leads; nowhere, where it is none of those that may follow."""
         if (states, char) not in self._moves:
-            self._effort.left -= len(states)
+            self._effort.spend(len(states))
             following = [
                 each
                 for state in states
@@ -136,12 +150,15 @@ class Automaton:
 
     def left(self, states: frozenset[int]) -> int:
         """Characters that have to follow at least."""
-        return min(each for state in states if (each := self.distances[state]) is not None)
+        if states not in self._left:
+            measured = (self.distances[state] for state in states)
+            self._left[states] = min(each for each in measured if each is not None)
+        return self._left[states]
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text matches."""
+        """Whether the whole text matches. Raises TooLarge."""
         states = self.start
-        self._effort.left -= len(text)
+        self._effort.spend(len(text))
         for char in text:
             states = self.after(states, char)
         return _END in states
@@ -150,15 +167,14 @@ class Automaton:
 def common_text(
     patterns: Sequence[Pattern], effort: Effort, min_len: int = 0, max_len: int | None = None
 ) -> str | None:
-    """The shortest text that each of the patterns matches as a whole. None: none is seen."""
-    try:
-        automata = [Automaton(pattern, effort) for pattern in patterns]
-    except TooLarge:
-        return None
+    """The shortest text that each of the patterns matches as a whole. None: there is none.
+
+    Raises TooLarge: it is not known."""
+    automata = [Automaton(pattern, effort) for pattern in patterns]
     starts = tuple(each.start for each in automata)
     if not all(starts):
         return None
-    return _sought(automata, starts, _alphabet(patterns), (min_len, max_len), effort)
+    return _sought(automata, starts, _alphabet(patterns, effort), (min_len, max_len), effort)
 
 
 def _sought(
@@ -175,38 +191,50 @@ def _sought(
         return max(*measured, min_len - length)
 
     serial = count()
-    heap = [(left(starts, 0), 0, 0, "", starts)]
+    # Of each text its last character and where the rest is: whole texts would be too much memory.
+    heap: list[tuple[int, int, int, _Link, _Places]] = [(left(starts, 0), 0, 0, None, starts)]
     seen: set[tuple[_Places, int]] = set()
-    while heap and effort.left > 0:
-        total, _, _, text, places = heapq.heappop(heap)
+    while heap:
+        total, negated_len, _, text, places = heapq.heappop(heap)
         if max_len is not None and total > max_len:
             return None
-        if len(text) >= min_len and all(_END in states for states in places):
-            return text
-        if (places, min(len(text), min_len)) in seen:
+        if -negated_len >= min_len and all(_END in states for states in places):
+            return _read_back(text)
+        if (places, min(-negated_len, min_len)) in seen:
             continue
-        seen.add((places, min(len(text), min_len)))
-        effort.left -= len(alphabet)
+        seen.add((places, min(-negated_len, min_len)))
+        length = 1 - negated_len
         for char in alphabet:
+            effort.spend(1)
             after = tuple(
                 each.after(states, char) for each, states in zip(automata, places, strict=True)
             )
             if all(after):
-                length = len(text) + 1
                 # Of those that are as long, the one that is nearer to its end.
-                entry = (length + left(after, length), -length, next(serial), text + char, after)
-                heapq.heappush(heap, entry)
+                total = length + left(after, length)
+                heapq.heappush(heap, (total, -length, next(serial), (text, char), after))
     return None
 
 
-def _alphabet(patterns: Sequence[Pattern]) -> list[str]:
+def _read_back(text: _Link) -> str:
+    chars = []
+    while text is not None:
+        text, char = text
+        chars.append(char)
+    return "".join(reversed(chars))
+
+
+def _alphabet(patterns: Sequence[Pattern], effort: Effort) -> list[str]:
     """Of the characters that no pattern tells apart, the one that is liked most."""
     sets = list(dict.fromkeys(chars for pattern in patterns for chars in _sets(pattern)))
+    # A set is asked for each of these characters.
+    effort.spend(len(sets) * len(LIKED) // _QUICK)
     known: dict[tuple[bool, ...], str] = {}
     liked = [_liked(chars) for chars in sets]
     for char in LIKED:
         known.setdefault(tuple(char in each for each in liked), char)
     others = {char for chars in sets if not _liked(chars) for char in edges_of(chars)}
+    effort.spend(len(sets) * len(others) // _QUICK)
     for char in sorted(others):
         known.setdefault(tuple(has(chars, char) for chars in sets), char)
     return [char for told, char in known.items() if any(told)]

@@ -31,8 +31,13 @@ def read(text: str) -> Json:
         raise TooComplex(f"the schema is nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:
         raise Malformed(f"the schema is not JSON: {error}") from None
-    _check(value, "", 0)
+    check(value)
     return value
+
+
+def check(value: Json) -> None:
+    """Looks at depths, numbers and half characters. Raises Malformed with a pointer, TooComplex."""
+    _check(value, "", 0)
 
 
 def shown(value: Json) -> str:

@@ -205,3 +205,10 @@ def test_hints_take_little_time(spec: ConstraintSpec) -> None:
     began_s = time.thread_time()
     hints_of(spec)
     assert time.thread_time() - began_s < 0.5
+
+
+@pytest.mark.parametrize(
+    "schema", ['{"multipleOf":1e400}', '{"enum":[1e999]}', '{"minimum":NaN}', "[" * 450 + "]" * 450]
+)
+def test_a_schema_in_a_grammar_that_is_none_has_no_hints(schema: str) -> None:
+    assert hints_of(ConstraintSpec(Kind.LARK, f"start: %json {schema}")) == ()

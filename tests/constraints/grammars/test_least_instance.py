@@ -359,3 +359,16 @@ def test_a_schema_that_is_made_to_take_long_takes_little_time(name: str) -> None
     began_s = time.thread_time()
     guess(HOSTILE[name])
     assert time.thread_time() - began_s < 0.7
+
+
+def test_a_string_that_cannot_be_is_no_guess_though_it_is_shorter() -> None:
+    dash = {"pattern": "-"}
+    schema = {
+        "anyOf": [
+            {"type": "string", "allOf": [{"pattern": "^$"}, dash]},
+            {"type": "string", "minLength": 5, "allOf": [{"pattern": "[0-9]{3}"}, dash]},
+        ]
+    }
+    guess = Least(schema, (",", ":")).guess()
+    assert guess is not None
+    jsonschema.validate(json.loads(guess), schema)

@@ -2,6 +2,8 @@
 
 import re
 import time
+import tracemalloc
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -54,8 +56,40 @@ def test_the_text_is_the_shortest(
 def test_patterns_without_bounds_take_a_bounded_time() -> None:
     began_s = time.thread_time()
     many = [read(f"(?:a|b)*a(?:a|b){{{length}}}c?") for length in range(10, 40)]
-    assert common_text([*many, read("c")], Effort()) is None
-    assert common_text(many, Effort()) is None
+    with pytest.raises(TooLarge):
+        common_text(many, Effort())
     with pytest.raises(TooLarge):
         Automaton(read("a{9999}"), Effort())
     assert time.thread_time() - began_s < 1
+
+
+def signs(first: int, count: int) -> str:
+    return "|".join(chr(0x4E00 + first + index) for index in range(count))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "min_len"),
+    [
+        ([f"(?:{signs(0, 1400)})*", f"(?:{signs(700, 1400)})*"], 1),
+        (["(?:a(?:" + "|" * 20_000 + ")){1000}", "b"], 0),
+        (["(?:a" + "(?:)" * 10_000 + "){1000}", "b"], 0),
+        (["[abc]*", "(?:a|[bc])*"], 24_000),
+    ],
+    ids=["many characters", "empty options", "empty parts", "long texts"],
+)
+def test_what_is_large_is_soon_done_and_takes_little_memory(
+    patterns: list[str], min_len: int
+) -> None:
+    read_patterns = [read(each) for each in patterns]
+    began_s = time.thread_time()
+    with suppress(TooLarge):
+        common_text(read_patterns, Effort(), min_len)
+    assert time.thread_time() - began_s < 1
+    tracemalloc.start()
+    try:
+        with suppress(TooLarge):
+            common_text(read_patterns, Effort(), min_len)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 50 << 20
