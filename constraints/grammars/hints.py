@@ -14,7 +14,7 @@ from constraints.grammars.least_text import MAX_PATTERN_LEN, least_text
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.regex import matching
-from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.reading import Json, check
 from constraints.grammars.schema_hints import Instances
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 
@@ -103,6 +103,10 @@ def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
     found: set[str] = set()
     instances = Instances(separators)
     for schema in schemas:
+        try:
+            check(schema)
+        except ConstraintError:
+            continue  # the compiler says so
         whole, parts = instances.of(schema)
         found |= {*parts, whole or ""}
     return sorted(found, key=lambda text: (len(text), text))

@@ -8,9 +8,8 @@ well, so that each of them gets a guess of its own.
 from collections import deque
 from collections.abc import Iterator
 
-from constraints.errors import ConstraintError
 from constraints.grammars.least_instance import Least
-from constraints.grammars.schema.reading import Json, check
+from constraints.grammars.schema.reading import Json
 from constraints.guiding.time_limit import TimeLimit
 
 # Looking at a few hundred places takes a millisecond or two; this is for schemas that are made to
@@ -34,10 +33,6 @@ class Instances:
         """A small instance of the whole, and of parts, the shortest first."""
         if self._limit.is_over():
             return None, []
-        try:
-            check(document)
-        except ConstraintError:
-            return None, []  # the compiler says so
         least = Least(document, self._separators)
         whole = least.guess()
         found = least.parts

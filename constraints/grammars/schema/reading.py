@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import reduce
 from typing import Any, NoReturn
 
 from constraints.errors import Malformed, TooComplex
@@ -37,7 +38,7 @@ def read(text: str) -> Json:
 
 def check(value: Json) -> None:
     """Looks at depths, numbers and half characters. Raises Malformed with a pointer, TooComplex."""
-    _check(value, "", 0)
+    _check(value, ())
 
 
 def shown(value: Json) -> str:
@@ -90,23 +91,26 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _check(value: Json, pointer: str, depth: int) -> None:
+def _check(value: Json, place: tuple[str | int, ...]) -> None:
     """Refuse what the engine's reader would stumble over, where its place is still known."""
-    if depth > MAX_DEPTH:
+    if len(place) > MAX_DEPTH:
         raise TooComplex(f"the schema is nested more than {MAX_DEPTH} deep")
     match value:
         case dict():
             for key, member in value.items():
-                _check(key, below(pointer, key), depth + 1)
-                _check(member, below(pointer, key), depth + 1)
+                _check(key, (*place, key))
+                _check(member, (*place, key))
         case list():
             for index, member in enumerate(value):
-                _check(member, below(pointer, index), depth + 1)
+                _check(member, (*place, index))
         case str():
             if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-                message = f"{pointer or 'the schema'} has half of a surrogate pair"
-                raise Malformed(message, pointer=pointer)
+                raise _bad("{} has half of a surrogate pair", place)
         case float():
             if not math.isfinite(value):
-                message = f"{pointer or 'the schema'}: the number is too large"
-                raise Malformed(message, pointer=pointer)
+                raise _bad("{}: the number is too large", place)
+
+
+def _bad(message: str, place: tuple[str | int, ...]) -> Malformed:
+    pointer = reduce(below, place, "")
+    return Malformed(message.format(pointer or "the schema"), pointer=pointer)
