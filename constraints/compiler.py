@@ -199,7 +199,7 @@ class Compiler:
                     limits,
                     schema.explain,
                     schema.not_enforced,
-                    hints_of(spec),
+                    hints_of(spec, rewritten=schema.rewritten),
                 )
             except Contradiction as error:
                 simpler = _simpler(schema, error)

@@ -15,6 +15,7 @@ from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import parse
 from constraints.grammars.regex import matching
 from constraints.grammars.schema.reading import Json, check
+from constraints.grammars.schema.rewriting import Rewritten
 from constraints.grammars.schema_hints import Instances
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 
@@ -25,6 +26,8 @@ MAX_INSTANCES, MAX_INSTANCES_LEN = 200, 32_000
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINALS, _MAX_TERMINAL_LEN = 200, 1_000
 
+# Schemas that may have patterns, which are rewritten as the engine takes them.
+_WITH_PATTERNS = re.compile(r"attern|propertyNames|\\u")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 # A character in the engine's syntax.
@@ -38,17 +41,23 @@ _PIECES = re.compile(
 )
 
 
-def hints_of(spec: ConstraintSpec, grammar: str = "") -> tuple[bytes, ...]:
+def hints_of(
+    spec: ConstraintSpec, grammar: str = "", rewritten: Rewritten | None = None
+) -> tuple[bytes, ...]:
     """The best first. Of a schema and of a pattern, a whole text of it is the first one.
 
-    grammar: what the engine reads in place of a grammar of llama.cpp, which has no terminals
+    grammar:   what the engine reads in place of a grammar of llama.cpp, which has no terminals
+    rewritten: the schema, if it is at hand
     """
     if len(spec.text) > MAX_SOURCE_LEN:
         return ()
     parts: list[str] = []
     match spec.kind:
         case Kind.JSON_SCHEMA:
-            whole, parts = Instances(_separators(spec)).of(json.loads(spec.text))
+            if rewritten is None or _WITH_PATTERNS.search(spec.text):
+                whole, parts = Instances(_separators(spec)).of(json.loads(spec.text))
+            else:
+                whole, parts = Instances(_separators(spec)).of(rewritten)
             found = [whole or ""]
         case Kind.REGEX:
             found = [_least_match(spec.text), *_runs(spec.text)]

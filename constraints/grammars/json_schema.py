@@ -31,6 +31,11 @@ class SchemaGrammar:
     _whitespace: Whitespace
     _blame: Blame
 
+    @property
+    def rewritten(self) -> Rewritten:
+        """The schema that the grammar was written from."""
+        return self._blame.rewritten
+
     def explain(self, message: str) -> ConstraintError:
         """What the engine's message says of the schema, with a pointer where one is found."""
         return self._blame.error(message)

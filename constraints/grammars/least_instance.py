@@ -17,7 +17,7 @@ from constraints.grammars.least_string import LeastStrings
 from constraints.grammars.least_text import MAX_LEN
 from constraints.grammars.least_values import fits, written
 from constraints.grammars.schema.reading import Json
-from constraints.grammars.schema.rewriting import rewrite
+from constraints.grammars.schema.rewriting import Rewritten, rewrite
 
 _MAX_DEPTH = 40
 # Choices that one place makes together.
@@ -35,9 +35,10 @@ _FOLDED = frozenset(("$ref", "allOf", *_CHOICES))
 
 
 class Least:
-    """Guesses for one schema. `separators`: as json.dumps has them."""
+    """Guesses for one schema, as it was written or rewritten; in the latter, patterns have to be as
+    the client wrote them. `separators`: as json.dumps has them."""
 
-    def __init__(self, document: Json, separators: tuple[str, str]) -> None:
+    def __init__(self, document: Json | Rewritten, separators: tuple[str, str]) -> None:
         self._item, self._key = separators
         self._definitions: dict[str, Json] = {}
         self._num_steps = 0
@@ -51,9 +52,13 @@ class Least:
         # Guesses of parts, which may stand where a search is stuck.
         self.parts: set[str] = set()
 
-    def _rewrite(self, document: Json) -> None:
+    def _rewrite(self, document: Json | Rewritten) -> None:
         try:
-            found = rewrite(document, lenient=True, translate=str)
+            found = (
+                document
+                if isinstance(document, Rewritten)
+                else rewrite(document, lenient=True, translate=str)
+            )
         except (ConstraintError, RecursionError):
             return  # the compiler refuses it, in better words
         self._root, self._definitions = found.root, found.definitions

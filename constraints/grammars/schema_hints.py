@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from constraints.grammars.least_instance import Least
 from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.rewriting import Rewritten
 from constraints.guiding.time_limit import TimeLimit
 
 # Looking at a few hundred places takes a millisecond or two; this is for schemas that are made to
@@ -29,7 +30,7 @@ class Instances:
         self._separators = separators
         self._limit = TimeLimit(_MAX_TIME_S)
 
-    def of(self, document: Json) -> tuple[str | None, list[str]]:
+    def of(self, document: Json | Rewritten) -> tuple[str | None, list[str]]:
         """A small instance of the whole, and of parts, the shortest first."""
         if self._limit.is_over():
             return None, []

@@ -8,6 +8,8 @@ import jsonschema
 import pytest
 
 from constraints.grammars.hints import MAX_HINTS, MAX_INSTANCES, MAX_INSTANCES_LEN, hints_of
+from constraints.grammars.json_schema import prepare
+from constraints.grammars.limits import LIMITS
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import SCHEMAS, record
 
@@ -212,3 +214,15 @@ def test_hints_take_little_time(spec: ConstraintSpec) -> None:
 )
 def test_a_schema_in_a_grammar_that_is_none_has_no_hints(schema: str) -> None:
     assert hints_of(ConstraintSpec(Kind.LARK, f"start: %json {schema}")) == ()
+
+
+@pytest.mark.parametrize("name", list(SCHEMAS))
+def test_a_schema_that_is_rewritten_already_has_hints_as_good(name: str) -> None:
+    text = json.dumps(SCHEMAS[name])
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, text)
+    schema = prepare(text, Whitespace.COMPACT, False, LIMITS[Kind.JSON_SCHEMA])
+
+    (least, *_), (expected, *_) = hints_of(spec, rewritten=schema.rewritten), hints_of(spec)
+
+    jsonschema.validate(json.loads(least), SCHEMAS[name])
+    assert len(least) == len(expected)
