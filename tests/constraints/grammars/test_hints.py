@@ -206,7 +206,7 @@ def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
 def test_hints_take_little_time(spec: ConstraintSpec) -> None:
     began_s = time.thread_time()
     hints_of(spec)
-    assert time.thread_time() - began_s < 0.5
+    assert time.thread_time() - began_s < 1
 
 
 @pytest.mark.parametrize(
