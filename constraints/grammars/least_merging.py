@@ -1,10 +1,9 @@
 """Two schemas without choices as one that holds both, for guesses of small instances."""
 
-import json
 from collections.abc import Callable
 from itertools import chain
 
-from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.reading import Json, equal_key
 
 # Keywords that are looked at together.
 _OBJECT = ("properties", "patternProperties", "additionalProperties")
@@ -38,24 +37,6 @@ def both_schemas(one: Json, other: Json) -> Json:
     return {"allOf": [one, other]}
 
 
-def key_of(value: Json) -> str:
-    """The same for values that JSON Schema takes for equal."""
-    if isinstance(value, str):
-        return f'"{value}'
-    return json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: Json) -> Json:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain(item) for item in value]
-        case dict():
-            return {key: _plain(member) for key, member in value.items()}
-    return value
-
-
 def _is_empty(schema: dict[str, Json]) -> bool:
     if schema.get("type") == [] or schema.get("enum") == []:
         return True
@@ -74,8 +55,8 @@ def _common_values(one: dict[str, Json], other: dict[str, Json]) -> list[Json]:
     if len(lists) == 1:
         return lists[0]
     ours, theirs = lists
-    known = set(map(key_of, theirs))
-    return [value for value in ours if key_of(value) in known]
+    known = set(map(equal_key, theirs))
+    return [value for value in ours if equal_key(value) in known]
 
 
 def _both_objects(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:

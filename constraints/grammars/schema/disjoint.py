@@ -4,10 +4,8 @@ Exact where it says yes. It looks at types, values, bounds and, in objects, at k
 the two requires: the tag of a tagged union.
 """
 
-import json
-
 from constraints.grammars.schema.endless import parts
-from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.reading import Json, equal_key
 
 _ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _MAX_DEPTH = 5
@@ -117,8 +115,8 @@ def _values(schema: Json) -> list[Json] | None:
 def _differ_as(name: str, one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:
     mine, theirs = _values(one), _values(other)
     if mine is not None and theirs is not None:
-        return not {_key(value) for value in mine if _type_of(value) == name} & {
-            _key(value) for value in theirs if _type_of(value) == name
+        return not {equal_key(value) for value in mine if _type_of(value) == name} & {
+            equal_key(value) for value in theirs if _type_of(value) == name
         }
     if mine is not None or theirs is not None:
         return False
@@ -147,19 +145,3 @@ def _differ_in_a_key(one: Json, other: Json, definitions: _Definitions, depth: i
             if theirs is not None and are_disjoint(mine, theirs, definitions, depth + 1):
                 return True
     return False
-
-
-def _key(value: Json) -> str:
-    """The same for values that JSON Schema takes for equal."""
-    return json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: Json) -> Json:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain(item) for item in value]
-        case dict():
-            return {key: _plain(member) for key, member in value.items()}
-    return value

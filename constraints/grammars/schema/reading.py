@@ -47,6 +47,24 @@ def shown(value: Json) -> str:
     return text if len(text) <= _MAX_SHOWN_LEN else text[:_MAX_SHOWN_LEN] + "..."
 
 
+def equal_key(value: Json) -> str:
+    """The same for values that JSON Schema takes for equal."""
+    if isinstance(value, str):
+        return f'"{value}'
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Json) -> Json:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_plain(item) for item in value]
+        case dict():
+            return {key: _plain(member) for key, member in value.items()}
+    return value
+
+
 def below(pointer: str, key: str | int) -> str:
     """The JSON Pointer of a member."""
     return f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
