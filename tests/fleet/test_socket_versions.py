@@ -38,6 +38,13 @@ async def objects(client: Socket, num: int) -> list[dict[str, Any]]:
     return got
 
 
+async def greeted_in_a_stream(client: Socket) -> None:
+    """A stream of version 1 waits behind its fourth token, and the client has said HELLO since."""
+    await client.say("GENERATE", stream_id=1, model="a", max_tokens=6, wait_behind=4)
+    await objects(client, 4)
+    await client.greet()
+
+
 async def test_a_stream_of_version_1_loses_no_token_to_a_greeting(house: House) -> None:
     async with socket(house) as client:
         await client.say("GENERATE", stream_id=1, model="a", max_tokens=6, wait_behind=4)
@@ -57,9 +64,7 @@ async def test_a_stream_that_a_greeting_met_ends_and_gives_its_model_and_its_id_
     house: House,
 ) -> None:
     async with socket(house) as client:
-        await client.say("GENERATE", stream_id=1, model="a", max_tokens=6, wait_behind=4)
-        await objects(client, 4)
-        await client.greet()
+        await greeted_in_a_stream(client)
         house.upstreams.go_on.set()
         assert (await objects(client, 3))[-1]["token"] == 99
         assert house.keeper.num_users("a") == 0
@@ -72,9 +77,7 @@ async def test_a_server_that_dies_ends_a_stream_that_a_greeting_met_by_length(
     house: House,
 ) -> None:
     async with socket(house) as client:
-        await client.say("GENERATE", stream_id=1, model="a", max_tokens=6, wait_behind=4)
-        await objects(client, 4)
-        await client.greet()
+        await greeted_in_a_stream(client)
         await house.kill("a")
         (told,) = await objects(client, 1)
     assert (told["token"], told["finish_reason"]) == (4, "length")
