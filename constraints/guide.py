@@ -156,9 +156,6 @@ class Guide:
             row.fill(0)
             set_bits(row, self._ends)
             return
-        if self._num_tokens and self._needs_witness:
-            # What a check may search with is made here, where nobody waits for it.
-            self._language.in_bytes()
         self._matcher.fill_mask(row, None if self._budget.cuts else self._remaining)
         clear_bits(row, self._ends)
         if self._is_tight:
@@ -166,6 +163,16 @@ class Guide:
         may_end = self._num_tokens >= self._budget.min_len or not row.any()
         if may_end and self._matcher.is_complete:
             set_bits(row, self._ends)
+
+    @property
+    def is_equipped(self) -> bool:
+        """Whether `check` has what it may search with, as has whoever begins an output."""
+        return self._num_tokens == 0 or not self._needs_witness or self._language.is_equipped
+
+    def equip(self) -> None:
+        """Make what `check` may search with; it takes as long as compiling."""
+        if not self.is_equipped:
+            self._language.equip()
 
     def check(self, token_id: int) -> bool:
         """Whether the output can still be completed in its budget after this legal token.

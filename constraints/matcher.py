@@ -84,5 +84,15 @@ class Language(Protocol):
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an output."""
 
+    @property
+    def is_equipped(self) -> bool:
+        """Whether all is there that searches from the middle of a text use."""
+
+    def equip(self) -> None:
+        """Make it, which may take as long as compiling; any thread may ask, again and again.
+
+        Nobody has to: a search makes what it lacks, while whoever asked for it waits.
+        """
+
     def in_bytes(self) -> "Language | None":
         """The same texts over `byte_vocabulary`, where that makes searches faster."""

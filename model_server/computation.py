@@ -145,11 +145,14 @@ class Computation:
         sampling: list[int] = []
         late: frozenset[int] = frozenset()
         try:
+            if self._sampler is not None:
+                sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
+            if self._guides is not None:
+                self._guides.begin(sampling)
             logits = self._model.forward(inputs)
             forward_end_ns = time.perf_counter_ns()
             if self._sampler is not None:
                 scores = score_prompts(logits, chunks)
-                sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
                 if self._guides is not None:
                     late = self._guides.wait(sampling)
                     sampling = [each for each in sampling if each not in late]

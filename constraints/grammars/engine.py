@@ -23,6 +23,7 @@ from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.forced import forced_beginning
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.hints import Hints
 from constraints.guiding.search import MAX_BEFORE, shortest_completion
 from constraints.guiding.witness import completes, spelled, text_of
 from constraints.kept import kept_with_vocabulary
@@ -53,7 +54,7 @@ class GrammarLanguage:
 
     not_enforced: JSON Pointers of the parts of a lenient schema that masks do not hold
     grammar:      the text that the engine was given
-    hints:        pieces of text that stand in it as wholes; the search for completions tries them
+    hints:        texts that stand in it as wholes or as pieces; searches for completions try them
     suggested:    tokens that were a text of it elsewhere; tried before anything is searched for
     """
 
@@ -67,7 +68,7 @@ class GrammarLanguage:
         limits: Limits,
         explain: Callable[[str], ConstraintError],
         not_enforced: tuple[str, ...] = (),
-        hints: tuple[bytes, ...] = (),
+        hints: Hints | None = None,
         *,
         may_run_on: bool = False,
     ) -> None:
@@ -77,7 +78,7 @@ class GrammarLanguage:
         """
         self.vocabulary = vocabulary
         self.textless = _textless_ids(vocabulary)
-        self.hints = hints
+        self.hints = hints or Hints()
         self.grammar = grammar
         self.not_enforced = not_enforced
         self.may_run_on = may_run_on
@@ -114,7 +115,7 @@ class GrammarLanguage:
         """As another process has translated it. Raises what `explain` makes of an error."""
         language = cls(
             *(vocabulary, translation.grammar, limits, explain),
-            *(translation.not_enforced, translation.hints),
+            *(translation.not_enforced, Hints(translation.hints)),
             may_run_on=translation.may_run_on,
         )
         language.suggested = translation.completion
@@ -123,7 +124,7 @@ class GrammarLanguage:
     @property
     def translation(self) -> Translation:
         """What another process need not find out again."""
-        found = (self.grammar, self.not_enforced, self.hints, self.may_run_on)
+        found = (self.grammar, self.not_enforced, self.hints.all(), self.may_run_on)
         return Translation(*found, self.first_completion)
 
     def matcher(self) -> "GrammarMatcher":
@@ -140,6 +141,16 @@ class GrammarLanguage:
         """Make no more matchers of an original: the lexer that its clones share is worn out."""
         with self._lock:
             self._originals = [each for each in self._originals if each is not original]
+
+    @property
+    def is_equipped(self) -> bool:
+        """Whether all is there that searches from the middle of a text use."""
+        return self.hints.are_made and (self._in_bytes is not None or not self._has_bytes)
+
+    def equip(self) -> None:
+        """Make it, which takes as long as compiling. Any thread may ask."""
+        self.hints.all()
+        self.in_bytes()
 
     def in_bytes(self) -> "GrammarLanguage | None":
         """The same texts over `byte_vocabulary`; compiled when first asked for.
@@ -251,8 +262,8 @@ class GrammarMatcher:
         if not self._made:
             # Of a schema the first hint is an instance. The search's engine is compiled later.
             guess = language.suggested
-            if guess is None and language.hints:
-                guess = spelled(language.hints[0], language.vocabulary)
+            if guess is None and language.hints.first:
+                guess = spelled(language.hints.first[0], language.vocabulary)
             if guess and len(guess) <= max_len and completes(self, language.vocabulary, guess):
                 language.first_completion = guess
                 return guess
@@ -261,7 +272,7 @@ class GrammarMatcher:
             language.vocabulary,
             max_len,
             tails,
-            language.hints,
+            language.hints.all(),
             self._bytewise(),
             before=text_of(tuple(self._made[-MAX_BEFORE:]), language.vocabulary),
             is_patient=not self._made,

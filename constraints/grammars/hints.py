@@ -16,7 +16,9 @@ from constraints.grammars.pattern_parser import parse
 from constraints.grammars.regex import matching
 from constraints.grammars.schema.reading import Json, check
 from constraints.grammars.schema.rewriting import Rewritten
-from constraints.grammars.schema_hints import Instances
+from constraints.grammars.schema_hints import MAX_TIME_S, Instances
+from constraints.guiding.hints import Hints
+from constraints.guiding.time_limit import TimeLimit
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 
 MAX_HINTS = 12
@@ -41,24 +43,18 @@ _PIECES = re.compile(
 )
 
 
-def hints_of(
-    spec: ConstraintSpec, grammar: str = "", rewritten: Rewritten | None = None
-) -> tuple[bytes, ...]:
-    """The best first. Of a schema and of a pattern, a whole text of it is the first one.
+def hints_of(spec: ConstraintSpec, grammar: str = "", rewritten: Rewritten | None = None) -> Hints:
+    """The hints of a constraint that compiles.
 
     grammar:   what the engine reads in place of a grammar of llama.cpp, which has no terminals
-    rewritten: the schema, if it is at hand
+    rewritten: the schema, if it is at hand; nobody changes it any more
     """
     if len(spec.text) > MAX_SOURCE_LEN:
-        return ()
+        return Hints()
     parts: list[str] = []
     match spec.kind:
         case Kind.JSON_SCHEMA:
-            if rewritten is None or _WITH_PATTERNS.search(spec.text):
-                whole, parts = Instances(_separators(spec)).of(json.loads(spec.text))
-            else:
-                whole, parts = Instances(_separators(spec)).of(rewritten)
-            found = [whole or ""]
+            return _of_schema(spec, rewritten)
         case Kind.REGEX:
             found = [_least_match(spec.text), *_runs(spec.text)]
         case Kind.LARK:
@@ -72,8 +68,21 @@ def hints_of(
         case Kind.WHERE:
             found = []
     best = list(dict.fromkeys(text for text in found if text))[:MAX_HINTS]
-    texts = [*best, *_quoted(parts)]
-    # Half of a surrogate pair has no bytes.
+    return Hints(_encoded((*best, *_quoted(parts))))
+
+
+def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> Hints:
+    is_at_hand = rewritten is not None and not _WITH_PATTERNS.search(spec.text)
+    instances = Instances(rewritten if is_at_hand else json.loads(spec.text), _separators(spec))
+
+    def parts() -> tuple[bytes, ...]:
+        return _encoded(_quoted(instances.parts(TimeLimit(MAX_TIME_S))))
+
+    return Hints(_encoded([instances.whole] if instances.whole else []), parts)
+
+
+def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
+    """Each once. Half of a surrogate pair has no bytes."""
     return tuple(dict.fromkeys(text.encode(errors="ignore") for text in texts))
 
 
@@ -110,14 +119,16 @@ def _without_schemas(grammar: str) -> tuple[str, list[Json]]:
 def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
     """Instances of them all, the shortest first."""
     found: set[str] = set()
-    instances = Instances(separators)
+    limit = TimeLimit(MAX_TIME_S)
     for schema in schemas:
+        if limit.is_over():
+            break
         try:
             check(schema)
         except ConstraintError:
             continue  # the compiler says so
-        whole, parts = instances.of(schema)
-        found |= {*parts, whole or ""}
+        instances = Instances(schema, separators)
+        found |= {*instances.parts(limit), instances.whole or ""}
     return sorted(found, key=lambda text: (len(text), text))
 
 

@@ -15,7 +15,7 @@ from constraints.guiding.time_limit import TimeLimit
 
 # Looking at a few hundred places takes a millisecond or two; this is for schemas that are made to
 # take long.
-_MAX_TIME_S = 0.1
+MAX_TIME_S = 0.1
 # Places of a schema that are looked at.
 _MAX_PLACES = 400
 _WITH_SCHEMA = ("items", "additionalProperties", "unevaluatedProperties", "then", "else")
@@ -24,26 +24,22 @@ _WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions", "depen
 
 
 class Instances:
-    """Guesses for one document after the other, for a limited time."""
+    """Guesses for one document: `whole` is a small instance of it all, if there is one."""
 
-    def __init__(self, separators: tuple[str, str]) -> None:
-        self._separators = separators
-        self._limit = TimeLimit(_MAX_TIME_S)
+    def __init__(self, document: Json | Rewritten, separators: tuple[str, str]) -> None:
+        self._least = Least(document, separators)
+        self.whole = self._least.guess()
 
-    def of(self, document: Json | Rewritten) -> tuple[str | None, list[str]]:
-        """A small instance of the whole, and of parts, the shortest first."""
-        if self._limit.is_over():
-            return None, []
-        least = Least(document, self._separators)
-        whole = least.guess()
-        found = least.parts
-        for part in _parts(least.document):
-            if self._limit.is_over():
+    def parts(self, limit: TimeLimit) -> list[str]:
+        """Small instances of parts, the shortest first."""
+        found = self._least.parts
+        for part in _parts(self._least.document):
+            if limit.is_over():
                 break
-            guess = least.of(part)
+            guess = self._least.of(part)
             if guess is not None:
                 found.add(guess)
-        return whole, sorted(found - {whole}, key=lambda text: (len(text), text))
+        return sorted(found - {self.whole}, key=lambda text: (len(text), text))
 
 
 def _parts(document: Json) -> Iterator[Json]:

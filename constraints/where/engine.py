@@ -143,6 +143,14 @@ class WhereLanguage:
         """A matcher at the beginning of an output."""
         return WhereMatcher(self, self.table.start, [0] * len(self.lattice.axes), 0)
 
+    @property
+    def is_equipped(self) -> bool:
+        """It searches with nothing but its tables."""
+        return True
+
+    def equip(self) -> None:
+        """Nothing is left to be made."""
+
     def in_bytes(self) -> None:
         """Tokens are counted, and distances known: no search is needed that walks over bytes."""
         return None

@@ -92,14 +92,21 @@ class GuidedOutput:
             self.is_refused = True
             raise IllegalToken(f"the output made before cannot be gone on with: {error}") from error
 
+    @property
+    def is_equipped(self) -> bool:
+        """Whether `fill` makes a mask and nothing else; asked once it has been opened."""
+        return self._present_guide.is_equipped
+
     def fill(self) -> None:
-        """On a hand: make the mask of the next token. Raises whatever goes wrong.
+        """On a hand: make the mask of the next token, and what judging it takes. Raises whatever
+        goes wrong.
 
         Afterwards `fill_ns` tells how long it took, and `computed_ns` how much of it was computing.
         """
         began_ns, began_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         words = self.words
         self._present_guide.fill(words)
+        self._present_guide.equip()
         if self._ignored_ids:
             before = words.copy()
             clear_bits(words, self._ignored_ids)

@@ -1,12 +1,15 @@
 """The guides of a shard's constrained outputs; rank 0's alone.
 
     Prefill:  open      a hand compiles what is not cached, replays, and makes the first mask
-    step:     wait      for masks that were to be made beside the forward; without some of them
+    step:     begin     hands make the masks that would have been in the way before
+              wait      for masks that were to be made beside the forward; without some of them
               join      the masks -> sampler
               advance   drawn tokens accepted, forced ones taken, hands make the next masks
 
 The mask of a token needs the token before it and nothing of the forward, so its making begins as
-soon as that token is known and has the time of the router's round trip as well. A step waits a
+soon as that token is known and has the time of the router's round trip as well. Only where a guide
+compiles once more, for its searches, it waits for the next forward: that token is on its way to
+somebody, through the same cores. A step waits a
 moment for what is not made by then, and goes on without the rest: those rows draw in a later step,
 from the logits of the same token, so that what they say does not depend on it. Rows without a
 constraint are not in here.
@@ -108,6 +111,8 @@ class Guides:
         self._crew = Crew(num_threads)
         self._outputs: dict[int, GuidedOutput] = {}
         self._jobs: dict[int, Job] = {}
+        # Outputs whose next mask is not being made yet: `begin` has it made.
+        self._unbegun: set[int] = set()
         # One is enough: a step's results are waited for before the next step's masks are gathered.
         self._staged = self._stage(8)
 
@@ -134,12 +139,23 @@ class Guides:
         """Forget a request, if it is known. What a hand still does for it is lost."""
         self._outputs.pop(request_id, None)
         self._jobs.pop(request_id, None)
+        self._unbegun.discard(request_id)
+
+    def begin(self, request_ids: Sequence[int]) -> None:
+        """The forward begins of a step in which these are sampled; `wait` sees to it as well."""
+        if not self._unbegun:
+            return
+        for request_id in request_ids:
+            if request_id in self._unbegun:
+                self._unbegun.remove(request_id)
+                self._fill(self._outputs[request_id])
 
     def wait(self, request_ids: Sequence[int]) -> frozenset[int]:
         """Of those that are about to be sampled, whose masks are late: they cannot be joined."""
         self.waited_ns = 0
         if not self._outputs:
             return _NOBODY
+        self.begin(request_ids)
         began_ns = time.perf_counter_ns()
         until_ns = began_ns + int(_MAX_HOLDS * self._hold_s * 1e9)
         outputs = [self._outputs[each] for each in request_ids if each in self._outputs]
@@ -172,7 +188,7 @@ class Guides:
     def advance(self, masks: StepMasks, drawn: Mapping[int, int]) -> dict[int, Advance]:
         """Accept what was drawn, by request; what that brought, for those that did not fail.
 
-        Outputs that go on have their next masks made from now on.
+        Outputs that go on have their next masks made from now on, or from the next `begin`.
         """
         advances: dict[int, Advance] = {}
         for output in masks.outputs:
@@ -182,8 +198,10 @@ class Guides:
             if advance is None or output.error is not None:
                 continue
             advances[output.request_id] = advance
-            if advance.is_satisfied is None:
-                self._submit(output, Job(output.fill, self._fill_limit_s))
+            if advance.is_satisfied is None and output.is_equipped:
+                self._fill(output)
+            elif advance.is_satisfied is None:
+                self._unbegun.add(output.request_id)
         return advances
 
     def _guide(self, new: NewSequence, constraint: Constraint) -> Guide:
@@ -199,6 +217,9 @@ class Guides:
         guide = self._beginnings.guide(beginning)
         guide.replay(new.token_ids[new.prompt_len :])
         return guide
+
+    def _fill(self, output: GuidedOutput) -> None:
+        self._submit(output, Job(output.fill, self._fill_limit_s))
 
     def _submit(self, output: GuidedOutput, job: Job) -> None:
         self._jobs[output.request_id] = job

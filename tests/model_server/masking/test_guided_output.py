@@ -31,11 +31,15 @@ class ScriptedGuide:
         self.given: list[int] = []
         self.is_over = False
         self.is_satisfied = True
+        self.is_equipped = False
 
     def fill(self, row: Bitmask) -> None:
         bits = np.zeros(NUM_WORDS * 32, dtype=np.uint8)
         bits[list(self.allowed)] = 1
         row[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def equip(self) -> None:
+        self.is_equipped = True
 
     def check(self, token_id: int) -> bool:
         if token_id == 13:
@@ -70,6 +74,15 @@ def output_of(
 
 def allowed(words: Bitmask) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+
+
+def test_a_mask_behind_the_first_token_comes_with_what_judging_it_takes() -> None:
+    guide = ScriptedGuide({3})
+    output = output_of(guide)
+    guide.is_equipped = False
+    assert not output.is_equipped
+    output.fill()
+    assert output.is_equipped
 
 
 def test_a_refused_token_is_taken_out_of_the_mask() -> None:

@@ -373,3 +373,19 @@ def test_a_shard_without_guides_refuses_constraints(shard: Shard) -> None:
     driver.add(1, PROMPT, 5, constraint=DATE)
     with pytest.raises(InvalidStep, match="request 1: constraints are not served here"):
         driver.step()
+
+
+def test_searches_of_a_new_schema_get_what_they_use_behind_the_first_token(shard: Shard) -> None:
+    new = of(Kind.JSON_SCHEMA, json.dumps({**SCHEMA, "title": "new"}))
+    driver = shard.driver()
+    driver.add(1, PROMPT, 60, sampling=HOT, constraint=new)
+
+    driver.step()
+    language = shard.languages.compile(new.spec)
+    first = len(driver.outputs[1]) > 0, language.is_equipped
+    driver.step()
+    second = len(driver.outputs[1]) > 1, language.is_equipped
+    driver.run()
+
+    assert (first, second) == ((True, False), (True, True))
+    assert is_person(shard.text(driver.outputs[1]))
