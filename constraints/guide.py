@@ -157,12 +157,21 @@ class Guide:
             set_bits(row, self._ends)
             return
         self._matcher.fill_mask(row, None if self._budget.cuts else self._remaining)
-        clear_bits(row, self._ends)
         if self._is_tight:
+            clear_bits(row, self._ends)
             narrow(row, self._matcher, self._vocabulary, self._witness, self._ends)
-        may_end = self._num_tokens >= self._budget.min_len or not row.any()
-        if may_end and self._matcher.is_complete:
-            set_bits(row, self._ends)
+        if not self._matcher.is_complete:
+            return
+        if self._num_tokens < self._budget.min_len:
+            clear_bits(row, self._ends)
+            if row.any():
+                return
+        set_bits(row, self._ends)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether `fill` takes microseconds now."""
+        return self._matcher.is_quick
 
     @property
     def is_equipped(self) -> bool:

@@ -28,6 +28,10 @@ class Matcher(Protocol):
         completed within so many tokens, this one included; the others pay no heed to it.
         """
 
+    @property
+    def is_quick(self) -> bool:
+        """`fill_mask` takes microseconds now: all that the mask is made of is there."""
+
     def advance(self, token_id: int) -> None:
         """Accept a token; an end token only where the text is complete. Raises IllegalToken."""
 

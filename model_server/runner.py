@@ -151,6 +151,11 @@ class Runner:
             self._threads.stepped(len(output.generations), output.forward_ns / 1e9)
         return output
 
+    def between_steps(self) -> None:
+        """What the next step needs and this one's answer does not."""
+        if self._guides is not None:
+            self._guides.make_quick()
+
     def filter(self, batch_id: int, request_ids: Sequence[int]) -> tuple[int, ...]:
         """Keep the named requests of a batch and forget its others; answers what is left.
 

@@ -138,6 +138,8 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
             self._tracer.failed(call, time.perf_counter_ns() - begun_ns, error)
             raise
         self._tracer.stepped(call, output)
+        # Once this answer is on its way.
+        asyncio.get_running_loop().call_soon(self._device_thread.submit, self._runner.between_steps)
         return output
 
     async def _on_device(self, work: Callable[[], T]) -> T:

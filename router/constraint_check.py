@@ -234,7 +234,7 @@ class ConstraintCheck:
 
     def _overdue(self, key: _Key, error: Overloaded) -> _Finding | RouterError:
         """A text that is slow enough to fill all the time that there is, again and again."""
-        if not isinstance(error.__cause__, PoolBusy) or not error.__cause__.was_begun:
+        if not isinstance(error.__cause__, PoolBusy) or not error.__cause__.was_tried:
             return error
         now_s = self._clock()
         num_tried = (self._chances.find(key, now_s) or 0) + 1

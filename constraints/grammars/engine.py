@@ -201,6 +201,11 @@ class GrammarMatcher:
         _fill(self._inner, row)
         self._check()
 
+    @property
+    def is_quick(self) -> bool:
+        """Nobody knows how long the engine will take."""
+        return False
+
     def advance(self, token_id: int) -> None:
         """Accept a token. Raises IllegalToken, which changes nothing."""
         if self._has_ended:

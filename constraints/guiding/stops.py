@@ -58,6 +58,11 @@ class StoppedMatcher:
         self._state = 0
         self._is_stopped = False
 
+    @property
+    def is_quick(self) -> bool:
+        """Each token that may end the text is looked at."""
+        return False
+
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with the legal tokens, those after which there is no end among them."""
         if self._is_stopped:

@@ -79,6 +79,11 @@ class Distances:
         )
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether reserves depend on the tokens made so far, by more than a last bound."""
+        return self._cap > 0
+
+    @property
     def has_room(self) -> bool:
         """The lattice leaves room for every completion that is worth anything, below its bases."""
         gains = self._ways.gains.max(axis=0, initial=0).tolist()

@@ -22,11 +22,12 @@ from constraints.bitmask import Bitmask
 from constraints.errors import IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
-from constraints.token_walk import PLACE_MASK, TokenWalk
+from constraints.token_walk import TokenWalk
 from constraints.vocabulary import Vocabulary
+from constraints.where.byte_steps import ByteSteps
 from constraints.where.byte_table import ByteTable
 from constraints.where.completions import along, fewest
-from constraints.where.distances import MAX_WORK, Distances, is_within
+from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.lattice import NEVER, Lattice, Reserves
 from constraints.where.machine import Machine
 from constraints.where.outlook import Outlook
@@ -65,8 +66,7 @@ class WhereLanguage:
         ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
         ends[list(self.vocabulary.end_ids)] = True
         self.end_mask = np.packbits(ends, bitorder="little")
-        self.entries = self.table.entries.data
-        self.classes = self.table.utf8.classes.tolist()
+        self.steps = ByteSteps(self.table, self.lattice)
         self.tokens = self.machine.tokens
         self.spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         self.distances: Distances | None = None
@@ -173,6 +173,8 @@ class WhereMatcher:
         self.counts = counts  # of the axes
         self.made_len = made_len  # tokens
         self._has_ended = False
+        # Whether the text is complete at this place, once that was asked for.
+        self._complete: bool | None = None
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with the legal tokens, within `max_len` tokens where that is known."""
@@ -190,6 +192,14 @@ class WhereMatcher:
             octets[: len(language.end_mask)] |= language.end_mask
 
     @property
+    def is_quick(self) -> bool:
+        """The outlook of the place is known, and reserves do not change with every token."""
+        distances = self._language.distances
+        if distances is not None and distances.counts_tokens:
+            return False
+        return self._language.views.knows(self._place)
+
+    @property
     def _place(self) -> int:
         return self._packed // self._language.table.width
 
@@ -204,7 +214,7 @@ class WhereMatcher:
 
     def is_alive(self, reserves: Reserves) -> bool:
         """Whether the reserves of the place cover the counts."""
-        return self._is_alive(reserves, self._packed, self.counts)
+        return self._language.steps.is_alive(reserves, self._packed, self.counts)
 
     def advance(self, token_id: int) -> None:
         """Accept a token. Raises IllegalToken."""
@@ -212,6 +222,7 @@ class WhereMatcher:
         if self._has_ended or after is None:
             raise IllegalToken(f"token {token_id} cannot follow")
         packed, self.counts = after
+        self._complete = None
         if token_id in self._language.vocabulary.end_ids:
             self._has_ended = True
             return
@@ -230,36 +241,14 @@ class WhereMatcher:
         token = language.vocabulary.tokens[token_id]
         if not token:
             return None
-        packed, counts = self._read(token, packed, counts)
+        packed, counts = language.steps.read(token, packed, counts)
         reserves = language.reserves(made_len + 1, None)
-        return (packed, counts) if self._is_alive(reserves, packed, counts) else None
-
-    def _read(self, text: bytes, packed: int, counts: list[int]) -> tuple[int, list[int]]:
-        """The place and the counts after some bytes; place 0 where they lead nowhere."""
-        entries, classes = self._language.entries, self._language.classes
-        state = packed
-        for byte in text:
-            place = state & PLACE_MASK
-            step = entries[place + classes[byte]]
-            if not step & PLACE_MASK:
-                return 0, counts
-            state = step + (state - place)
-        gains = self._language.table.gains_of(state)
-        axes = self._language.lattice.axes
-        held = [
-            min(count + gain, axis.cap)
-            for count, gain, axis in zip(counts, gains, axes, strict=True)
-        ]
-        return state & PLACE_MASK, held
-
-    def _is_alive(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
-        language = self._language
-        return is_within(language.lattice, reserves, packed // language.table.width, counts)
+        return (packed, counts) if language.steps.is_alive(reserves, packed, counts) else None
 
     def _holds(self, packed: int, counts: list[int], made_len: int) -> bool:
-        accepted, tokens = self._language.accepted, self._language.tokens
+        language, tokens = self._language, self._language.tokens
         segment = 0 if tokens is None else int(np.searchsorted(tokens.cuts, made_len, "right"))
-        return self._is_alive(accepted[segment], packed, counts)
+        return language.steps.is_alive(language.accepted[segment], packed, counts)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted one after the other; changes nothing."""
@@ -282,35 +271,18 @@ class WhereMatcher:
         None are told where bytes do not say what tokens can complete.
         """
         forced = bytearray()
-        packed, counts = self._packed, self.counts
-        if self._has_ended or not self._language.follows_bytes:
+        language, packed, counts = self._language, self._packed, self.counts
+        if self._has_ended or not language.follows_bytes:
             return b""
-        while len(forced) < _MAX_FORCED and not self._holds(packed, counts, self.made_len):
-            following = self._single_byte(packed, counts)
+        is_complete = self.is_complete
+        while len(forced) < _MAX_FORCED and not is_complete:
+            following = language.steps.only_byte(language.live, packed, counts)
             if following is None:
                 break
             forced.append(following)
-            packed, counts = self._read(bytes([following]), packed, counts)
+            packed, counts = language.steps.read(bytes([following]), packed, counts)
+            is_complete = self._holds(packed, counts, self.made_len)
         return bytes(forced)
-
-    def _single_byte(self, packed: int, counts: list[int]) -> int | None:
-        """The one byte that can follow; None where there are several or none."""
-        language = self._language
-        only: int | None = None
-        tried: set[int] = set()
-        for byte, kind in enumerate(language.classes):
-            # Bytes of a class do the same: the first stands for all, a second one decides.
-            if kind in tried:
-                if only is not None and language.classes[only] == kind:
-                    return None
-                continue
-            tried.add(kind)
-            after, counted = self._read(bytes([byte]), packed, counts)
-            if after and self._is_alive(language.live, after, counted):
-                if only is not None:
-                    return None
-                only = byte
-        return only
 
     def shortest(
         self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
@@ -357,7 +329,9 @@ class WhereMatcher:
     @property
     def is_complete(self) -> bool:
         """What was accepted so far is in the language."""
-        return self._holds(self._packed, self.counts, self.made_len)
+        if self._complete is None:
+            self._complete = self._holds(self._packed, self.counts, self.made_len)
+        return self._complete
 
     @property
     def is_over(self) -> bool:
@@ -366,17 +340,9 @@ class WhereMatcher:
             return True
         if not self.is_complete:
             return False
-        if self._language.follows_bytes:
-            return not self._may_go_on()
-        outlook = self.outlook()
-        reserves = self._language.reserves(self.made_len + 1, None)
-        return not outlook.legal(reserves, self.counts).any()
-
-    def _may_go_on(self) -> bool:
-        """Whether any byte may follow."""
         language = self._language
-        for byte in range(256):
-            packed, counts = self._read(bytes([byte]), self._packed, self.counts)
-            if packed and self._is_alive(language.live, packed, counts):
-                return True
-        return False
+        if language.follows_bytes:
+            return not language.steps.goes_on(language.live, self._packed, self.counts)
+        outlook = self.outlook()
+        reserves = language.reserves(self.made_len + 1, None)
+        return not outlook.legal(reserves, self.counts).any()

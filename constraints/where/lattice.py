@@ -12,7 +12,7 @@ completion that is worth anything, and counts need not be told apart.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ class Lattice:
     weight:  1 or -1
     directions: of the axes on the lattice: 1 if more never helps, -1 if it never hurts, 0 otherwise
     bases: of the axes on the lattice, the count of their first cell; smaller counts are held at it
+    shape: cells along each axis on the lattice
     """
 
     axes: tuple[Axis, ...]
@@ -46,6 +47,13 @@ class Lattice:
     weight: int
     directions: tuple[int, ...]
     bases: tuple[int, ...]
+    shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Asked for with every byte that is read.
+        cells = zip(self.cells, self.bases, strict=True)
+        shape = tuple(self.axes[place].cap + 1 - base for place, base in cells)
+        object.__setattr__(self, "shape", shape)
 
     @classmethod
     def of(cls, machine: Machine, spare: int | None = None) -> "Lattice":
@@ -76,14 +84,6 @@ class Lattice:
             bounds = ", ".join(f"{axis.measure.value} ({axis.cap})" for axis in machine.axes)
             raise TooComplex(f"too many counts to tell apart at once: {bounds}")
         return lattice
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Cells along each axis on the lattice."""
-        return tuple(
-            self.axes[place].cap + 1 - base
-            for place, base in zip(self.cells, self.bases, strict=True)
-        )
 
     def inner(self, num_layer_axes: int) -> "Lattice":
         """The lattice of one layer: without the first axes."""

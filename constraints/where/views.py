@@ -57,6 +57,10 @@ class Views:
                 self._masks.popitem(last=False)
         return mask
 
+    def knows(self, place: int) -> bool:
+        """Whether `outlook` of a place answers at once."""
+        return place in self._outlooks
+
     def outlook(self, place: int) -> Outlook:
         """What tokens lead to from a place."""
         with self._lock:

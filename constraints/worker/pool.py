@@ -45,12 +45,13 @@ _NO_TIME = "there was no time to compile the constraint"
 class PoolBusy(Exception):
     """The job was not done, for want of time or room; at another time it may be.
 
-    `was_begun`: a worker was at it when its time was over, and had computed for a slice.
+    `was_tried`: a worker was at it when its time was over, and had computed for long enough that
+    the constraint is to blame as well.
     """
 
-    def __init__(self, message: str, *, was_begun: bool = False) -> None:
+    def __init__(self, message: str, *, was_tried: bool = False) -> None:
         super().__init__(message)
-        self.was_begun = was_begun
+        self.was_tried = was_tried
 
 
 class WorkerBug(Exception):
@@ -75,6 +76,7 @@ class PoolRules:
     wait_s:       seconds from asking to the answer, waiting included
     max_waiting:  jobs that may wait for their slice
     slice_s:      seconds of a job's beginning, for which the next one waits
+    tried_s:      seconds of computing from which on a job without an answer was tried
     num_quick:    jobs that are in their slice at once
     num_slow:     jobs that go on after it at once
     max_paused:   jobs that are stopped after it until they may
@@ -85,6 +87,7 @@ class PoolRules:
     wait_s: float = 2.5
     max_waiting: int = 256
     slice_s: float = 0.02
+    tried_s: float = 0.25
     num_quick: int = field(default_factory=lambda: max(1, min(4, _num_cpus() // 2)))
     num_slow: int = field(default_factory=lambda: max(1, _num_cpus() // 4))
     max_paused: int = 16
@@ -257,7 +260,7 @@ class WorkerPool:
 
     async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:
         """What to say of a job whose time is over: whether it had its share of computing."""
-        was_begun = False
+        was_tried = False
         if worker is not None:
             worker.kill()
             await asyncio.wait({worker.ended}, timeout=max(last_s, _LEAST_LAST_S))
@@ -265,10 +268,10 @@ class WorkerPool:
                 computed_s = worker.ended.result().cpu_s - worker.used_s
                 if 2 * computed_s > self._rules.cpu_s:
                     return self._too_long()
-                # Who got no slice may be quick: it was the machine that had other things to do.
-                # So may one that has not even ended yet.
-                was_begun = computed_s >= self._rules.slice_s
-        return PoolBusy(_NO_TIME, was_begun=was_begun)
+                # Who got little may be quick: it was the machine that had other things to do. So
+                # may one that has not even ended yet.
+                was_tried = computed_s >= self._rules.tried_s
+        return PoolBusy(_NO_TIME, was_tried=was_tried)
 
     def _explain(self, how: Exit) -> Exception:
         if how.status == -signal.SIGPROF:

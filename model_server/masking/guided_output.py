@@ -93,6 +93,15 @@ class GuidedOutput:
             raise IllegalToken(f"the output made before cannot be gone on with: {error}") from error
 
     @property
+    def is_quick(self) -> bool:
+        """Whether `fill` takes microseconds now; asked once it has been opened."""
+        return self._present_guide.is_quick
+
+    def fill_here(self) -> None:
+        """As `fill`, on the device's thread; an error ends this output alone."""
+        self._ask(lambda _: self.fill())
+
+    @property
     def is_equipped(self) -> bool:
         """Whether `fill` makes a mask and nothing else; asked once it has been opened."""
         return self._present_guide.is_equipped

@@ -233,7 +233,7 @@ async def test_a_text_that_took_too_long_costs_nothing_the_second_time(tmp_path:
 
 
 async def test_a_text_for_which_there_is_never_time_is_let_be_for_a_while(tmp_path: Path) -> None:
-    async with checking(tmp_path, cpu_s=20.0, wait_s=0.1, slice_s=0.001) as (check, _):
+    async with checking(tmp_path, cpu_s=20.0, wait_s=0.1, tried_s=0.001) as (check, _):
         await until_ready(check)
         constraint = Constraint(costly().spec)
         with pytest.raises(Overloaded):
@@ -243,6 +243,16 @@ async def test_a_text_for_which_there_is_never_time_is_let_be_for_a_while(tmp_pa
             "too_complex",
             "compiling the constraint takes more time than there is",
         )
+
+
+async def test_a_text_for_which_the_machine_had_no_time_is_overload_however_often(
+    tmp_path: Path,
+) -> None:
+    async with checking(tmp_path, cpu_s=20.0, wait_s=0.1, tried_s=10.0) as (check, _):
+        await until_ready(check)
+        for _ in range(3):
+            with pytest.raises(Overloaded):
+                await check.check(Constraint(costly().spec), _NO_STOPS, 50)
 
 
 async def test_one_who_leaves_takes_nothing_from_the_others_who_asked_the_same(

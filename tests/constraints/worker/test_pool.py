@@ -137,26 +137,26 @@ async def test_who_has_less_time_than_the_rules_give_is_answered_within_it(tmp_p
         assert isinstance(await pool.do(regex("a")), Passed)
 
 
-@pytest.mark.parametrize(("slice_s", "was_begun"), [(0.001, True), (5.0, False)])
-async def test_a_job_that_had_no_slice_is_not_said_to_have_been_begun(
-    tmp_path: Path, slice_s: float, was_begun: bool
+@pytest.mark.parametrize(("tried_s", "was_tried"), [(0.001, True), (5.0, False)])
+async def test_a_job_that_could_compute_little_is_not_said_to_have_been_tried(
+    tmp_path: Path, tried_s: float, was_tried: bool
 ) -> None:
     # Idle work on a busy machine may wait long for a millisecond, and must not be done by then.
     endless = costly(num_choices=280_000)
-    async with pooling(tmp_path, slice_s=slice_s, cpu_s=60.0) as pool:
+    async with pooling(tmp_path, tried_s=tried_s, cpu_s=60.0) as pool:
         with pytest.raises(PoolBusy) as caught:
             await pool.do(endless, wait_s=1.0)
-        assert caught.value.was_begun is was_begun
+        assert caught.value.was_tried is was_tried
 
 
 @pytest.mark.parametrize("wait_s", [-0.5, 0.0, 0.002])
-async def test_a_job_that_comes_too_late_is_not_said_to_have_been_begun(
+async def test_a_job_that_comes_too_late_is_not_said_to_have_been_tried(
     tmp_path: Path, wait_s: float
 ) -> None:
     async with pooling(tmp_path) as pool:
         with pytest.raises(PoolBusy, match="no time") as caught:
             await pool.do(regex("a"), wait_s=wait_s)
-        assert not caught.value.was_begun
+        assert not caught.value.was_tried
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is niceness alone")

@@ -389,3 +389,30 @@ def test_searches_of_a_new_schema_get_what_they_use_behind_the_first_token(shard
 
     assert (first, second) == ((True, False), (True, True))
     assert is_person(shard.text(driver.outputs[1]))
+
+
+def test_quick_masks_made_between_steps_are_those_made_in_the_next_one(shard: Shard) -> None:
+    texts = []
+    for is_made_between in (True, False):
+        driver = shard.driver()
+        for request_id in range(3):
+            sampling = replace(HOT, seed=request_id)
+            driver.add(request_id, PROMPT, 40, sampling=sampling, constraint=SENTENCE)
+        while any(request.finish_reason is None for request in driver.requests.values()):
+            driver.step()
+            if is_made_between:
+                driver.runner.between_steps()
+        texts.append([shard.text(driver.outputs[request_id]) for request_id in range(3)])
+
+    assert texts[0] == texts[1]
+    assert all(map(is_sentence, texts[0]))
+
+
+def test_no_other_thread_is_asked_for_a_mask_that_is_quick(shard: Shard) -> None:
+    guides = shard.guides()
+    driver = shard.driver(guides)
+    driver.add(1, PROMPT, 40, sampling=HOT, constraint=SENTENCE)
+    driver.add(2, PROMPT, 40, sampling=HOT, constraint=PERSON)
+    driver.step()
+    driver.step()
+    assert set(guides._jobs) == {2}

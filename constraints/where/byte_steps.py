@@ -1,0 +1,69 @@
+"""Steps of single bytes from a place with its counts: where they lead, and which can be made.
+
+packed, counts --byte--> packed, counts      place 0 where nothing goes on
+"""
+
+from constraints.token_walk import PLACE_MASK
+from constraints.where.byte_table import ByteTable
+from constraints.where.distances import is_within
+from constraints.where.lattice import Lattice, Reserves
+
+
+class ByteSteps:
+    """Immutable; shared by threads."""
+
+    def __init__(self, table: ByteTable, lattice: Lattice) -> None:
+        self._table = table
+        self._lattice = lattice
+        self._entries = table.entries.data
+        self._classes: list[int] = table.utf8.classes.tolist()
+        self._letters = _letters(self._classes)
+
+    def read(self, text: bytes, packed: int, counts: list[int]) -> tuple[int, list[int]]:
+        """The place and the counts after some bytes; place 0 where they lead nowhere."""
+        entries, classes = self._entries, self._classes
+        state = packed
+        for byte in text:
+            place = state & PLACE_MASK
+            step = entries[place + classes[byte]]
+            if not step & PLACE_MASK:
+                return 0, counts
+            state = step + (state - place)
+        gains = self._table.gains_of(state)
+        held = [
+            min(count + gain, axis.cap)
+            for count, gain, axis in zip(counts, gains, self._lattice.axes, strict=True)
+        ]
+        return state & PLACE_MASK, held
+
+    def is_alive(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
+        """Whether the reserves of a place cover the counts."""
+        return is_within(self._lattice, reserves, packed // self._table.width, counts)
+
+    def only_byte(self, reserves: Reserves, packed: int, counts: list[int]) -> int | None:
+        """The one byte that leads to a place alive; None where there are several or none."""
+        only: int | None = None
+        for letter, has_likes in self._letters:
+            after, counted = self.read(letter, packed, counts)
+            if after and self.is_alive(reserves, after, counted):
+                if has_likes or only is not None:
+                    return None
+                only = letter[0]
+        return only
+
+    def goes_on(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
+        """Whether any byte leads to a place alive."""
+        for letter, _ in self._letters:
+            after, counted = self.read(letter, packed, counts)
+            if after and self.is_alive(reserves, after, counted):
+                return True
+        return False
+
+
+def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:
+    """One byte of each class, and whether others do the same: these first, the largest ahead."""
+    likes: dict[int, list[int]] = {}
+    for byte, kind in enumerate(classes):
+        likes.setdefault(kind, []).append(byte)
+    largest_first = sorted(likes.values(), key=len, reverse=True)
+    return [(bytes(each[:1]), len(each) > 1) for each in largest_first]
