@@ -151,8 +151,13 @@ class Runner:
             self._threads.stepped(len(output.generations), output.forward_ns / 1e9)
         return output
 
-    def between_steps(self) -> None:
-        """What the next step needs and this one's answer does not."""
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare` has nothing to do."""
+        return self._guides is None or not self._guides.has_quick
+
+    def prepare(self) -> None:
+        """Between steps: what the next one needs and the last one's answer does not."""
         if self._guides is not None:
             self._guides.make_quick()
 

@@ -138,8 +138,10 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
             self._tracer.failed(call, time.perf_counter_ns() - begun_ns, error)
             raise
         self._tracer.stepped(call, output)
-        # Once this answer is on its way.
-        asyncio.get_running_loop().call_soon(self._device_thread.submit, self._runner.between_steps)
+        if not self._runner.is_prepared:
+            loop = asyncio.get_running_loop()
+            # Once this answer is on its way.
+            loop.call_soon(loop.run_in_executor, self._device_thread, self._runner.prepare)
         return output
 
     async def _on_device(self, work: Callable[[], T]) -> T:

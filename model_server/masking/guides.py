@@ -143,6 +143,11 @@ class Guides:
         self._jobs.pop(request_id, None)
         self._unbegun.discard(request_id)
 
+    @property
+    def has_quick(self) -> bool:
+        """Whether `make_quick` has anything to make."""
+        return bool(self._quick)
+
     def make_quick(self) -> None:
         """Between steps, on the thread of both: masks that are made sooner than handed over."""
         quick, self._quick = self._quick, []
