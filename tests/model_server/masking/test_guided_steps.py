@@ -401,7 +401,7 @@ def test_quick_masks_made_between_steps_are_those_made_in_the_next_one(shard: Sh
         while any(request.finish_reason is None for request in driver.requests.values()):
             driver.step()
             if is_made_between:
-                driver.runner.between_steps()
+                driver.runner.prepare()
         texts.append([shard.text(driver.outputs[request_id]) for request_id in range(3)])
 
     assert texts[0] == texts[1]
