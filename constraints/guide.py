@@ -156,7 +156,7 @@ class Guide:
             row.fill(0)
             set_bits(row, self._ends)
             return
-        self._matcher.fill_mask(row, None if self._budget.cuts else self._remaining)
+        self._matcher.fill_mask(row, self._room)
         if self._is_tight:
             clear_bits(row, self._ends)
             narrow(row, self._matcher, self._vocabulary, self._witness, self._ends)
@@ -170,8 +170,13 @@ class Guide:
 
     @property
     def is_quick(self) -> bool:
-        """Whether `fill` takes microseconds now."""
-        return self._matcher.is_quick
+        """Whether `fill` takes microseconds now, and waits for no other thread."""
+        return not self._is_tight and self._matcher.is_quick(self._room)
+
+    @property
+    def _room(self) -> int | None:
+        """Tokens that are left for the text; None: it may be cut."""
+        return None if self._budget.cuts else self._remaining
 
     @property
     def is_equipped(self) -> bool:

@@ -22,15 +22,14 @@ class Matcher(Protocol):
     """One output's place in a language. Every method may raise EngineFailed."""
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
-        """Overwrite `row` with the legal tokens.
+        """Overwrite `row` with the legal tokens; end tokens only where the text is complete.
 
         With `max_len`, engines that know distances (`knows_distances`) also mask what cannot be
         completed within so many tokens, this one included; the others pay no heed to it.
         """
 
-    @property
-    def is_quick(self) -> bool:
-        """`fill_mask` takes microseconds now: all that the mask is made of is there."""
+    def is_quick(self, max_len: int | None) -> bool:
+        """Whether `fill_mask` takes microseconds now, and waits for no other thread."""
 
     def advance(self, token_id: int) -> None:
         """Accept a token; an end token only where the text is complete. Raises IllegalToken."""

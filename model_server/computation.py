@@ -136,7 +136,6 @@ class Computation:
             raise
 
     def _run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
-        started_ns = time.perf_counter_ns()
         answering = [chunk for chunk in chunks if chunk.num_logits]
         rows: SampledRows | None = None
         masks: StepMasks | None = None
@@ -149,6 +148,7 @@ class Computation:
                 sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
             if self._guides is not None:
                 self._guides.begin(sampling)
+            started_ns = time.perf_counter_ns()
             logits = self._model.forward(inputs)
             forward_end_ns = time.perf_counter_ns()
             if self._sampler is not None:

@@ -986,7 +986,7 @@ class StepResponse(_message.Message):
     sample_ns: _builtins.int
     total_ns: _builtins.int
     mask_ns: _builtins.int
-    """Making this step's token masks, and how many rows had one. It overlaps with the forward."""
+    """Making this step's token masks, and how many rows had one. It overlaps with the forward, or comes before it."""
     num_masked_rows: _builtins.int
     mask_wait_ns: _builtins.int
     """Of mask_ns, what sampling had to wait for."""

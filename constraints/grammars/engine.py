@@ -201,8 +201,7 @@ class GrammarMatcher:
         _fill(self._inner, row)
         self._check()
 
-    @property
-    def is_quick(self) -> bool:
+    def is_quick(self, max_len: int | None) -> bool:
         """Nobody knows how long the engine will take."""
         return False
 

@@ -58,8 +58,7 @@ class StoppedMatcher:
         self._state = 0
         self._is_stopped = False
 
-    @property
-    def is_quick(self) -> bool:
+    def is_quick(self, max_len: int | None) -> bool:
         """Each token that may end the text is looked at."""
         return False
 

@@ -43,10 +43,10 @@ class ByteSteps:
     def only_byte(self, reserves: Reserves, packed: int, counts: list[int]) -> int | None:
         """The one byte that leads to a place alive; None where there are several or none."""
         only: int | None = None
-        for letter, has_likes in self._letters:
+        for letter, stands_for_others in self._letters:
             after, counted = self.read(letter, packed, counts)
             if after and self.is_alive(reserves, after, counted):
-                if has_likes or only is not None:
+                if stands_for_others or only is not None:
                     return None
                 only = letter[0]
         return only
@@ -61,7 +61,7 @@ class ByteSteps:
 
 
 def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:
-    """One byte of each class, and whether others do the same: these first, the largest ahead."""
+    """One byte of each class, and whether it stands for others: the largest classes first."""
     likes: dict[int, list[int]] = {}
     for byte, kind in enumerate(classes):
         likes.setdefault(kind, []).append(byte)

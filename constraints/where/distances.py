@@ -79,11 +79,6 @@ class Distances:
         )
 
     @property
-    def counts_tokens(self) -> bool:
-        """Whether reserves depend on the tokens made so far, by more than a last bound."""
-        return self._cap > 0
-
-    @property
     def has_room(self) -> bool:
         """The lattice leaves room for every completion that is worth anything, below its bases."""
         gains = self._ways.gains.max(axis=0, initial=0).tolist()
@@ -110,11 +105,20 @@ class Distances:
         if work > max_work or not can_keep(first, num_tokens, is_weighed=is_weighed):
             raise TooComplex("completions of too many tokens to look at")
 
+    def at_hand(self, made_len: int, max_len: int | None) -> Reserves | None:
+        """As `within`, where nothing has to be made for it; waits for no other thread."""
+        if self._limit is not None or made_len < self._cap:
+            return None
+        return self._free.at_hand(max_len)
+
     def within(self, made_len: int, max_len: int | None) -> Reserves:
         """Reserves of places from which at most `max_len` more tokens complete the text.
 
         None: any number of tokens.
         """
+        known = self.at_hand(made_len, max_len)
+        if known is not None:
+            return known
         if self._limit is not None:
             left = self._limit - made_len
             if left < 0:

@@ -155,6 +155,12 @@ class WhereLanguage:
         """Tokens are counted, and distances known: no search is needed that walks over bytes."""
         return None
 
+    def has_reserves(self, made_len: int, max_len: int | None) -> bool:
+        """Whether `reserves` answers at once, and waits for no other thread."""
+        if self.distances is None or (max_len is None and self.follows_bytes):
+            return True
+        return self.distances.at_hand(made_len, max_len) is not None
+
     def reserves(self, made_len: int, max_len: int | None) -> Reserves:
         """Reserves of places from which `max_len` more tokens can complete the text."""
         if self.distances is None or (max_len is None and self.follows_bytes):
@@ -173,8 +179,9 @@ class WhereMatcher:
         self.counts = counts  # of the axes
         self.made_len = made_len  # tokens
         self._has_ended = False
-        # Whether the text is complete at this place, once that was asked for.
+        # Of this place, once they were asked for.
         self._complete: bool | None = None
+        self._outlook: Outlook | None = None
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with the legal tokens, within `max_len` tokens where that is known."""
@@ -191,13 +198,11 @@ class WhereMatcher:
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask
 
-    @property
-    def is_quick(self) -> bool:
-        """The outlook of the place is known, and reserves do not change with every token."""
-        distances = self._language.distances
-        if distances is not None and distances.counts_tokens:
-            return False
-        return self._language.views.knows(self._place)
+    def is_quick(self, max_len: int | None) -> bool:
+        """What the place looks out on and the reserves are there."""
+        left = None if max_len is None else max_len - 1
+        self._outlook = self._language.views.known(self._place)
+        return self._outlook is not None and self._language.has_reserves(self.made_len + 1, left)
 
     @property
     def _place(self) -> int:
@@ -210,7 +215,9 @@ class WhereMatcher:
 
     def outlook(self) -> Outlook:
         """What tokens lead to from here."""
-        return self._language.views.outlook(self._place)
+        if self._outlook is None:
+            self._outlook = self._language.views.outlook(self._place)
+        return self._outlook
 
     def is_alive(self, reserves: Reserves) -> bool:
         """Whether the reserves of the place cover the counts."""
@@ -222,7 +229,7 @@ class WhereMatcher:
         if self._has_ended or after is None:
             raise IllegalToken(f"token {token_id} cannot follow")
         packed, self.counts = after
-        self._complete = None
+        self._complete = self._outlook = None
         if token_id in self._language.vocabulary.end_ids:
             self._has_ended = True
             return

@@ -45,12 +45,18 @@ class Layers:
             self.num_layers += 1
         self._is_weighed = is_weighed
 
-    def within(self, max_len: int | None) -> Reserves:
-        """Reserves of places from which at most `max_len` tokens complete the text."""
+    def at_hand(self, max_len: int | None) -> Reserves | None:
+        """As `within`, where it is kept whole; asked by any thread."""
         if max_len is None or max_len >= self.num_layers - 1:
             return self._whole[-1]
-        if self._is_weighed:
-            return self._whole[max_len]
+        return self._whole[max_len] if self._is_weighed else None
+
+    def within(self, max_len: int | None) -> Reserves:
+        """Reserves of places from which at most `max_len` tokens complete the text."""
+        whole = self.at_hand(max_len)
+        if whole is not None:
+            return whole
+        assert max_len is not None
         shown = self._shown.get(max_len)
         if shown is None:
             shown = np.where(self._needed <= max_len, ALWAYS, NEVER).astype(np.int32)

@@ -39,27 +39,29 @@ class Views:
         self._num_acted = _MAX_ACTED
         self._num_nodes = 0
         self._masks: OrderedDict[tuple[int, bytes], npt.NDArray[np.uint8]] = OrderedDict()
+        # Its own, since the other one is held while somebody looks out of a new place.
+        self._masks_lock = threading.Lock()
 
     def mask(
         self, place: int, outlook: Outlook, legal: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.uint8]:
         """The bitmask of the legal kinds of a place's outlook. Not to be written to."""
         key = place, legal.tobytes()
-        with self._lock:
+        with self._masks_lock:
             found = self._masks.get(key)
             if found is not None:
                 self._masks.move_to_end(key)
                 return found
         mask = outlook.mask(legal)
-        with self._lock:
+        with self._masks_lock:
             self._masks[key] = mask
             if len(self._masks) > _MAX_MASKS:
                 self._masks.popitem(last=False)
         return mask
 
-    def knows(self, place: int) -> bool:
-        """Whether `outlook` of a place answers at once."""
-        return place in self._outlooks
+    def known(self, place: int) -> Outlook | None:
+        """The outlook of a place, if it is there; waits for no other thread."""
+        return self._outlooks.get(place)
 
     def outlook(self, place: int) -> Outlook:
         """What tokens lead to from a place."""

@@ -76,7 +76,8 @@ class PoolRules:
     wait_s:       seconds from asking to the answer, waiting included
     max_waiting:  jobs that may wait for their slice
     slice_s:      seconds of a job's beginning, for which the next one waits
-    tried_s:      seconds of computing from which on a job without an answer was tried
+    tried_s:      seconds of computing from which on a job without an answer was tried; beyond half
+                  of `cpu_s` it took too long in any case
     num_quick:    jobs that are in their slice at once
     num_slow:     jobs that go on after it at once
     max_paused:   jobs that are stopped after it until they may

@@ -3,8 +3,9 @@
     fill -> words -> a token is drawn -> accepts? -> advance -> forced tokens -> fill ...
                           ^--- no: words change ---'
 
-It belongs to one thread at a time: to a hand of the crew while its mask is being made, otherwise to
-the device's. Whatever an engine raises, panics included, ends this output alone.
+It belongs to one thread at a time: to a hand of the crew while that makes its mask, otherwise to
+the device's, which makes those that are quick. Whatever an engine raises, panics included, ends
+this output alone.
 """
 
 import logging
@@ -107,8 +108,7 @@ class GuidedOutput:
         return self._present_guide.is_equipped
 
     def fill(self) -> None:
-        """On a hand: make the mask of the next token, and what judging it takes. Raises whatever
-        goes wrong.
+        """Make the mask of the next token, and what judging it takes. Raises whatever goes wrong.
 
         Afterwards `fill_ns` tells how long it took, and `computed_ns` how much of it was computing.
         """

@@ -1,18 +1,21 @@
 """The guides of a shard's constrained outputs; rank 0's alone.
 
     Prefill:  open      a hand compiles what is not cached, replays, and makes the first mask
-    step:     begin     hands make the masks that would have been in the way before
-              wait      for masks that were to be made beside the forward; without some of them
+    step:     begin     hands make the masks that `advance` left to the next forward
+              wait      for masks that are being made; without some of them
               join      the masks -> sampler
               advance   drawn tokens accepted, forced ones taken, hands make the next masks
+    between:  make_quick  the next masks that take microseconds, on the thread of steps
 
 The mask of a token needs the token before it and nothing of the forward, so its making begins as
-soon as that token is known and has the time of the router's round trip as well. Only where a guide
-compiles once more, for its searches, it waits for the next forward: that token is on its way to
-somebody, through the same cores. A step waits a
-moment for what is not made by then, and goes on without the rest: those rows draw in a later step,
-from the logits of the same token, so that what they say does not depend on it. Rows without a
-constraint are not in here.
+soon as that token is known and has the time of the router's round trip as well. To hand over a mask
+that takes microseconds takes longer than to make it. A guide that has to compile once more, for its
+searches, does so beside the next forward: the token before is on its way to somebody, through the
+same cores.
+
+A step waits a moment for what is not made by then, and goes on without the rest: those rows draw in
+a later step, from the logits of the same token, so that what they say does not depend on it. Rows
+without a constraint are not in here.
 """
 
 import time
@@ -37,6 +40,8 @@ from model_server.sampling.rows import Rows
 # then its forward alone would be in the way.
 HOLD_S = 0.005
 _HOLD_ALONE_S = 0.02
+# How long the thread of steps makes masks between them.
+_QUICK_NS = 2_000_000
 # For so many slow masks, one after the other, at most; those behind them may be slow or not.
 _MAX_HOLDS = 4
 # How long making one may take, and making the first one with what comes before it. Engines bound
@@ -49,7 +54,7 @@ _NOBODY: frozenset[int] = frozenset()
 
 
 class StepMasks(Masks):
-    """The masks of a step, judged by the guides. `mask_ns`: time of the hands that made them."""
+    """The masks of a step, judged by the guides. `mask_ns`: time that making them took."""
 
     def __init__(
         self,
@@ -85,7 +90,7 @@ class Guides:
     eos_token_ids: tokens that end a sequence of this model
     is_pinned:     masks go to a device that reads the host's memory
 
-    `waited_ns` tells how long the last `wait` took.
+    `waited_ns` tells how long the last `begin` and the `wait` after it took.
     """
 
     def __init__(
@@ -111,9 +116,9 @@ class Guides:
         self._crew = Crew(num_threads)
         self._outputs: dict[int, GuidedOutput] = {}
         self._jobs: dict[int, Job] = {}
-        # Outputs whose next mask is not being made yet: `begin` has it made, or `make_quick` that
-        # of those which are quick now.
+        # Outputs whose next mask `begin` has made.
         self._unbegun: set[int] = set()
+        # Outputs whose next mask `make_quick` makes.
         self._quick: list[GuidedOutput] = []
         # One is enough: a step's results are waited for before the next step's masks are gathered.
         self._staged = self._stage(8)
@@ -149,36 +154,43 @@ class Guides:
         return bool(self._quick)
 
     def make_quick(self) -> None:
-        """Between steps, on the thread of both: masks that are made sooner than handed over."""
+        """Between steps, on their thread; for so long at most, and hands make what is left."""
         quick, self._quick = self._quick, []
+        until_ns = time.perf_counter_ns() + _QUICK_NS
         for output in quick:
-            if self._outputs.get(output.request_id) is output:
+            if self._outputs.get(output.request_id) is not output:
+                continue
+            if time.perf_counter_ns() < until_ns:
                 output.fill_here()
+            else:
+                self._fill(output)
 
     def begin(self, request_ids: Sequence[int]) -> None:
-        """The forward begins of a step in which these are sampled; `wait` sees to it as well."""
+        """The forward begins of a step in which these are sampled."""
+        began_ns = time.perf_counter_ns()
+        self._begin(request_ids)
+        self.waited_ns = time.perf_counter_ns() - began_ns
+
+    def _begin(self, request_ids: Sequence[int]) -> None:
         self.make_quick()
-        if not self._unbegun:
-            return
-        for request_id in request_ids:
+        for request_id in request_ids if self._unbegun else ():
             if request_id in self._unbegun:
                 self._unbegun.remove(request_id)
                 self._fill(self._outputs[request_id])
 
     def wait(self, request_ids: Sequence[int]) -> frozenset[int]:
         """Of those that are about to be sampled, whose masks are late: they cannot be joined."""
-        self.waited_ns = 0
         if not self._outputs:
             return _NOBODY
-        self.begin(request_ids)
         began_ns = time.perf_counter_ns()
+        self._begin(request_ids)
         until_ns = began_ns + int(_MAX_HOLDS * self._hold_s * 1e9)
         outputs = [self._outputs[each] for each in request_ids if each in self._outputs]
         late = [output for output in outputs if not self._is_ready(output, until_ns)]
         if late and len(late) == len(request_ids):
             self._jobs[late[0].request_id].is_done(_HOLD_ALONE_S)
             late = [output for output in late if not self._is_ready(output, until_ns=0)]
-        self.waited_ns = time.perf_counter_ns() - began_ns
+        self.waited_ns += time.perf_counter_ns() - began_ns
         return frozenset([output.request_id for output in late])
 
     def join(self, request_ids: Sequence[int]) -> StepMasks | None:
@@ -205,7 +217,8 @@ class Guides:
     def advance(self, masks: StepMasks, drawn: Mapping[int, int]) -> dict[int, Advance]:
         """Accept what was drawn, by request; what that brought, for those that did not fail.
 
-        Outputs that go on have their next masks made from now on, or from the next `begin`.
+        Outputs that go on have their next masks made from now on, by `make_quick`, or from the
+        next `begin` on.
         """
         advances: dict[int, Advance] = {}
         going_on: list[GuidedOutput] = []

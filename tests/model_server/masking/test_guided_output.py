@@ -188,3 +188,11 @@ def test_patience_grows_with_the_tokens() -> None:
     assert output.error is None
     output.held_up(10_000_000)
     assert output.error == TOO_SLOW
+
+
+def test_an_error_of_a_mask_made_on_this_thread_ends_the_output_and_nothing_else() -> None:
+    guide = ScriptedGuide({3})
+    output = output_of(guide)
+    guide.allowed = {1_000}
+    output.fill_here()
+    assert "IndexError" in (output.error or "")

@@ -392,7 +392,7 @@ def test_searches_of_a_new_schema_get_what_they_use_behind_the_first_token(shard
 
 
 def test_quick_masks_made_between_steps_are_those_made_in_the_next_one(shard: Shard) -> None:
-    texts = []
+    texts, num_unprepared = [], 0
     for is_made_between in (True, False):
         driver = shard.driver()
         for request_id in range(3):
@@ -400,10 +400,13 @@ def test_quick_masks_made_between_steps_are_those_made_in_the_next_one(shard: Sh
             driver.add(request_id, PROMPT, 40, sampling=sampling, constraint=SENTENCE)
         while any(request.finish_reason is None for request in driver.requests.values()):
             driver.step()
+            num_unprepared += not driver.runner.is_prepared
             if is_made_between:
                 driver.runner.prepare()
+                assert driver.runner.is_prepared
         texts.append([shard.text(driver.outputs[request_id]) for request_id in range(3)])
 
+    assert num_unprepared > 10
     assert texts[0] == texts[1]
     assert all(map(is_sentence, texts[0]))
 
@@ -416,3 +419,15 @@ def test_no_other_thread_is_asked_for_a_mask_that_is_quick(shard: Shard) -> None
     driver.step()
     driver.step()
     assert set(guides._jobs) == {2}
+
+
+def test_an_output_that_is_gone_between_steps_has_no_mask_made(shard: Shard) -> None:
+    driver = shard.driver()
+    for request_id in (1, 2):
+        driver.add(request_id, PROMPT, 40, sampling=HOT, constraint=SENTENCE)
+    driver.step()
+    driver.preempt(1)
+    driver.runner.prepare()
+    driver.run()
+    assert all(is_sentence(shard.text(driver.outputs[i])) for i in (1, 2))
+    assert driver.outputs[1] == driver.outputs[2]

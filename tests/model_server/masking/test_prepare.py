@@ -18,6 +18,7 @@ from constraints.grammars.engine import GrammarLanguage
 from constraints.spec import ConstraintSpec, Kind
 from model_server.errors import ConstraintRefused
 from model_server.masking.languages import Languages
+from model_server.runner import Runner
 from model_server.server import listening
 from model_server.service import TextGenerationService
 from model_server.wire import ModelInfo
@@ -35,6 +36,7 @@ class Served:
 
     shard: Shard
     stub: Any
+    runner: Runner
     fatal: list[str] = field(default_factory=list)
 
     async def prepare(
@@ -71,10 +73,9 @@ async def served(shard: Shard, tmp_path: Path) -> AsyncIterator[Served]:
         rank=0,
     )
     fatal: list[str] = []
+    runner = shard.runner()
     with ThreadPoolExecutor(max_workers=1) as device_thread:
-        service = TextGenerationService(
-            shard.runner(), info, (), device_thread, languages=shard.languages
-        )
+        service = TextGenerationService(runner, info, (), device_thread, languages=shard.languages)
         path = tmp_path / "s"
         async with (
             listening(service, path, fatal.append),
@@ -82,7 +83,7 @@ async def served(shard: Shard, tmp_path: Path) -> AsyncIterator[Served]:
         ):
             stub = pb_grpc.TextGenerationServiceStub(channel)
             await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))
-            yield Served(shard, stub, fatal)
+            yield Served(shard, stub, runner, fatal)
 
 
 def prefill(request_id: int, constraint: pb.Constraint | None = None) -> pb.PrefillRequest:
@@ -224,3 +225,22 @@ def test_logits_without_a_token_are_never_drawn(tmp_path: Path) -> None:
     shutil.copy(DEMO / "tokenizer.json", tmp_path)
     vocabulary = Languages(tmp_path, VOCAB_SIZE + 100, (EOS_ID,)).vocabulary()
     assert vocabulary.num_words == (VOCAB_SIZE + 100 + 31) // 32
+
+
+async def test_quick_masks_are_made_between_steps_without_being_asked_for(served: Served) -> None:
+    guides = served.runner._guides
+    assert guides is not None
+    constraint = pb.Constraint(kind=pb.CONSTRAINT_KIND_WHERE, text="len(words(X)) < 9")
+    await served.stub.Prefill(prefill(1, constraint))
+    for _ in range(100):
+        if served.runner.is_prepared:
+            break
+        await asyncio.sleep(0.05)
+    assert served.runner.is_prepared
+    # It was no hand of the crew.
+    assert not guides._jobs
+    await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1], growth=[growth(1)]))
+
+
+def growth(request_id: int) -> pb.Growth:
+    return pb.Growth(request_id=request_id, chunk_len=1, block_ids=[])
