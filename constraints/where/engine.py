@@ -39,6 +39,8 @@ from constraints.where.views import Views
 _MAX_AHEAD = 32
 # Work on routes: a tenth of a second, where counts can lead to an end as well.
 _MAX_ROUTED = 8_000_000
+# Kinds of tokens that are looked through in a few microseconds.
+_MAX_QUICK_KINDS = 1_000
 # Forced bytes that are told at once.
 _MAX_FORCED = 4096
 
@@ -199,10 +201,12 @@ class WhereMatcher:
             octets[: len(language.end_mask)] |= language.end_mask
 
     def is_quick(self, max_len: int | None) -> bool:
-        """What the place looks out on and the reserves are there."""
+        """What the place looks out on is there, and is little, and so are the reserves."""
         left = None if max_len is None else max_len - 1
         self._outlook = self._language.views.known(self._place)
-        return self._outlook is not None and self._language.has_reserves(self.made_len + 1, left)
+        if self._outlook is None or self._outlook.num_kinds > _MAX_QUICK_KINDS:
+            return False
+        return self._language.has_reserves(self.made_len + 1, left)
 
     @property
     def _place(self) -> int:

@@ -373,3 +373,26 @@ def test_too_many_counts_are_refused_at_once() -> None:
 def test_what_is_out_of_reach_is_left_to_others(written: str) -> None:
     with pytest.raises(OutOfReach):
         compiled(written)
+
+
+def test_a_mask_is_quick_where_its_tables_are_there() -> None:
+    language = compiled("len(words(X)) < 9 and len(X) < 60")
+    matcher = language.matcher()
+    assert matcher.is_quick(100)
+
+    language.views = Views(language.walk, language.table, language.lattice)
+    unseen = language.matcher()
+    before = unseen.is_quick(100)
+    unseen.outlook()
+    assert (before, unseen.is_quick(100)) == (False, True)
+
+
+@pytest.mark.parametrize("written", ["len(tokens(X)) == 9", "len(tokens(X)) < 9 and len(X) > 3"])
+def test_a_mask_that_depends_on_the_tokens_made_is_not_quick(written: str) -> None:
+    assert not compiled(written).matcher().is_quick(100)
+
+
+def test_a_mask_near_the_end_of_its_budget_is_not_quick_where_it_is_put_together() -> None:
+    matcher = compiled("len(words(X)) == 12").matcher()
+    assert matcher.is_quick(1_000)
+    assert not matcher.is_quick(14)
