@@ -340,3 +340,14 @@ def test_a_tokenizer_that_puts_a_space_in_front_forces_nothing_else() -> None:
     guide.advance(ord("a"))
     assert guide.take_forced() == ()
     assert legal_ids(guide, vocabulary) == [ord("c")]
+
+
+def test_a_mask_is_not_quick_where_the_budget_leaves_room_for_one_completion_alone() -> None:
+    spec = ConstraintSpec(Kind.WHERE, r'regex(X, r"\w{40} [a-c]{60}")')
+    needed_len = guide_of(spec, Budget(10_000)).needed_len
+
+    roomy, tight = (guide_of(spec, Budget(max_len)) for max_len in (2 * needed_len, needed_len))
+
+    assert needed_len > 0
+    assert roomy.is_quick
+    assert not tight.is_quick
