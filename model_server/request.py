@@ -187,7 +187,7 @@ class StepOutput:
     """The answer to a step. `batch_id` None: no request is left and the batch is forgotten.
 
     `mask_ns` is the time of all threads that made this step's `num_masked_rows` masks, before
-    the forward and beside it; sampling had to wait `mask_wait_ns` for them.
+    the forward and beside it; the step had to wait `mask_wait_ns` for them.
     """
 
     generations: tuple[Generation, ...]

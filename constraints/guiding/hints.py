@@ -7,8 +7,6 @@ from the middle, which come later, or never: nobody waits for them before the fi
 import threading
 from collections.abc import Callable
 
-Made = Callable[[], tuple[bytes, ...]]
-
 
 class Hints:
     """Owner of a constraint's hints; shared by threads.
@@ -17,7 +15,9 @@ class Hints:
            pattern that is a whole text of it, where one was seen
     """
 
-    def __init__(self, first: tuple[bytes, ...] = (), more: Made | None = None) -> None:
+    def __init__(
+        self, first: tuple[bytes, ...] = (), more: Callable[[], tuple[bytes, ...]] | None = None
+    ) -> None:
         """`more` makes those behind `first`, and is called once at most."""
         self.first = first
         self._more = more

@@ -3,6 +3,8 @@
 packed, counts --byte--> packed, counts      place 0 where nothing goes on
 """
 
+from collections.abc import Iterator
+
 from constraints.token_walk import PLACE_MASK
 from constraints.where.byte_table import ByteTable
 from constraints.where.distances import is_within
@@ -43,21 +45,24 @@ class ByteSteps:
     def only_byte(self, reserves: Reserves, packed: int, counts: list[int]) -> int | None:
         """The one byte that leads to a place alive; None where there are several or none."""
         only: int | None = None
-        for letter, stands_for_others in self._letters:
-            after, counted = self.read(letter, packed, counts)
-            if after and self.is_alive(reserves, after, counted):
-                if stands_for_others or only is not None:
-                    return None
-                only = letter[0]
+        for letter, stands_for_others in self._alive(reserves, packed, counts):
+            if stands_for_others or only is not None:
+                return None
+            only = letter
         return only
 
     def goes_on(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
         """Whether any byte leads to a place alive."""
-        for letter, _ in self._letters:
+        return any(True for _ in self._alive(reserves, packed, counts))
+
+    def _alive(
+        self, reserves: Reserves, packed: int, counts: list[int]
+    ) -> Iterator[tuple[int, bool]]:
+        """Of the letters those that lead to a place alive."""
+        for letter, stands_for_others in self._letters:
             after, counted = self.read(letter, packed, counts)
             if after and self.is_alive(reserves, after, counted):
-                return True
-        return False
+                yield letter[0], stands_for_others
 
 
 def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:

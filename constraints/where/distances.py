@@ -116,9 +116,6 @@ class Distances:
 
         None: any number of tokens.
         """
-        known = self.at_hand(made_len, max_len)
-        if known is not None:
-            return known
         if self._limit is not None:
             left = self._limit - made_len
             if left < 0:

@@ -157,16 +157,18 @@ class WhereLanguage:
         """Tokens are counted, and distances known: no search is needed that walks over bytes."""
         return None
 
-    def has_reserves(self, made_len: int, max_len: int | None) -> bool:
-        """Whether `reserves` answers at once, and waits for no other thread."""
+    def reserves_at_hand(self, made_len: int, max_len: int | None) -> Reserves | None:
+        """As `reserves`, where nothing has to be made for it; waits for no other thread."""
         if self.distances is None or (max_len is None and self.follows_bytes):
-            return True
-        return self.distances.at_hand(made_len, max_len) is not None
+            return self.live
+        return self.distances.at_hand(made_len, max_len)
 
     def reserves(self, made_len: int, max_len: int | None) -> Reserves:
         """Reserves of places from which `max_len` more tokens can complete the text."""
-        if self.distances is None or (max_len is None and self.follows_bytes):
-            return self.live
+        known = self.reserves_at_hand(made_len, max_len)
+        if known is not None:
+            return known
+        assert self.distances is not None
         return self.distances.within(made_len, max_len)
 
 
@@ -206,7 +208,7 @@ class WhereMatcher:
         self._outlook = self._language.views.known(self._place)
         if self._outlook is None or self._outlook.num_kinds > _MAX_QUICK_KINDS:
             return False
-        return self._language.has_reserves(self.made_len + 1, left)
+        return self._language.reserves_at_hand(self.made_len + 1, left) is not None
 
     @property
     def _place(self) -> int:

@@ -5,19 +5,7 @@ import random
 
 import pytest
 
-from constraints.token_walk import TokenWalk
-from constraints.where.compile import compile_where
-from constraints.where.engine import WhereLanguage
-from constraints.where.parser import parse
-from tests.constraints.where.expressions import END_ID, TOKENS
-from tests.constraints.where.vocabularies import vocabulary_of
-
-VOCABULARY = vocabulary_of(TOKENS, (END_ID,))
-WALK = TokenWalk(VOCABULARY)
-
-
-def compiled(written: str) -> WhereLanguage:
-    return compile_where(parse(written), VOCABULARY, WALK)
+from tests.constraints.where.large import compiled
 
 
 @pytest.mark.parametrize(

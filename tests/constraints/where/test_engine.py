@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,12 +22,11 @@ from constraints.where.parser import parse
 from constraints.where.terms import Expression
 from constraints.where.views import Views
 from tests.constraints.where.expressions import END_ID, TOKENS
+from tests.constraints.where.large import LARGE, LARGE_WALK, compiled
 from tests.constraints.where.oracle import Oracle
 from tests.constraints.where.strategies import expressions
 from tests.constraints.where.vocabularies import vocabulary_of
 
-LARGE = vocabulary_of(TOKENS, (END_ID,))
-LARGE_WALK = TokenWalk(LARGE)
 SMALL_TOKENS = (
     *(b"a", b"b", b"ab", b"aa", b" ", b" a", b".", b". a", b"1", b"-", b"0"),
     *(b"\xc3", b"\xa4", "ä".encode(), b"a\xe6", b"\xe6\x97", b"\xa5", b"\xa5b", b"", b"\xff"),
@@ -36,10 +34,6 @@ SMALL_TOKENS = (
 SMALL_END = 18
 SMALL = vocabulary_of(SMALL_TOKENS, (SMALL_END,))
 SMALL_WALK = TokenWalk(SMALL)
-
-
-def compiled(written: str) -> WhereLanguage:
-    return compile_where(parse(written), LARGE, LARGE_WALK)
 
 
 def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:
@@ -374,50 +368,3 @@ def test_too_many_counts_are_refused_at_once() -> None:
 def test_what_is_out_of_reach_is_left_to_others(written: str) -> None:
     with pytest.raises(OutOfReach):
         compiled(written)
-
-
-def test_a_mask_is_quick_where_its_tables_are_there() -> None:
-    language = compiled("len(words(X)) < 9 and len(X) < 60")
-    matcher = language.matcher()
-    assert matcher.is_quick(100)
-
-    language.views = Views(language.walk, language.table, language.lattice)
-    unseen = language.matcher()
-    before = unseen.is_quick(100)
-    unseen.outlook()
-    assert (before, unseen.is_quick(100)) == (False, True)
-
-
-@pytest.mark.parametrize("written", ["len(tokens(X)) == 9", "len(tokens(X)) < 9 and len(X) > 3"])
-def test_a_mask_that_depends_on_the_tokens_made_is_not_quick(written: str) -> None:
-    assert not compiled(written).matcher().is_quick(100)
-
-
-def test_a_mask_near_the_end_of_its_budget_is_not_quick_where_it_is_put_together() -> None:
-    matcher = compiled("len(words(X)) == 12").matcher()
-    assert matcher.is_quick(1_000)
-    assert not matcher.is_quick(14)
-
-
-def test_a_quick_mask_waits_for_nobody_who_makes_tables() -> None:
-    language = compiled("len(words(X)) < 9 and len(X) < 60")
-    matcher = language.matcher()
-    row = np.zeros(LARGE.num_words, dtype=np.int32)
-    assert language.distances is not None
-    is_held, release = threading.Event(), threading.Event()
-
-    def make_tables() -> None:
-        with language.views._lock, language.distances._lock:  # type: ignore[union-attr]
-            is_held.set()
-            assert release.wait(60.0)
-
-    with ThreadPoolExecutor(2) as threads:
-        making = threads.submit(make_tables)
-        assert is_held.wait(60.0)
-        try:
-            assert matcher.is_quick(100)
-            threads.submit(matcher.fill_mask, row, 100).result(timeout=30.0)
-        finally:
-            release.set()
-        making.result()
-    assert row.any()
