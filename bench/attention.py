@@ -19,8 +19,8 @@ import torch
 
 from model_server.attention.base import AttentionBackend, LayerOptions
 from model_server.attention.select import select_backend
-from model_server.kv_cache import KVCache, LayerGeometry
-from model_server.step import SequenceStep, StepInputs
+from model_server.engine.kv_cache import KVCache, LayerGeometry
+from model_server.engine.step import SequenceStep, StepInputs
 
 _CPU = torch.device("cpu")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -33,15 +33,15 @@ import uvloop
 
 from bench.processes import RouterOverQuickShard, cpu_s, quick_shard, router_over_quick_shard
 from bench.quick_shard import BLOCK_SIZE
-from router.batch import Generation, SampledToken, StepResult
-from router.books.allocator import Allocator
-from router.books.scheduler import Scheduler, SchedulerLimits
-from router.events import Event
-from router.http.exchange import Exchange
+from router.engine.stream import Stream
+from router.http.server.request_record import RequestRecord
 from router.http.tgi.frames import NativeFrames
-from router.request import GenerateRequest, SamplingParams, StopParams
-from router.shards import Shards, ShardTimeouts
-from router.stream import Stream
+from router.request.events import Event
+from router.request.request import GenerateRequest, SamplingParams, StopParams
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.shards.batch import Generation, SampledToken, StepResult
+from router.shards.shards import Shards, ShardTimeouts
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids
 
@@ -166,7 +166,9 @@ def text_and_sse_us(tokenizer: Tokenizer, num_streams: int) -> tuple[float, floa
         Stream(request_id, request, tokenizer, 0.0)
         for request_id, request in enumerate(_requests(num_streams))
     ]
-    frames = [NativeFrames(Exchange("bench", 0.0), with_details=False, prefix="") for _ in streams]
+    frames = [
+        NativeFrames(RequestRecord("bench", 0.0), with_details=False, prefix="") for _ in streams
+    ]
     text_s = sse_s = 0.0
     for _ in range(_NUM_STEPS):
         generations = _generations(range(num_streams))

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.malloc import keep_freed_memory
-from model_server.request import LogprobParams, SamplingParams, StopParams
+from model_server.engine.malloc import keep_freed_memory
+from model_server.engine.request import LogprobParams, SamplingParams, StopParams
 from model_server.sampling.masks import Masks
 from model_server.sampling.sampler import Sampler
 

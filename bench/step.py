@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 import transformers
 
-from model_server.distributed import World
-from model_server.examination import ModelSettings
-from model_server.malloc import keep_freed_memory
-from model_server.model import PagedModel
-from model_server.request import NewSequence, SamplingParams, StepOutput, StopParams
-from model_server.runner import Runner
+from model_server.engine.distributed import World
+from model_server.engine.malloc import keep_freed_memory
+from model_server.engine.request import NewSequence, SamplingParams, StepOutput, StopParams
+from model_server.engine.runner import Runner
+from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
 
 _MAX_PREFILL_TOKENS = 2048

@@ -27,29 +27,29 @@ from starlette.types import ASGIApp
 from fleet.commands import ServerRules
 from fleet.config import Told, read_config
 from fleet.http.front import Front
-from fleet.http.own import OwnRoutes
+from fleet.http.front_routes import OwnRoutes
 from fleet.http.routes import Routes
 from fleet.http.sockets import FleetSockets
 from fleet.hub import HuggingFaceHub
-from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
+from fleet.model_manager import ModelManager
+from fleet.model_table import ModelTable, RosterRules
 from fleet.names import AnyModel, ListedModels, Names
-from fleet.roster import Roster, RosterRules
 from fleet.servers import LaunchedServers
-from launcher.console import Console
 from launcher.fleet_knobs import FleetConfig
-from router.errors import StartupFailed
-from router.front_door import connection_rules, open_door
-from router.http.access import Access
-from router.http.cors import Cors
-from router.http.guard import Guard
+from processes.console import Console
+from processes.logs import start_logging
+from processes.settings import BadConfig
+from processes.signals import Signals, first_of
 from router.http.lmtp.services import SocketLimits
 from router.http.printed import openapi_document
-from router.knobs import BadConfig
-from router.listening import HttpServer
-from router.logs import start_logging
-from router.metrics import Metrics
-from router.signals import Signals, first_of
+from router.http.server.access import Access
+from router.http.server.auth import Guard
+from router.http.server.cors import Cors
+from router.http.server.listen import connection_rules, open_door
+from router.http.server.listening import HttpServer
+from router.request.errors import StartupFailed
+from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("fleet")
 _LAST_BYTES_S = 5.0
@@ -84,8 +84,8 @@ async def _run(told: Told, folder: Path) -> int:
     config = told.config
     signals = Signals(config.parent_pid)
     metrics = FleetMetrics(CollectorRegistry())
-    keeper = Keeper(
-        Roster(_roster_rules(config)),
+    keeper = ModelManager(
+        ModelTable(_roster_rules(config)),
         LaunchedServers(_server_rules(told, folder), told.environ, Console(config.json_output)),
         metrics,
         config.model_load_timeout,
@@ -125,7 +125,7 @@ async def _run(told: Told, folder: Path) -> int:
 
 
 def _app(
-    told: Told, keeper: Keeper, names: Names, metrics: FleetMetrics, sockets: ASGIApp
+    told: Told, keeper: ModelManager, names: Names, metrics: FleetMetrics, sockets: ASGIApp
 ) -> ASGIApp:
     config = told.config
     document = openapi_document(version("tandem"))

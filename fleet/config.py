@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from launcher.fleet_knobs import MODELS, FleetConfig
+from processes.settings import BadConfig, parser_of, read_knobs
 from router.front_config import ACCESS, HTTP, LOGS, TIME
-from router.knobs import BadConfig, parser_of, read_knobs
 
 AUTO = "auto"
 

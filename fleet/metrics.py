@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.instruments import Counter, Gauge, Histogram
-from router.metrics import CUTS
+from router.telemetry.instruments import Counter, Gauge, Histogram
+from router.telemetry.metrics import CUTS
 
 # From a tiny model on a warm disk to a large one from the hub.
 _LOAD_BUCKETS = tuple(0.5 * 2**k for k in range(13))

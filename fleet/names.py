@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from fleet.aside import aside
+from fleet.daemon_thread import aside
 from fleet.errors import LoadFailed, NoModelNamed, NotNow, ShuttingDown, UnknownModel
 from fleet.hub import Hub
 

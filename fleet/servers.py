@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from fleet.aside import aside
 from fleet.commands import ServerRules
+from fleet.daemon_thread import aside
+from fleet.exit_reason import reason_of
 from fleet.hub import is_cached
 from fleet.memory import anonymous_bytes
 from fleet.names import Model
-from fleet.reasons import reason_of
-from launcher.child import Child
-from launcher.console import Console
-from launcher.readiness import answers_health
-from native.host_memory import HostMemory
+from processes.child import Child
+from processes.console import Console
+from processes.host_memory import HostMemory
+from processes.readiness import answers_health
 
 _logger = logging.getLogger("fleet")
 

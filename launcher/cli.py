@@ -16,11 +16,10 @@ from typing import Annotated, Optional
 
 import typer
 
+from client.cli import commands as client_commands
 from client.errors import TandemError
+from constraints.check_command import BAD_CONSTRAINT, check, check_settings, read_constraint
 from constraints.spec import Whitespace
-from launcher import client_commands
-from launcher.check import BAD_CONSTRAINT, check, check_settings, read_constraint
-from launcher.console import Console
 from launcher.constraint_options import CONSTRAINT_KINDS, CheckOptions
 from launcher.declared import Told, flags_for, not_for_servers, takes
 from launcher.dry_run import Beside, DryRun
@@ -34,6 +33,7 @@ from launcher.settings import BUNDLED_MODEL, children_environ, require_free_port
 from launcher.several import check_models, front_argv, is_fleet, passed_on, refuse_of_one
 from launcher.supervisor import Supervisor
 from launcher.tgi_options import in_our_words, refuse
+from processes.console import Console
 
 # As typer has it for a flag that there is not.
 _WRONG_USAGE = 2

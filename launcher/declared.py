@@ -15,9 +15,9 @@ from typing import Any, TypeVar, get_type_hints
 import typer
 
 from launcher.fleet_knobs import FleetConfig
+from processes.settings import Whole, contrary_of, flag_of, seconds
 from router.config import RouterConfig
 from router.front_config import FrontConfig
-from router.knobs import Whole, contrary_of, flag_of, seconds
 
 _SECTION, _DECLARED = "section", "declared"
 _LEAST_S = 0.001

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.child import Child
-from launcher.console import Console
 from launcher.errors import BadSetting, ChildFailed
 from launcher.precheck import check_tokenizer
 from launcher.settings import ServeSettings
 from launcher.stop_request import Stopped, StopRequest
+from processes.child import Child
+from processes.console import Console
 
 _STOP_S = 2.0
 

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes.settings import BadConfig, Whole, knob, number, seconds, switch
 from router.front_config import FrontConfig
-from router.knobs import BadConfig, Whole, knob, number, seconds, switch
 
 MODELS = "models"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from launcher.errors import BadSetting
 from launcher.settings import ServeSettings
+from processes.settings import BadConfig
 from router.config import RouterConfig, read_config
-from router.errors import StartupFailed
-from router.knobs import BadConfig
+from router.http.server.tls import server_tls
+from router.request.errors import StartupFailed
 from router.text.tokenizer import Tokenizer
-from router.tls import server_tls
 
 
 def check_router(settings: ServeSettings, environ: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import BadSetting, PlaceTaken
-from launcher.readiness import socket_listens
+from processes.readiness import socket_listens
 
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"

@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 
-from router.signals import stop_signals
+from processes.signals import stop_signals
 
 _PARENT_POLL_S = 0.5
 

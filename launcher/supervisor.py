@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.child import Child
-from launcher.console import Console, write
 from launcher.errors import ChildFailed
-from launcher.readiness import address, answers_health, socket_listens
 from launcher.settings import ServeSettings
 from launcher.stop_request import Stopped, StopRequest
+from processes.child import Child
+from processes.console import Console, write
+from processes.readiness import address, answers_health, socket_listens
 
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0

@@ -20,14 +20,14 @@ from typing import Any
 from model_server import config
 from model_server.errors import ConfigRefused, FetchStalled, ShardError
 from model_server.hub import find_checkpoint
-from model_server.loading import load
 from model_server.logs import start_logging
-from model_server.looking_over import look_over
+from model_server.model.check_command import look_over
+from model_server.model.loading import load
 from model_server.parent import end_when_orphaned, until_orphaned
-from model_server.server import listening
-from model_server.service import TextGenerationService
+from model_server.service.server import listening
+from model_server.service.service import TextGenerationService
 from model_server.tracing import StepTracer, start_tracing
-from native.turns import take_long_turns
+from native.time_slice import use_long_time_slices
 
 _log = logging.getLogger("model_server")
 
@@ -83,7 +83,7 @@ async def _serve(settings: config.ServeConfig) -> int:
     watch = asyncio.create_task(_stop_with_parent(settings.parent_pid, stop))
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     # What it starts to compute steps beside it takes long turns as well.
-    device_thread = ThreadPoolExecutor(1, "device", initializer=take_long_turns)
+    device_thread = ThreadPoolExecutor(1, "device", initializer=use_long_time_slices)
     service = await _load_unless_stopped(settings, device_thread, tracer, stop)
     # A collection would go through all that torch and transformers have made, for a third of a
     # second in which no step runs, whenever a constraint's compiling has made as much again.

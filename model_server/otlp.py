@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from model_server.request import NewSequence, StepOutput
+from model_server.engine.request import NewSequence, StepOutput
 from model_server.tracing import TRACE_KEY, Metadata, StepCall, StepTracer
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from model_server.engine.request import Growth, NewSequence, StepOutput
 from model_server.errors import ConfigRefused
-from model_server.request import Growth, NewSequence, StepOutput
 
 # "<request id> <traceparent>[ <tracestate>]", once for each traced sequence of a Prefill.
 TRACE_KEY = "tandem-trace"

@@ -27,32 +27,32 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from constraints.worker.pool import PoolRules, VocabularyFile
-from router.batcher import Batcher, BatcherLimits
-from router.books.allocator import Allocator
-from router.books.scheduler import Scheduler, SchedulerLimits
+from processes.logs import start_logging
+from processes.settings import BadConfig
+from processes.signals import Signals, first_of, unless
 from router.config import RouterConfig, read_config
-from router.constraint_check import ConstraintCheck
-from router.errors import Displaced, ShardFailed, StartupFailed
-from router.front_door import connection_rules, open_door
+from router.engine.batcher import Batcher, BatcherLimits
+from router.engine.constraint_check import ConstraintCheck
+from router.engine.infer import Infer
 from router.http.app import Services, create_app
+from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import SocketLimits
-from router.http.lmtp.sockets import Sockets
+from router.http.operations.offer import limits_of, server_info
 from router.http.printed import openapi_document
+from router.http.server.listen import connection_rules, open_door
+from router.http.server.listening import Door, HttpServer
 from router.hub import find_tokenizer
-from router.infer import Infer
-from router.knobs import BadConfig
-from router.listening import Door, HttpServer
-from router.logs import start_logging
-from router.metrics import Metrics
-from router.offer import limits_of, server_info
-from router.shards import Shards, ShardTimeouts
-from router.signals import Signals, first_of, unless
-from router.step_observer import StepObserver
+from router.request.errors import Displaced, ShardFailed, StartupFailed
+from router.request.validation import Limits, Validation
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.shards.shards import Shards, ShardTimeouts
+from router.shards.wire import PoolLimits, ShardInfo
+from router.telemetry.metrics import Metrics
+from router.telemetry.step_observer import StepObserver
+from router.telemetry.tracing import Tracer, start_tracing
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
-from router.tracing import Tracer, start_tracing
-from router.validation import Limits, Validation
-from router.wire import PoolLimits, ShardInfo
 
 _logger = logging.getLogger("router")
 

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from router.front_config import ACCESS, HTTP, LOGS, TIME, FrontConfig
-from router.knobs import (
+from processes.settings import (
     BadConfig,
     Whole,
     collector,
@@ -33,6 +32,7 @@ from router.knobs import (
     seconds,
     switch,
 )
+from router.front_config import ACCESS, HTTP, LOGS, TIME, FrontConfig
 
 _PROG = "python -m router"
 _ABOUT = (

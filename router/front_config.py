@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from router.knobs import (
+from processes.settings import (
     BadConfig,
     Whole,
     api_key,

@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from router.errors import StartupFailed
+from router.request.errors import StartupFailed
 
 _FILES = (
     "tokenizer.json",

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from constraints.spec import StopRule
-from router.constraint_check import CheckedConstraint
-from router.errors import ConstraintRefused
-from router.request import Constraint
+from router.engine.constraint_check import CheckedConstraint
+from router.request.errors import ConstraintRefused
+from router.request.request import Constraint
 
 Refuse = Callable[[Constraint], ConstraintRefused | None]
 

@@ -4,7 +4,7 @@ collide, blocks run out and limits are met in almost every example."""
 from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind
-from router.request import (
+from router.request.request import (
     Constraint,
     GenerateRequest,
     LogprobParams,

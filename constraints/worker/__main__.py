@@ -18,8 +18,8 @@ from constraints.vocabulary import Vocabulary
 from constraints.worker.jobs import Bug, Check
 from constraints.worker.work import Work
 from constraints.worker.zygote import Zygote
-from native.breath import Breath
-from native.turns import take_long_turns
+from native.cpu_yield import CpuYield
+from native.time_slice import use_long_time_slices
 
 # A worker serves few texts twice: what was found of them is remembered by its owner.
 _MAX_CACHED = 8
@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> int:
             control.sendall(_failed(str(error)))
             return 1
         compiler = Compiler(vocabulary, max_cached=_MAX_CACHED)
-        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes, Breath.at(told.breath))
+        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes, CpuYield.at(told.breath))
         for spec in _FIRST:
             answer = work.answer(Check(spec, StopRule(), told.max_len))
             if isinstance(answer, Bug):
                 sys.stderr.write(answer.trace)
-        take_long_turns()  # and so does whoever is forked
+        use_long_time_slices()  # and so does whoever is forked
         Zygote(control, work.serve, told.memory_bytes).run()
     return 0
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from constraints.worker.nursery import Nursery, NurseryDown, NurseryFailed, WorkerProcess
-from native.breath import Breath
+from native.cpu_yield import CpuYield
 
 _logger = logging.getLogger("constraints")
 
@@ -91,7 +91,7 @@ class Keeper:
     async def _begin(self) -> Nursery:
         """A nursery that serves. Raises NurseryDown, OSError."""
         # Compiled here if need be: the nursery has no environment, and so no compiler.
-        breath = await asyncio.to_thread(Breath.load)
+        breath = await asyncio.to_thread(CpuYield.load)
         path = () if breath.path is None else ("--breath", str(breath.path))
         nursery = await Nursery.start((*self._arguments, *path))
         try:

@@ -29,7 +29,7 @@ from constraints.worker.jobs import (
     frame,
     job_from_json,
 )
-from native.breath import Breath
+from native.cpu_yield import CpuYield
 
 # What memory a worker keeps of past jobs takes from the next one's, so it leaves in time.
 _OLD_PART = 4
@@ -58,7 +58,7 @@ class Work:
         compiler: Compiles,
         cpu_s: float,
         memory_bytes: int,
-        breath: Breath,
+        breath: CpuYield,
     ) -> None:
         self._vocabulary = vocabulary
         self._compiler = compiler

@@ -22,13 +22,13 @@ from websockets.exceptions import WebSocketException
 from fleet.errors import FleetError, ServerGone
 from fleet.http.errors import fields_of
 from fleet.http.stream_book import StreamBook
-from fleet.keeper import Keeper
 from fleet.lease import Lease
 from fleet.metrics import FleetMetrics
+from fleet.model_manager import ModelManager
 from fleet.names import Model
-from router.errors import RouterError
 from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame, write_frame
+from router.request.errors import RouterError
 
 _logger = logging.getLogger("fleet")
 
@@ -87,7 +87,7 @@ class Channel:
     def __init__(
         self,
         find: Callable[[], Awaitable[Model]],
-        keeper: Keeper,
+        keeper: ModelManager,
         metrics: FleetMetrics,
         upstream: Upstream,
         send: SendText,

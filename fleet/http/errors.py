@@ -15,9 +15,9 @@ from fleet.errors import (
     StillLoading,
     UnknownModel,
 )
-from router.errors import RouterError
 from router.http.errors import HttpError
 from router.http.lmtp.failures import error_fields
+from router.request.errors import RouterError
 
 _UNAVAILABLE = 503
 ERROR_TYPES: Mapping[type[FleetError], str] = MappingProxyType(

@@ -13,18 +13,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fleet.errors import FleetError, NotNow, ServerGone
 from fleet.http.errors import http_error
 from fleet.http.event_stream import CommentTimes, EventStream, with_retry
-from fleet.http.naming import read_named
-from fleet.http.own import OwnRoutes
-from fleet.http.passing import ask_for, pass_back, refuses_all
+from fleet.http.front_routes import OwnRoutes
+from fleet.http.proxy import ask_for, pass_back, refuses_all
+from fleet.http.requested_model import read_named
 from fleet.http.routes import Kind, Routes
-from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
+from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names, no_model_named
-from router.errors import Cancelled, RouterError
 from router.http.body import BodyReader
-from router.http.disconnect import unless_disconnected
 from router.http.errors import Dialect, HttpError, Problem
-from router.http.exchange import Exchange
+from router.http.server.disconnect import unless_disconnected
+from router.http.server.request_record import RequestRecord
+from router.request.errors import Cancelled, RouterError
 
 _logger = logging.getLogger("fleet")
 _NOT_FOUND = 404
@@ -35,7 +35,7 @@ class Front:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: ModelManager,
         names: Names,
         routes: Routes,
         own: OwnRoutes,
@@ -131,22 +131,22 @@ class Front:
 
     def _problem(self, request: Request, error: Exception) -> Problem:
         """The error as it is told, booked."""
-        exchange = Exchange.of(request)
+        record = RequestRecord.of(request)
         dialect = Dialect.of_path(request.scope["path"])
         told = http_error(error) if isinstance(error, FleetError) else error
         assert isinstance(told, HttpError | RouterError)
-        problem = Problem.of(told, dialect, exchange.request_id)
-        exchange.error_type = problem.error_type
+        problem = Problem.of(told, dialect, record.request_id)
+        record.error_type = problem.error_type
         if isinstance(error, FleetError):
             self._metrics.rejected.inc(problem.error_type)
         if isinstance(error, NotNow):
             problem = with_retry(problem, error.retry_after_s)
         if isinstance(error, Cancelled):
-            _logger.debug("request_id=%s left before its answer began", exchange.request_id)
+            _logger.debug("request_id=%s left before its answer began", record.request_id)
         return problem
 
 
-async def model_of(asked: str | None, names: Names, keeper: Keeper) -> Model:
+async def model_of(asked: str | None, names: Names, keeper: ModelManager) -> Model:
     """The model that a name means. Raises NoModelNamed, UnknownModel, LoadFailed."""
     if asked is not None and asked not in PLACEHOLDERS:
         return await names.find(asked)

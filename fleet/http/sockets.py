@@ -15,18 +15,18 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.http.channel import Channel, Upstream
 from fleet.http.front import model_of
-from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
+from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names
-from router.errors import InvalidRequest, Overloaded
 from router.http.errors import Dialect, HttpError, Problem
-from router.http.exchange import Exchange
 from router.http.lmtp.commands import FEATURES, named_model, version_of
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame, NoFrame, read_frame, write_frame
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.services import SocketLimits
 from router.http.lmtp.stream_ids import stream_id_of
+from router.http.server.request_record import RequestRecord
+from router.request.errors import InvalidRequest, Overloaded
 
 _logger = logging.getLogger("fleet")
 
@@ -46,7 +46,7 @@ class FleetSockets:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: ModelManager,
         names: Names,
         metrics: FleetMetrics,
         *,
@@ -105,8 +105,8 @@ class FleetSockets:
         }
 
     def _upstream(self, scope: Scope) -> Upstream:
-        exchange = Exchange.within(scope)
-        headers = [] if exchange is None else [("x-request-id", exchange.request_id)]
+        record = RequestRecord.within(scope)
+        headers = [] if record is None else [("x-request-id", record.request_id)]
         if self._keys:
             headers.append(("authorization", f"Bearer {self._keys[0]}"))
         return Upstream("/lmtp", tuple(headers))
@@ -117,7 +117,7 @@ class FleetSocket:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: ModelManager,
         names: Names,
         metrics: FleetMetrics,
         hello: Callable[[int], Awaitable[dict[str, object]]],

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from model_server.kv_cache import CacheLayout, LayerCache
-from model_server.step import StepInputs
+from model_server.engine.kv_cache import CacheLayout, LayerCache
+from model_server.engine.step import StepInputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,8 +17,8 @@ from model_server.attention.sdpa import (
     plan_tiles,
 )
 from model_server.attention.token_major import DEFAULT_BLOCK_SIZE, TokenMajorLayout, scatter
-from model_server.kv_cache import LayerCache
-from model_server.step import StepInputs
+from model_server.engine.kv_cache import LayerCache
+from model_server.engine.step import StepInputs
 
 
 class CpuAttention(TokenMajorLayout):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from model_server.attention.base import LayerOptions
-from model_server.kv_cache import LayerCache, LayerGeometry
-from model_server.step import StepInputs
+from model_server.engine.kv_cache import LayerCache, LayerGeometry
+from model_server.engine.step import StepInputs
 from native.library import NativeUnavailable, load_native
 
 _SOURCE = Path(__file__).parent / "native" / "cpu_op.cpp"

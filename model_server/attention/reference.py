@@ -9,8 +9,8 @@ from torch import Tensor
 
 from model_server.attention.base import LayerOptions
 from model_server.attention.token_major import TokenMajorLayout, gather, scatter
-from model_server.kv_cache import LayerCache
-from model_server.step import StepInputs
+from model_server.engine.kv_cache import LayerCache
+from model_server.engine.step import StepInputs
 
 
 class ReferenceAttention(TokenMajorLayout):

@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from model_server.attention.base import LayerOptions
 from model_server.attention.token_major import gather
-from model_server.kv_cache import LayerCache
-from model_server.step import StepInputs
+from model_server.engine.kv_cache import LayerCache
+from model_server.engine.step import StepInputs
 
 # Scores, or mask bits, of a tile per head, where they are written out: 4 MiB of float32.
 MAX_TILE_SCORES = 1 << 20

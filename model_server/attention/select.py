@@ -8,10 +8,10 @@ import torch
 from model_server.attention.base import AttentionBackend
 from model_server.attention.cpu import CpuAttention
 from model_server.attention.cpu_op import CpuOp, CpuOpAttention
-from model_server.attention.cuda import CudaAttention
+from model_server.attention.gather_sdpa import GatherSdpaAttention
 from model_server.attention.reference import ReferenceAttention
+from model_server.engine.kv_cache import LayerGeometry
 from model_server.errors import ConfigRefused
-from model_server.kv_cache import LayerGeometry
 from native.library import NativeUnavailable
 
 _log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _BY_NAME: Mapping[str, Callable[[], AttentionBackend]] = {
     "reference": ReferenceAttention,
     "cpu": CpuAttention,
-    "cuda": CudaAttention,
+    "cuda": GatherSdpaAttention,
 }
 
 
@@ -48,7 +48,7 @@ def select_backend(
         names = ", ".join(("auto", "cpu-op", *_BY_NAME))
         raise ConfigRefused(f"--attention {choice}: there are {names}")
     if device.type != "cpu":
-        return CudaAttention()
+        return GatherSdpaAttention()
     try:
         return _cpu_op(device, dtype, geometries, load_op)
     except NativeUnavailable as error:

@@ -7,7 +7,7 @@ flattened pool, so writing is one indexed copy.
 import torch
 from torch import Tensor
 
-from model_server.kv_cache import LayerCache, LayerGeometry
+from model_server.engine.kv_cache import LayerCache, LayerGeometry
 
 DEFAULT_BLOCK_SIZE = 16
 

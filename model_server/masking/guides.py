@@ -27,11 +27,11 @@ import torch
 from constraints.bitmask import Bitmask
 from constraints.guide import Guide
 from constraints.spec import Budget
-from model_server.masking.beginnings import Beginning, Beginnings
-from model_server.masking.crew import Crew, Job
+from model_server.engine.request import Constraint, NewSequence
+from model_server.masking.constraint_cache import ConstraintCache
+from model_server.masking.guide_cache import Beginning, GuideCache
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
-from model_server.masking.languages import Languages
-from model_server.request import Constraint, NewSequence
+from model_server.masking.mask_thread_pool import Job, MaskThreadPool
 from model_server.sampling.logits_processors import BITS_PER_WORD
 from model_server.sampling.masks import Masks
 from model_server.sampling.rows import Rows
@@ -83,7 +83,7 @@ class StepMasks(Masks):
         return frozenset([output.request_id for output in self.outputs if output.is_refused])
 
 
-class Guides:
+class MaskScheduler:
     """Owner of the guides by request, and of the threads that fill; its runner alone calls it.
 
     vocab_size:    width of the model's logits
@@ -95,7 +95,7 @@ class Guides:
 
     def __init__(
         self,
-        languages: Languages,
+        languages: ConstraintCache,
         vocab_size: int,
         eos_token_ids: Sequence[int],
         *,
@@ -105,7 +105,7 @@ class Guides:
         open_limit_s: float = OPEN_LIMIT_S,
         hold_s: float = HOLD_S,
     ) -> None:
-        self._beginnings = Beginnings(languages)
+        self._beginnings = GuideCache(languages)
         self._num_words = -(-vocab_size // BITS_PER_WORD)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._is_pinned = is_pinned
@@ -113,7 +113,7 @@ class Guides:
         self._open_limit_s = open_limit_s
         self._hold_s = hold_s
         self.waited_ns = 0
-        self._crew = Crew(num_threads)
+        self._crew = MaskThreadPool(num_threads)
         self._outputs: dict[int, GuidedOutput] = {}
         self._jobs: dict[int, Job] = {}
         # Outputs whose next mask `begin` has made.

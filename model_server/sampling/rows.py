@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from model_server.engine.request import LogprobParams, SamplingParams, StopParams
 from model_server.errors import InvalidStep
-from model_server.request import LogprobParams, SamplingParams, StopParams
 from model_server.sampling.filters import nucleus_share
 from model_server.sampling.philox import uniforms
 

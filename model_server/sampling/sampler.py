@@ -25,8 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from model_server.engine.request import LogprobParams, SamplingParams, StopParams, TopToken
 from model_server.errors import InvalidStep
-from model_server.request import LogprobParams, SamplingParams, StopParams, TopToken
 from model_server.sampling.choosing import choose
 from model_server.sampling.logits_processors import (
     BITS_PER_WORD,

@@ -16,43 +16,43 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
-from router.errors import RouterError
-from router.http.access import Access
+from router.engine.infer import Infer
 from router.http.aliases import NO_ALIASES, Aliases
-from router.http.anthropic.messages import MessageRoutes
+from router.http.anthropic.routes import MessageRoutes
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import BodyReader, Schema
-from router.http.constraints import CONSTRAINT_MODELS, ConstraintRoutes, Judges
 from router.http.conversation import Conversations
-from router.http.cors import ANY_ORIGIN, Cors
 from router.http.docs_page import add_docs
 from router.http.errors import Dialect, HttpError, Problem
-from router.http.exchange import Exchange
-from router.http.guard import Guard
-from router.http.health import HealthRoutes
-from router.http.intake import Intake
 from router.http.lmtp.prompts import Prompts
+from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
-from router.http.lmtp.sockets import Sockets
 from router.http.openai.answers import OPENAI_ANSWERS
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import TokenNames
-from router.http.openai.responses.routes import ResponseRoutes
-from router.http.openai.responses.schema import CountInputBody, ResponseBody
-from router.http.openai.responses.store import ResponseStore
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.openapi import document
-from router.http.ops import OpsRoutes
-from router.http.server_info import ServerInfo
+from router.http.operations.constraints_check import CONSTRAINT_MODELS, ConstraintRoutes, Judges
+from router.http.operations.health import HealthRoutes
+from router.http.operations.routes import OpsRoutes
+from router.http.operations.server_info import ServerInfo
+from router.http.request_validator import RequestValidator
+from router.http.responses.routes import ResponseRoutes
+from router.http.responses.schema import CountInputBody, ResponseBody
+from router.http.responses.store import ResponseStore
+from router.http.server.access import Access
+from router.http.server.auth import Guard
+from router.http.server.cors import ANY_ORIGIN, Cors
+from router.http.server.request_record import RequestRecord
 from router.http.tgi.routes import TGI_MODELS, tgi_routers
-from router.infer import Infer
-from router.metrics import Metrics
+from router.request.errors import RouterError
+from router.request.validation import Validation
+from router.telemetry.metrics import Metrics
+from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
-from router.tracing import NO_TRACES, Tracer
-from router.validation import Validation
 
 _BODIES: list[type[Schema]] = [
     ChatBody,
@@ -110,7 +110,7 @@ def create_app(
 def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
     return LmtpServices(
         services.infer,
-        Intake(services.validation, services.metrics, services.tracer),
+        RequestValidator(services.validation, services.metrics, services.tracer),
         Prompts(services.tokenizer, services.chat_template, services.info.limits.max_total_len),
         services.info,
         services.metrics,
@@ -131,11 +131,11 @@ def routing(services: Services, max_body_len: int) -> FastAPI:
         redirect_slashes=False,
     )
     bodies = BodyReader(max_body_len)
-    intake = Intake(services.validation, services.metrics, services.tracer)
-    front = OpenAiFront(services.infer, intake, bodies, services.info, services.tokenizer)
+    validator = RequestValidator(services.validation, services.metrics, services.tracer)
+    front = OpenAiFront(services.infer, validator, bodies, services.info, services.tokenizer)
     conversations = Conversations(
         services.infer,
-        intake,
+        validator,
         bodies,
         services.chat_template,
         services.tokenizer,
@@ -145,7 +145,7 @@ def routing(services: Services, max_body_len: int) -> FastAPI:
     chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
     for router in tgi_routers(
         services.infer,
-        intake,
+        validator,
         services.tokenizer,
         bodies,
         services.info,
@@ -181,14 +181,14 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Any error before the answer began, as JSON; Starlette's own are routes and methods."""
-    exchange = Exchange.of(request)
+    record = RequestRecord.of(request)
     if isinstance(error, HTTPException):
         error = _routing_error(request, error)
     elif not isinstance(error, RouterError | HttpError):
-        message = f"a bug; the server's log has more under request_id {exchange.request_id}"
+        message = f"a bug; the server's log has more under request_id {record.request_id}"
         error = HttpError(500, "internal_error", message)
-    problem = Problem.of(error, Dialect.of_path(request.url.path), exchange.request_id)
-    exchange.error_type = problem.error_type
+    problem = Problem.of(error, Dialect.of_path(request.url.path), record.request_id)
+    record.error_type = problem.error_type
     return problem.response()
 
 

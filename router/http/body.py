@@ -13,11 +13,11 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from router.errors import InvalidRequest
-from router.given import quoted
 from router.http.errors import HttpError
 from router.http.faults import Place, first_fault, with_exact_numbers
 from router.http.json_bounds import check_depth, check_width
+from router.request.error_text import quoted
+from router.request.errors import InvalidRequest
 
 # Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
 _CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})

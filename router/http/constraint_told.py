@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.events import Finished
+from router.request.events import Finished
 
 
 def told_of_constraint(end: Finished) -> dict[str, Any]:

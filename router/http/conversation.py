@@ -1,6 +1,6 @@
 """A conversation to one answer: the way in and out of the routes that take turns and give text.
 
-    turns --chat template--> prompt --Intake--> request --Infer--> Completion, or a stream of events
+    turns -> ChatTemplate -> prompt -> RequestValidator -> request -> Infer -> Completion or stream
 
 It knows neither OpenAI's words nor Anthropic's; what a stream looks like, `Words` says.
 """
@@ -14,25 +14,25 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import RouterError, Unserved
-from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
+from router.engine.infer import Completion, Infer
 from router.http.body import BodyReader, Schema
-from router.http.disconnect import unless_disconnected
 from router.http.errors import Dialect, Problem
-from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
-from router.http.intake import Intake
 from router.http.model_name import served_name
-from router.http.openai.offering import offering, tell_tools
-from router.http.openai.tool_calls import Calling
-from router.http.openai.tool_grammar import Offer
-from router.http.server_info import ServerInfo
+from router.http.operations.server_info import ServerInfo
+from router.http.request_validator import RequestValidator
+from router.http.server.disconnect import unless_disconnected
+from router.http.server.request_record import RequestRecord
 from router.http.sse import EventStream
-from router.infer import Completion, Infer
-from router.request import GenerateRequest
+from router.http.tools.calls import Calling
+from router.http.tools.grammar import AllowedTools
+from router.http.tools.tool_prompt import offering, tell_tools
+from router.request.errors import RouterError, Unsupported
+from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
+from router.request.request import GenerateRequest
+from router.request.validation import Limits, RawParams
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
-from router.validation import Limits, RawParams
 
 S = TypeVar("S", bound=Schema)
 
@@ -93,8 +93,8 @@ class Words(Protocol):
 class AnswerFrames:
     """Frames of a stream of one answer; the opening goes out before the first token is there."""
 
-    def __init__(self, exchange: Exchange, words: Words, dialect: Dialect) -> None:
-        self._exchange = exchange
+    def __init__(self, record: RequestRecord, words: Words, dialect: Dialect) -> None:
+        self._exchange = record
         self._words = words
         self._dialect = dialect
 
@@ -134,13 +134,13 @@ class Conversations:
     def __init__(
         self,
         infer: Infer,
-        intake: Intake,
+        validator: RequestValidator,
         bodies: BodyReader,
         template: ChatTemplate,
         tokenizer: Tokenizer,
         info: ServerInfo,
     ) -> None:
-        self.intake = intake
+        self.validator = validator
         self._infer = infer
         self._bodies = bodies
         self._template = template
@@ -174,7 +174,7 @@ class Conversations:
         `tools` are in OpenAI's words; a template that shows none gets them in the last turn, if
         they may be called.
 
-        Raises TemplateFailed, and Unserved for a setting that the template does not read.
+        Raises TemplateFailed, and Unsupported for a setting that the template does not read.
         """
         # Off the event loop: a template is the model's program, and a conversation may be long.
         return await asyncio.to_thread(self._render, turns, settings, continues, tools, may_call)
@@ -194,7 +194,7 @@ class Conversations:
             if self._template.reads(setting.name):
                 variables[setting.name] = setting.value
             elif setting.value != setting.neutral:
-                raise Unserved(
+                raise Unsupported(
                     f"`{setting.field}` is nothing that this model's chat template reads",
                     setting.field,
                 )
@@ -209,7 +209,9 @@ class Conversations:
             variables=variables,
         )
 
-    async def offer(self, raw: RawParams, offer: Offer, field: str) -> tuple[RawParams, Calling]:
+    async def offer(
+        self, raw: RawParams, offer: AllowedTools, field: str
+    ) -> tuple[RawParams, Calling]:
         """The parameters with the grammar of what may be called, and how it is called.
 
         Raises TemplateFailed.
@@ -225,28 +227,28 @@ class Conversations:
         """How many tokens a rendered prompt has."""
         return len(await self._tokenizer.encode_async(prompt, add_special_tokens=False))
 
-    async def check(self, exchange: Exchange, prompt: str, raw: RawParams) -> GenerateRequest:
+    async def check(self, record: RequestRecord, prompt: str, raw: RawParams) -> GenerateRequest:
         """The request for a rendered prompt. Raises InvalidRequest."""
-        return await self.intake.check(exchange, prompt, raw, add_special_tokens=False)
+        return await self.validator.check(record, prompt, raw, add_special_tokens=False)
 
     async def complete(self, request: Request, checked: GenerateRequest) -> Completion:
         """The whole answer. Raises RouterError, and Cancelled if the client leaves."""
         completion = await unless_disconnected(request, self._infer.complete(checked))
-        Exchange.of(request).finished(completion.finished)
+        RequestRecord.of(request).finished(completion.finished)
         return completion
 
     def reply(
-        self, exchange: Exchange, answer: Mapping[str, Any], headers: Mapping[str, str]
+        self, record: RequestRecord, answer: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Response:
         """A whole answer as JSON."""
-        timing = answer_headers(self._info, exchange, exchange.num_generated_tokens)
+        timing = answer_headers(self._info, record, record.num_generated_tokens)
         return Response(
             orjson.dumps(answer), headers={**timing, **headers}, media_type="application/json"
         )
 
     async def stream(
         self,
-        exchange: Exchange,
+        record: RequestRecord,
         checked: GenerateRequest,
         frames: AnswerFrames,
         headers: Mapping[str, str],
@@ -255,7 +257,7 @@ class Conversations:
         stream = EventStream(
             [_opening(), self._infer.generate(checked)],
             frames,
-            {**stream_headers(self._info, exchange.num_prompt_characters), **headers},
+            {**stream_headers(self._info, record.num_prompt_characters), **headers},
         )
         await stream.begin()
         return stream

@@ -14,7 +14,7 @@ from math import ceil
 import orjson
 from starlette.responses import Response
 
-from router.errors import (
+from router.request.errors import (
     Cancelled,
     ConstraintRefused,
     Draining,
@@ -27,7 +27,7 @@ from router.errors import (
     TemplateFailed,
     ToolsRefused,
     Unhealthy,
-    Unserved,
+    Unsupported,
 )
 
 # What tells a front, in any dialect, that this server is on its way out.
@@ -93,7 +93,7 @@ class _Kind:
 
 
 _KINDS: Mapping[type[RouterError], _Kind] = {
-    Unserved: _Kind(
+    Unsupported: _Kind(
         "validation",
         "Input validation error: {}",
         422,

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from router.errors import InvalidRequest
-from router.given import cut, wrong
+from router.request.error_text import cut, wrong
+from router.request.errors import InvalidRequest
 
 Place = tuple[int | str, ...]
 

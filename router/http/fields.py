@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from router.given import WrongPart
+from router.request.error_text import WrongPart
 
 Prompt = str | tuple[int, ...]
 

@@ -1,7 +1,7 @@
 """The field that holds a grammar: TGI's union of `type` and `value`, with our types beside its own.
 
 Beside them may stand how it is to be read, which other APIs have under the same names. It knows
-the shapes alone; whether the value is a grammar, `router/grammar.py` says.
+the shapes alone; whether the value is a grammar, `router/request/grammar.py` says.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from constraints.spec import Whitespace
-from router.given import WrongPart
-from router.grammar import GRAMMAR_TYPES, RawGrammar
+from router.request.error_text import WrongPart
+from router.request.grammar import GRAMMAR_TYPES, RawGrammar
 
 _WRAPPED = "json_schema"
 _SPACES = tuple(whitespace.value for whitespace in Whitespace)

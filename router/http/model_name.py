@@ -1,7 +1,7 @@
 """The names under which clients ask for the served model."""
 
 from router.http.errors import model_not_found
-from router.http.server_info import ServerInfo
+from router.http.operations.server_info import ServerInfo
 
 # What clients send that know of one model only: TGI's and the hub's.
 _PLACEHOLDERS = (None, "", "tgi", "dummy")

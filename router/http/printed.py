@@ -5,10 +5,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from router.http.app import Services, routing
-from router.http.server_info import ServerInfo
-from router.metrics import Metrics
+from router.http.operations.server_info import ServerInfo
+from router.request.validation import Limits, Validation
+from router.telemetry.metrics import Metrics
 from router.text.chat_template import ChatTemplate
-from router.validation import Limits, Validation
 
 
 def openapi_document(version: str) -> dict[str, Any]:

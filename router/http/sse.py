@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.errors import RouterError
-from router.http.disconnect import end, until_disconnected
+from router.http.server.disconnect import end, until_disconnected
+from router.request.errors import RouterError
 
 KEEP_ALIVE_S = 15.0
 _KEEP_ALIVE = b":\n\n"

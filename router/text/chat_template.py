@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from router.errors import TemplateFailed
+from router.request.errors import TemplateFailed
 from router.text.call_syntax import CallSyntax
 from router.text.template_environment import PRIVATE_PREFIX, CompiledTemplate, TemplateLimit
 from router.text.template_traits import Traits, adapt, find_traits

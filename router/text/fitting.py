@@ -3,7 +3,7 @@
 Tokenizing megabytes takes seconds, which nobody is to spend on a prompt that can only be refused.
 """
 
-from router.errors import InvalidRequest
+from router.request.errors import InvalidRequest
 from router.text.tokenizer import Tokenizer
 
 # Characters of a beginning: so many in any case, and so many for each token that may be.

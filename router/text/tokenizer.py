@@ -16,7 +16,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from constraints.text_tokens import CALL_MARKERS
-from router.errors import InvalidRequest, StartupFailed
+from router.request.errors import InvalidRequest, StartupFailed
 from router.text.pieces import Pieces, build_pieces
 from router.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from router.errors import StartupFailed
+from router.request.errors import StartupFailed
 
 _NAMED_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",

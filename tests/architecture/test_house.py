@@ -50,9 +50,9 @@ def test_only_the_edge_speaks_in_status_codes() -> None:
     edge = ROOT / "client" / "lmtp" / "handshake.py"
     assert all(path.parent.name == "http" or path == edge for path in http), http
     assert {str(path.relative_to(ROOT)) for path in grpc} <= {
-        "model_server/interceptor.py",
-        "router/rank.py",
-        "router/shards.py",
+        "model_server/service/interceptor.py",
+        "router/shards/rank.py",
+        "router/shards/shards.py",
     }
 
 
@@ -62,7 +62,7 @@ def test_traces_cost_nothing_until_they_are_asked_for() -> None:
         for path in sources()
         if re.search(r"^\s*(from|import) opentelemetry", path.read_text(), re.MULTILINE)
     }
-    assert users == {"router/otlp.py", "model_server/otlp.py"}
+    assert users == {"router/telemetry/otlp.py", "model_server/otlp.py"}
     importers = [
         path for path in sources() if re.search(r"(from|import) \w+\.otlp", path.read_text())
     ]

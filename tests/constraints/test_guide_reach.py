@@ -11,7 +11,7 @@ import pytest
 from constraints.grammars.engine import GrammarMatcher
 from constraints.guide import Guide
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
-from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
+from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
 from router.text.call_syntax import HERMES
 from tests.constraints.cases import record
 from tests.constraints.walks import demo_vocabulary, language_of, text_of
@@ -94,9 +94,9 @@ def followed(spec: ConstraintSpec, text: str, slack: int) -> str:
     return text
 
 
-def tool(parameters: Any, *, may_speak: bool) -> ConstraintSpec:
+def tool(parameters: Any, *, allows_text: bool) -> ConstraintSpec:
     """The grammar of an answer that may call a tool `send`, or has to."""
-    offer = Offer((OfferedTool("send", parameters, "tools"),), may_speak, may_repeat=True)
+    offer = AllowedTools((OfferedTool("send", parameters, "tools"),), allows_text, may_repeat=True)
     return ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.SPACED)
 
 
@@ -114,19 +114,19 @@ def test_an_instance_can_be_written_whatever_is_left_out_elsewhere(name: str, sl
 
 
 @pytest.mark.parametrize("slack", [2, 100, 1000])
-@pytest.mark.parametrize("may_speak", [True, False])
+@pytest.mark.parametrize("allows_text", [True, False])
 @pytest.mark.parametrize("num_strings", [1, 4, 6])
-def test_a_tool_can_be_called(num_strings: int, slack: int, *, may_speak: bool) -> None:
+def test_a_tool_can_be_called(num_strings: int, slack: int, *, allows_text: bool) -> None:
     names = [f"p{index}" for index in range(num_strings)]
     text = call(dict.fromkeys(names, "me"))
-    spec = tool(record(dict.fromkeys(names, STRING)), may_speak=may_speak)
+    spec = tool(record(dict.fromkeys(names, STRING)), allows_text=allows_text)
     assert followed(spec, text, slack) == text
 
 
 def test_any_of_many_tools_can_be_called() -> None:
     parameters = {"find": record({"q": STRING}), "pay": PAYMENT, "send": open_record({"box": BOX})}
     tools = tuple(OfferedTool(name, each, "tools") for name, each in parameters.items())
-    grammar = tool_grammar(Offer(tools, may_speak=True, may_repeat=True), HERMES)
+    grammar = tool_grammar(AllowedTools(tools, allows_text=True, may_repeat=True), HERMES)
     spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)
     text = call({"box": {"label": "a", "score": 0.5, "x": 10}})
     assert followed(spec, text, 2) == text
@@ -179,6 +179,6 @@ def test_a_call_is_told_to_need_no_more_than_it_does(parameters: Any, arguments:
     if arguments is None:
         arguments = dict.fromkeys(parameters["properties"], "")
     known_len = len(VOCABULARY.backend.tokenize_str(call(arguments)))
-    language = language_of(tool(parameters, may_speak=False), VOCABULARY)
+    language = language_of(tool(parameters, allows_text=False), VOCABULARY)
     guide = Guide(language, VOCABULARY, Budget(known_len + 2))
     assert guide.needed_len <= known_len + 2

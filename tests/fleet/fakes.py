@@ -6,10 +6,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
+from fleet.model_manager import ModelManager
+from fleet.model_table import ModelTable, RosterRules
 from fleet.names import Model
-from fleet.roster import Roster, RosterRules
 from fleet.servers import DidNotStart
 
 
@@ -93,10 +93,10 @@ class FakeServers:
 
 def keeper_over(
     servers: FakeServers, *, load_timeout_s: float = 5.0, rules: RosterRules | None = None
-) -> Keeper:
+) -> ModelManager:
     """A keeper of books with these rules."""
     metrics = FleetMetrics(CollectorRegistry())
-    return Keeper(Roster(rules or RosterRules()), servers, metrics, load_timeout_s)
+    return ModelManager(ModelTable(rules or RosterRules()), servers, metrics, load_timeout_s)
 
 
 def model(name: str) -> Model:

@@ -15,21 +15,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleet.http.event_stream import CommentTimes
 from fleet.http.front import Front
-from fleet.http.own import OwnRoutes
+from fleet.http.front_routes import OwnRoutes
 from fleet.http.routes import Routes
 from fleet.http.sockets import FleetSockets
-from fleet.keeper import Keeper
 from fleet.metrics import FleetMetrics
+from fleet.model_manager import ModelManager
+from fleet.model_table import ModelTable, RosterRules
 from fleet.names import ListedModels, Names
-from fleet.roster import Roster, RosterRules
-from router.http.access import Access
-from router.http.cors import Cors
-from router.http.guard import Guard
 from router.http.lmtp.services import SocketLimits
 from router.http.printed import openapi_document
-from router.http.protocol import ConnectionRules
-from router.listening import HttpServer, bind, bind_unix
-from router.metrics import Metrics
+from router.http.server.access import Access
+from router.http.server.auth import Guard
+from router.http.server.cors import Cors
+from router.http.server.listening import HttpServer, bind, bind_unix
+from router.http.server.protocol import ConnectionRules
+from router.telemetry.metrics import Metrics
 from tests.fleet.fakes import FakeServers
 
 DOCUMENT = openapi_document("0.0.1")
@@ -149,7 +149,7 @@ class House:
     """A front that listens, and what is behind it."""
 
     url: str
-    keeper: Keeper
+    keeper: ModelManager
     servers: FakeServers
     upstreams: Upstreams
     metrics: FleetMetrics
@@ -182,7 +182,7 @@ async def fleet_house(
     """A front over servers of these models; `starts` False: loads wait for servers.may_start."""
     upstreams, servers = Upstreams(), FakeServers()
     metrics = FleetMetrics(CollectorRegistry())
-    keeper = Keeper(Roster(rules or RosterRules()), servers, metrics, load_timeout_s)
+    keeper = ModelManager(ModelTable(rules or RosterRules()), servers, metrics, load_timeout_s)
     names = names or ListedModels(models)
     if starts:
         servers.may_start.set()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleet.config import read_config
-from router.knobs import BadConfig
+from processes.settings import BadConfig
 
 
 def test_models_flags_and_the_servers_flags_are_told_apart() -> None:

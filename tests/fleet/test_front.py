@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fleet.berth import State
+from fleet.model_entry import State
+from fleet.model_table import RosterRules
 from fleet.names import AnyModel
-from fleet.roster import RosterRules
 from tests.fleet.house import House, fleet_house
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.http.scraping import merge
 from fleet.metrics import FleetMetrics
-from router.metrics import Metrics
+from router.telemetry.metrics import Metrics
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "models-on-demand.md").read_text()
 

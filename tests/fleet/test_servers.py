@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from fleet.commands import ServerRules
+from fleet.exit_reason import reason_of
 from fleet.names import Model
-from fleet.reasons import reason_of
 from fleet.servers import DidNotStart, LaunchedServer, LaunchedServers
-from launcher.child import Child
-from launcher.console import Console
+from processes.child import Child
+from processes.console import Console
 from tests.fleet.fakes import model
 
 RULES = ServerRules(

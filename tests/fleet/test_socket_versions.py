@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet.berth import State
+from fleet.model_entry import State
 from tests.fleet.house import House, fleet_house
 from tests.fleet.lmtp_upstream import speak
 from tests.fleet.test_sockets import Socket, socket

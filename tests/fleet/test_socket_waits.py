@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.berth import State
-from fleet.roster import RosterRules
+from fleet.model_entry import State
+from fleet.model_table import RosterRules
 from tests.fleet.house import House, fleet_house
 from tests.fleet.lmtp_upstream import speak
 from tests.fleet.test_sockets import Socket, socket

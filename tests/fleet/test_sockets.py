@@ -11,8 +11,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from fleet.berth import State
-from fleet.roster import RosterRules
+from fleet.model_entry import State
+from fleet.model_table import RosterRules
 from tests.fleet.house import House, fleet_house
 from tests.fleet.lmtp_upstream import speak
 

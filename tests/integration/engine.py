@@ -10,26 +10,26 @@ from tempfile import TemporaryDirectory
 
 from prometheus_client import CollectorRegistry
 
-from model_server.distributed import World
-from model_server.masking.guides import Guides
-from model_server.masking.languages import Languages
-from model_server.model import PagedModel
-from model_server.runner import Runner
+from model_server.engine.distributed import World
+from model_server.engine.runner import Runner
+from model_server.masking.constraint_cache import ConstraintCache
+from model_server.masking.guides import MaskScheduler
+from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
-from model_server.server import listening
-from model_server.service import TextGenerationService
-from model_server.wire import ModelInfo
-from router.batcher import Batcher
-from router.books.allocator import Allocator
-from router.books.scheduler import Scheduler, SchedulerLimits
-from router.events import Finished, PromptScored, TokenGenerated
-from router.infer import Infer
-from router.metrics import Metrics
-from router.request import GenerateRequest
-from router.shards import Shards
-from router.step_observer import StepObserver
+from model_server.service.server import listening
+from model_server.service.service import TextGenerationService
+from model_server.service.wire import ModelInfo
+from router.engine.batcher import Batcher
+from router.engine.infer import Infer
+from router.request.events import Finished, PromptScored, TokenGenerated
+from router.request.request import GenerateRequest
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.shards.shards import Shards
+from router.telemetry.metrics import Metrics
+from router.telemetry.step_observer import StepObserver
 from router.text.tokenizer import Tokenizer
-from tests.model_server.shards import load
+from tests.model_server.engine.shards import load
 from tests.router.rig import PATIENT, RESTLESS, end_of, events_of, finds_nothing
 
 
@@ -90,7 +90,7 @@ async def running_engine(
     max_batch_size: int = 16,
     num_blocks: int = 256,
     prefix_caching: bool = True,
-    followed: Callable[[Languages], Languages] = lambda languages: languages,
+    followed: Callable[[ConstraintCache], ConstraintCache] = lambda languages: languages,
 ) -> AsyncIterator[Engine]:
     """A router over a shard that loads `folder` in float32; in the end every block is back.
 
@@ -99,8 +99,10 @@ async def running_engine(
     with ThreadPoolExecutor(max_workers=1) as device, TemporaryDirectory() as sockets:
         address = Path(sockets) / "shard"
         model = device.submit(load, folder, World()).result()
-        languages = Languages(folder, model.vocab_size, model.eos_token_ids)
-        guides = Guides(followed(languages), model.vocab_size, model.eos_token_ids, num_threads=1)
+        languages = ConstraintCache(folder, model.vocab_size, model.eos_token_ids)
+        guides = MaskScheduler(
+            followed(languages), model.vocab_size, model.eos_token_ids, num_threads=1
+        )
         sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=16)
         runner = Runner(model, sampler, World(), guides=guides, num_blocks=num_blocks)
         urls = (f"unix://{address}",)

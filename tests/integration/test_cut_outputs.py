@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from constraints.spec import ConstraintSpec, Kind
 from launcher.settings import BUNDLED_MODEL
-from router.errors import ConstraintRefused
-from router.events import FinishReason
-from router.request import (
+from router.request.errors import ConstraintRefused
+from router.request.events import FinishReason
+from router.request.request import (
     Constraint,
     GenerateRequest,
     LogprobParams,

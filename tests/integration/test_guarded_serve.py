@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.integration.server import START_TIMEOUT_S, RunningServer, launched
-from tests.router.certificates import PASSWORD, Certificate, make_certificate
+from tests.router.http.server.certificates import PASSWORD, Certificate, make_certificate
 
 pytestmark = pytest.mark.slow
 KEY = "sk-hush-hush"

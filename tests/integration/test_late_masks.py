@@ -5,8 +5,14 @@ from collections.abc import Callable
 
 from constraints.spec import Kind
 from launcher.settings import BUNDLED_MODEL
-from model_server.masking.languages import Languages
-from router.request import Constraint, GenerateRequest, LogprobParams, SamplingParams, StopParams
+from model_server.masking.constraint_cache import ConstraintCache
+from router.request.request import (
+    Constraint,
+    GenerateRequest,
+    LogprobParams,
+    SamplingParams,
+    StopParams,
+)
 from tests.integration.engine import Engine, Told, running_engine
 from tests.model_server.masking.faulty import FAULTY, FaultyLanguages
 
@@ -14,7 +20,7 @@ SAMPLED = SamplingParams(do_sample=True, temperature=0.9, seed=7)
 SLOW_S = 0.03
 
 
-def slowly(languages: Languages) -> Languages:
+def slowly(languages: ConstraintCache) -> ConstraintCache:
     return FaultyLanguages(languages, lambda: time.sleep(SLOW_S), 1)
 
 
@@ -30,7 +36,9 @@ def asking(engine: Engine, text: str, *, is_slow: bool = False) -> GenerateReque
     )
 
 
-async def told(followed: Callable[[Languages], Languages]) -> tuple[list[Told], float | None]:
+async def told(
+    followed: Callable[[ConstraintCache], ConstraintCache],
+) -> tuple[list[Told], float | None]:
     """What a slow request and two others are told, and how many draws were late."""
     async with running_engine(BUNDLED_MODEL, followed=followed) as engine:
         requests = [

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from constraints.spec import ConstraintSpec, Kind
 from launcher.settings import BUNDLED_MODEL
-from router.events import FinishReason, TokenGenerated
-from router.request import (
+from router.request.events import FinishReason, TokenGenerated
+from router.request.request import (
     Constraint,
     GenerateRequest,
     LogprobParams,

@@ -9,7 +9,7 @@ import torch
 
 from constraints.spec import ConstraintSpec, Kind
 from launcher.settings import BUNDLED_MODEL
-from router.request import (
+from router.request.request import (
     Constraint,
     GenerateRequest,
     LogprobParams,

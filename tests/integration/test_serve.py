@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from launcher.settings import BUNDLED_MODEL
-from native.turns import slice_ns
+from native.time_slice import slice_ns
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone
 from tests.native.kernel import needs_slices
 

@@ -27,26 +27,26 @@ _PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RequestRecord:
     """A client's frame and the objects that answer it."""
 
     frame: str
     answers: tuple[Object, ...]
 
 
-def transcripts(text: str) -> list[list[Exchange]]:
+def transcripts(text: str) -> list[list[RequestRecord]]:
     """The blocks of a document, each a socket."""
     return [_exchanges(block) for block in _BLOCK.findall(text)]
 
 
-def _exchanges(block: str) -> list[Exchange]:
-    exchanges: list[Exchange] = []
+def _exchanges(block: str) -> list[RequestRecord]:
+    exchanges: list[RequestRecord] = []
     for line in block.splitlines():
         if line.startswith("> "):
-            exchanges.append(Exchange(line[2:], ()))
+            exchanges.append(RequestRecord(line[2:], ()))
         elif line.startswith("< "):
             last = exchanges.pop()
-            exchanges.append(Exchange(last.frame, last.answers + tuple(objects(line[2:]))))
+            exchanges.append(RequestRecord(last.frame, last.answers + tuple(objects(line[2:]))))
     return exchanges
 
 
@@ -56,7 +56,7 @@ def objects(frame: str) -> list[Object]:
     return [(command, each) for each in json.loads(body)]
 
 
-async def replay(port: int, exchanges: Sequence[Exchange]) -> list[list[Object]]:
+async def replay(port: int, exchanges: Sequence[RequestRecord]) -> list[list[Object]]:
     """What a server answers to each frame: as many objects as the transcript has."""
     said: list[list[Object]] = []
     heard: list[Object] = []
@@ -71,7 +71,7 @@ async def replay(port: int, exchanges: Sequence[Exchange]) -> list[list[Object]]
     return said
 
 
-def _is_answered(heard: Sequence[Object], exchange: Exchange) -> bool:
+def _is_answered(heard: Sequence[Object], exchange: RequestRecord) -> bool:
     if exchange.answers:
         return len(heard) >= len(exchange.answers)
     # Nothing is written yet: to the end of the stream.
@@ -117,7 +117,7 @@ def main(path: str) -> None:
     """Writes a document's transcripts anew."""
     document = Path(path)
     text = document.read_text()
-    unanswered = [[Exchange(each.frame, ()) for each in block] for block in transcripts(text)]
+    unanswered = [[RequestRecord(each.frame, ()) for each in block] for block in transcripts(text)]
     with launched("--served-model-name", "demo") as server:
         said = [asyncio.run(replay(server.port, block)) for block in unanswered]
     document.write_text(_rewritten(text, said))

@@ -14,9 +14,9 @@ from fleet.config import read_config as read_front
 from launcher.declared import Told, flags_for, takes
 from launcher.options import ServeOptions
 from model_server.config import parse as read_shard
+from processes.settings import flag_of
 from router.config import RouterConfig
 from router.config import read_config as read_router
-from router.knobs import flag_of
 
 
 def switches(kind: type[Any]) -> Iterator[str]:

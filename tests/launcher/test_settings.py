@@ -6,7 +6,6 @@ import pytest
 
 from launcher.errors import BadSetting, PlaceTaken
 from launcher.precheck import check_router
-from launcher.readiness import address
 from launcher.settings import (
     ServeSettings,
     children_environ,
@@ -15,7 +14,8 @@ from launcher.settings import (
     require_free_port,
     require_place,
 )
-from tests.router.certificates import make_certificate
+from processes.readiness import address
+from tests.router.http.server.certificates import make_certificate
 
 QUIET = {"GRPC_VERBOSITY": "ERROR"}
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from launcher.stop_request import StopRequest
-from router.signals import stop_signals
+from processes.signals import stop_signals
 
 # Whatever these tests are run by.
 pytestmark = pytest.mark.usefixtures("no_nohup")

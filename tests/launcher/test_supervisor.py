@@ -2,7 +2,7 @@
 
 from launcher.supervisor import ROUTER_SLACK_S
 from router import __main__ as router
-from router import otlp
+from router.telemetry import otlp
 
 
 def test_the_router_may_take_its_time_to_end() -> None:

@@ -8,9 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from model_server.errors import ConfigRefused, OutOfMemory
-from model_server.otlp import OtlpStepTracer
-from model_server.request import (
+from model_server.engine.request import (
     FinishReason,
     Generation,
     Growth,
@@ -19,6 +17,8 @@ from model_server.request import (
     StepOutput,
     StopParams,
 )
+from model_server.errors import ConfigRefused, OutOfMemory
+from model_server.otlp import OtlpStepTracer
 from model_server.tracing import NO_TRACES, TRACE_KEY, StepCall, start_tracing
 
 TRACE_ID, ROUTER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from router.request.validation import Validation
 from router.text.tokenizer import Tokenizer
-from router.validation import Validation
 from tests.checks import FakeChecks
 from tests.router.text import small_tokenizers
 from tests.router.validating import LIMITS, SEED

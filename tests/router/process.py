@@ -81,7 +81,7 @@ async def serving_http(address: str, tokenizer: Path, *flags: str) -> AsyncItera
 
 
 @dataclass
-class Exchange:
+class RequestRecord:
     """One request that was sent; its answer is read as it comes."""
 
     reader: asyncio.StreamReader
@@ -100,7 +100,7 @@ class Exchange:
         await asyncio.wait_for(self.reader.readuntil(words), PATIENCE_S)
 
 
-async def ask(port: int, method: str, path: str, body: object = None) -> Exchange:
+async def ask(port: int, method: str, path: str, body: object = None) -> RequestRecord:
     """Sends one request on a connection of its own and reads the head of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     payload = b"" if body is None else json.dumps(body).encode()
@@ -108,17 +108,17 @@ async def ask(port: int, method: str, path: str, body: object = None) -> Exchang
     head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
     writer.write(head.encode() + payload)
     answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
-    return Exchange(reader, writer, int(answer.split()[1]))
+    return RequestRecord(reader, writer, int(answer.split()[1]))
 
 
 async def status_of(port: int, method: str, path: str, body: object = None) -> int:
     """The status of a whole answer."""
-    exchange = await ask(port, method, path, body)
-    await exchange.events()
-    return exchange.status
+    record = await ask(port, method, path, body)
+    await record.events()
+    return record.status
 
 
-async def stream(port: int, prompt: str, max_new_tokens: int) -> Exchange:
+async def stream(port: int, prompt: str, max_new_tokens: int) -> RequestRecord:
     """A POST to /generate_stream."""
     body = {"inputs": prompt, "parameters": {"max_new_tokens": max_new_tokens}}
     return await ask(port, "POST", "/generate_stream", body)

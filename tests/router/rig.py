@@ -12,24 +12,24 @@ from time import monotonic
 from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind
-from router.batcher import Batcher, BatcherLimits
-from router.books.allocator import Allocator
-from router.books.scheduler import Scheduler, SchedulerLimits
-from router.events import Event, Failed, Finished, TokenGenerated
-from router.infer import Infer, Verify
-from router.metrics import Metrics
-from router.request import (
+from router.engine.batcher import Batcher, BatcherLimits
+from router.engine.infer import Infer, Verify
+from router.engine.stream import Stream
+from router.request.events import Event, Failed, Finished, TokenGenerated
+from router.request.request import (
     Constraint,
     GenerateRequest,
     LogprobParams,
     SamplingParams,
     StopParams,
 )
-from router.shards import Shards, ShardTimeouts
-from router.step_observer import StepObserver
-from router.stream import Stream
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.shards.shards import Shards, ShardTimeouts
+from router.telemetry.metrics import Metrics
+from router.telemetry.step_observer import StepObserver
+from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.tokenizer import Tokenizer
-from router.tracing import NO_TRACES, Tracer
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fakes import FakeShard, letters, saying, serving
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from processes.settings import BadConfig
 from router.config import RouterConfig, read_config
-from router.knobs import BadConfig
 
 
 def test_defaults_are_tgis_but_for_the_address() -> None:

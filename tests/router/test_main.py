@@ -140,8 +140,8 @@ async def test_a_request_ends_at_its_longest_duration_with_what_there_is(tokeniz
             "inputs": "Hello",
             "parameters": {"max_new_tokens": 3000, "details": True},
         }
-        exchange = await ask(router.port, "POST", "/generate_stream", body)
-        events = await exchange.events()
+        record = await ask(router.port, "POST", "/generate_stream", body)
+        events = await record.events()
         assert monotonic() - began_s < 20.0
         last = events[-1]
         assert isinstance(last["details"], dict)

@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from router.errors import RouterError
-from router.events import Finished, TokenGenerated
 from router.http.anthropic.reply import ending, message, usage, usage_of
 from router.http.errors import Problem
-from router.http.openai.tool_calls import CallArguments, CallBegun, Calling, Piece
+from router.http.tools.calls import CallArguments, CallBegun, Calling, Piece
+from router.request.errors import RouterError
+from router.request.events import Finished, TokenGenerated
 
 _PREFIX = "toolu_"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from router.events import Finished, FinishReason
+from router.request.events import Finished, FinishReason
 
 STOP_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {

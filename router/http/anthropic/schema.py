@@ -11,15 +11,15 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind
-from router.errors import InvalidRequest
-from router.grammar import RawGrammar
 from router.http.anthropic.tools import Offered, Tool, ToolChoice, offered_tools
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Setting, Turn
-from router.http.meaning import as_meant
-from router.http.unserved import Harmless, WatchedSchema
-from router.validation import Limits, RawParams
+from router.http.sampling_defaults import normalize
+from router.http.unsupported_fields import Harmless, WatchedSchema
+from router.request.errors import InvalidRequest
+from router.request.grammar import RawGrammar
+from router.request.validation import Limits, RawParams
 
 _MAX_TEMPERATURE = 1.0
 
@@ -150,4 +150,4 @@ class MessagesBody(CountBody):
                 "stop": "stop_sequences",
             },
         )
-        return as_meant(raw, limits)
+        return normalize(raw, limits)

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
-from router.errors import InvalidRequest, Unserved
-from router.given import quoted, wrong
 from router.http.body import Schema
-from router.http.openai.arguments_schema import arguments_schema
-from router.http.openai.tool_grammar import Offer, OfferedTool
+from router.http.tools.arguments_schema import arguments_schema
+from router.http.tools.grammar import AllowedTools, OfferedTool
+from router.request.error_text import quoted, wrong
+from router.request.errors import InvalidRequest, Unsupported
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _MOST = 128
@@ -61,11 +61,11 @@ class Offered:
     """What the template shows, and what may be called; None: nothing."""
 
     shown: list[dict[str, Any]]
-    offer: Offer | None
+    offer: AllowedTools | None
 
 
 def offered_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> Offered:
-    """Raises InvalidRequest for what contradicts itself, Unserved for tools of other kinds."""
+    """Raises InvalidRequest for what contradicts itself, Unsupported for tools of other kinds."""
     if len(tools) > _MOST:
         raise InvalidRequest(f"`tools` must be at most {_MOST}. Given: {len(tools)}", "tools")
     by_name: dict[str, OfferedTool] = {}
@@ -87,14 +87,14 @@ def offered_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> Offered:
     offer = None
     if wanted and kind != "none":
         alone = kind == "tool" or (choice is not None and bool(choice.disable_parallel_tool_use))
-        offer = Offer(wanted, may_speak=kind == "auto", may_repeat=not alone)
+        offer = AllowedTools(wanted, allows_text=kind == "auto", may_repeat=not alone)
     return Offered([tool.for_template() for tool in tools], offer)
 
 
 def _offered(tool: Tool, place: str) -> OfferedTool:
     if tool.type not in (None, "custom"):
         rule = "must be `custom`: types of Anthropic's own are not served"
-        raise Unserved(f"`{place}.type` {rule}. Given: {quoted(tool.type)}", f"{place}.type")
+        raise Unsupported(f"`{place}.type` {rule}. Given: {quoted(tool.type)}", f"{place}.type")
     schema = tool.input_schema
     if schema is None:
         raise InvalidRequest(f"`{place}.input_schema` is required", f"{place}.input_schema")

@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Iterable
 
-from router.beam_search.words import Dead, Hole
-from router.errors import ConstraintRefused, InvalidRequest
-from router.http.exchange import Exchange
+from router.engine.beam_search.types import Dead, Hole
 from router.http.lmtp.beam_schema import HoleBody, SearchBody
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.requests import raw_of
 from router.http.lmtp.schema import GenerateBody
 from router.http.lmtp.services import LmtpServices
-from router.parameters import Limits
+from router.http.server.request_record import RequestRecord
+from router.request.errors import ConstraintRefused, InvalidRequest
+from router.request.parameters import Limits
 
 # Refusals by what a constraint means. By the others one beam is impossible, and no other.
 _MEANINGLESS = ("malformed", "not_enforced")
@@ -20,10 +20,10 @@ _MEANINGLESS = ("malformed", "not_enforced")
 class HoleReader:
     """Reads the holes of one frame."""
 
-    def __init__(self, services: LmtpServices, buffers: Buffers, exchange: Exchange) -> None:
+    def __init__(self, services: LmtpServices, buffers: Buffers, record: RequestRecord) -> None:
         self._services = services
         self._buffers = buffers
-        self._exchange = exchange
+        self._exchange = record
 
     async def read(self, body: SearchBody, num_tops: int) -> list[Hole | Dead]:
         """Dead are those that nothing can fill. Raises InvalidRequest: which one, and why.
@@ -66,7 +66,7 @@ class HoleReader:
             timeout_s=body.timeout_s,
         )
         raw = raw_of(asked, prompt, services.info.limits, version=2)
-        request = await services.intake.check(
+        request = await services.validator.check(
             self._exchange, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
         )
         return Hole(request, hole.is_last)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from router.beam_search.best_words import BestOutcome, Ending, Node
-from router.beam_search.run import BeamUsage
-from router.beam_search.words import Beam, Outcome, Place
-from router.errors import RouterError
+from router.engine.beam_search.best_words import BestOutcome, Ending, Node
+from router.engine.beam_search.run import BeamUsage
+from router.engine.beam_search.types import Beam, Outcome, Place
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.objects import as_json
+from router.request.errors import RouterError
 
 Shown = Callable[[Beam], str]
 

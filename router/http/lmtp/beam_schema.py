@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
-from router.beam_search.words import EarlyStopping
-from router.given import WrongPart
+from router.engine.beam_search.types import EarlyStopping
 from router.http.body import Schema
 from router.http.grammar_field import Grammar
 from router.http.lmtp.schema import LogitBias, PromptBody
+from router.request.error_text import WrongPart
 
 # Of all three: beyond, the scores of long traces are no numbers any more.
 _Count = Annotated[int, Field(ge=0, le=2**31)]

@@ -5,10 +5,9 @@ holes -> GenerateRequests, checked once -> BeamRun -> BEAMS* DONE
 
 from dataclasses import replace
 
-from router.beam_search.run import BeamRun, BeamUsage
-from router.beam_search.texts import OutputTexts, num_kept_of_beams
-from router.beam_search.words import Beam, Dead, Group, Hole, Outcome, Place, Reason, Scoring
-from router.errors import InvalidRequest
+from router.engine.beam_search.run import BeamRun, BeamUsage
+from router.engine.beam_search.texts import OutputTexts, num_kept_of_beams
+from router.engine.beam_search.types import Beam, Dead, Group, Hole, Outcome, Place, Reason, Scoring
 from router.http.body import parse_part
 from router.http.lmtp import beam_objects
 from router.http.lmtp.beam_holes import check_output, hole_at, placeable
@@ -17,6 +16,7 @@ from router.http.lmtp.frames import Frame
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.searching import Searching
 from router.http.model_name import served_name
+from router.request.errors import InvalidRequest
 
 # Besides n tokens that go on, a step may bring so many that end: a model has that many at most.
 _MAX_ENDS = 8

@@ -6,11 +6,10 @@ holes -> GenerateRequests, checked once -> BeamRun -> BEAMS* DONE
 import math
 from dataclasses import replace
 
-from router.beam_search.best_words import BestGroup, BestOutcome, Ending, Node, Open
-from router.beam_search.run import BeamRun, BeamUsage
-from router.beam_search.texts import OutputTexts, num_kept_best_first
-from router.beam_search.words import Beam, Dead, Hole, Place, Reason
-from router.errors import InvalidRequest
+from router.engine.beam_search.best_words import BestGroup, BestOutcome, Ending, Node, Open
+from router.engine.beam_search.run import BeamRun, BeamUsage
+from router.engine.beam_search.texts import OutputTexts, num_kept_best_first
+from router.engine.beam_search.types import Beam, Dead, Hole, Place, Reason
 from router.http.body import parse_part
 from router.http.lmtp import beam_objects
 from router.http.lmtp.beam_holes import check_output, hole_at, placeable
@@ -18,6 +17,7 @@ from router.http.lmtp.best_schema import MAX_NODES, BestBody, NodeBody
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.searching import Searching
 from router.http.model_name import served_name
+from router.request.errors import InvalidRequest
 
 # Nodes that are asked at once: more are asked in vain more often, fewer leave a step half empty.
 _WIDTH = 8

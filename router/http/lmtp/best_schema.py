@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
 
-from router.given import WrongPart
 from router.http.lmtp.beam_schema import BeamBody, SearchBody, token_ids
+from router.request.error_text import WrongPart
 
 # A message could hold more of them than a search keeps.
 MAX_NODES = 4096

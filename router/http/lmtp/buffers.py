@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from router.errors import InvalidRequest
+from router.request.errors import InvalidRequest
 
 _MAX_NAME_LEN = 128
 

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from router.given import wrong
 from router.http.body import Schema, parse_part
 from router.http.errors import HttpError
 from router.http.lmtp.buffers import Buffers, buffer_told
@@ -12,6 +11,7 @@ from router.http.lmtp.requests import MAX_STOPS, MAX_TOP_LOGPROBS
 from router.http.lmtp.schema import BufferBody, DropBody
 from router.http.lmtp.services import LmtpServices
 from router.http.model_name import served_name
+from router.request.error_text import wrong
 
 VERSION = 2
 FEATURES = (

@@ -5,8 +5,8 @@ fault; `details` what a constraint's refusal says besides; `retryable` whether t
 succeed later, `retry_after_s` when.
 """
 
-from router.errors import ConstraintRefused, InvalidRequest, Refused, RouterError, RowFailed
 from router.http.errors import Dialect, HttpError, Problem
+from router.request.errors import ConstraintRefused, InvalidRequest, Refused, RouterError, RowFailed
 
 
 def error_type_of(error: RouterError | HttpError) -> str:

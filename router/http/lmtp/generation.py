@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from router.errors import RouterError
-from router.events import Event, Failed, Finished, TokenGenerated
 from router.http.body import parse_part
 from router.http.errors import HttpError
-from router.http.exchange import Exchange
 from router.http.lmtp.buffers import Buffers, buffer_told
 from router.http.lmtp.failures import error_type_of
 from router.http.lmtp.frames import Frame
@@ -15,10 +12,13 @@ from router.http.lmtp.notices import Queued
 from router.http.lmtp.requests import raw_of
 from router.http.lmtp.schema import GenerateBody
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.words import BY_TOKEN, FirstVersion, Said, SecondVersion, Words
+from router.http.lmtp.stream_encoder import BY_TOKEN, FirstVersion, Said, SecondVersion, Words
 from router.http.lmtp.work import Notify, Say
 from router.http.model_name import served_name
-from router.request import GenerateRequest
+from router.http.server.request_record import RequestRecord
+from router.request.errors import RouterError
+from router.request.events import Event, Failed, Finished, TokenGenerated
+from router.request.request import GenerateRequest
 
 
 class Generation:
@@ -28,14 +28,14 @@ class Generation:
         self,
         services: LmtpServices,
         buffers: Buffers,
-        exchange: Exchange,
+        record: RequestRecord,
         stream_id: int,
         version: int,
         notify: Notify,
     ) -> None:
         self._services = services
         self._buffers = buffers
-        self._exchange = exchange
+        self._exchange = record
         self._stream_id = stream_id
         self._version = version
         self._notify = notify
@@ -99,7 +99,7 @@ class Generation:
         services = self._services
         prompt = await services.prompts.read(body, self._buffers)
         raw = raw_of(body, prompt, services.info.limits, version=self._version)
-        request = await services.intake.check(
+        request = await services.validator.check(
             self._exchange, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
         )
         if body.store is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from router.events import TokenGenerated
+from router.request.events import TokenGenerated
 
 # What cannot come at all. Clients of version 1 read Python's JSON, others may not.
 _IMPOSSIBLE = "-Infinity"

@@ -2,7 +2,7 @@
 
 Objects of one type that are there together go out in one frame where the type allows it: with many
 streams a step's tokens are one message. Who has more to say than a client reads waits here, and so
-does the sequence behind it (`router/pacing.py`).
+does the sequence behind it (`router/engine/backpressure.py`).
 """
 
 import asyncio

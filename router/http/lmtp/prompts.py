@@ -3,10 +3,10 @@
 import asyncio
 from dataclasses import dataclass
 
-from router.errors import InvalidRequest
-from router.given import wrong
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.schema import PromptBody
+from router.request.error_text import wrong
+from router.request.errors import InvalidRequest
 from router.text.chat_template import ChatTemplate
 from router.text.fitting import check_fits
 from router.text.plain_text import plain_ids

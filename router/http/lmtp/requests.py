@@ -1,11 +1,11 @@
-"""GENERATE's fields in the words of `router/parameters.py`."""
+"""GENERATE's fields in the words of `router/request/parameters.py`."""
 
 from dataclasses import replace
 
 from router.http.lmtp.prompts import Prompt
 from router.http.lmtp.schema import GenerateBody
-from router.http.meaning import as_meant
-from router.validation import Limits, RawParams
+from router.http.sampling_defaults import normalize
+from router.request.validation import Limits, RawParams
 
 # What LMQL's own server makes of a request that does not say how many.
 _DEFAULT_TOKENS = 32
@@ -52,7 +52,7 @@ def raw_of(body: GenerateBody, prompt: Prompt, limits: Limits, *, version: int) 
         pause_after=body.num_steps,
         names={**_NAMES, "inputs": prompt.field},
     )
-    raw = as_meant(raw, limits)
+    raw = normalize(raw, limits)
     # With temperature 0 no way to narrow the choice means anything. A mask may be large: it is
     # looked at once, by validation.
     typical_p = raw.typical_p if raw.do_sample else None

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
-from router.given import WrongPart
 from router.http.body import Schema
 from router.http.grammar_field import Grammar
+from router.request.error_text import WrongPart
 
 _NUMBERS = (int, float)
 # To Python spaces, underscores and the digits of other scripts make numbers too.

@@ -9,22 +9,22 @@ The scheduler lets the first of several compute the prompt, and the others find 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.errors import InvalidRequest, RouterError
+from router.engine.infer import Completion
 from router.http.body import parse_part
 from router.http.errors import HttpError
-from router.http.exchange import Exchange
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.objects import as_json, number, scored_token
 from router.http.lmtp.schema import ScoreBody
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.words import Said
+from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.work import Say
 from router.http.model_name import served_name
-from router.infer import Completion
-from router.request import GenerateRequest
-from router.validation import RawParams
+from router.http.server.request_record import RequestRecord
+from router.request.errors import InvalidRequest, RouterError
+from router.request.request import GenerateRequest
+from router.request.validation import RawParams
 
 MAX_VALUES = 4096
 # Values that are computed together, and their share of the server's slots: requests of others are
@@ -42,11 +42,11 @@ class Scoring:
     """The scores of one frame."""
 
     def __init__(
-        self, services: LmtpServices, buffers: Buffers, exchange: Exchange, stream_id: int
+        self, services: LmtpServices, buffers: Buffers, record: RequestRecord, stream_id: int
     ) -> None:
         self._services = services
         self._buffers = buffers
-        self._exchange = exchange
+        self._exchange = record
         self._stream_id = stream_id
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
@@ -93,7 +93,7 @@ class Scoring:
         )
         token_ids = (*prompt_ids, *value)
         self._check_len(len(token_ids))
-        return await self._services.intake.check(self._exchange, token_ids, raw)
+        return await self._services.validator.check(self._exchange, token_ids, raw)
 
     def _check_len(self, num_tokens: int) -> None:
         """In words of SCORE, which knows no tokens to be made."""

@@ -6,12 +6,10 @@ fields -> group -> BeamRun -> BEAMS* DONE
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
-from router.beam_search.run import BeamRun, BeamUsage
-from router.beam_search.texts import OutputTexts
-from router.beam_search.words import Grouped, Place, Reason
-from router.errors import InvalidRequest, RouterError
+from router.engine.beam_search.run import BeamRun, BeamUsage
+from router.engine.beam_search.texts import OutputTexts
+from router.engine.beam_search.types import Grouped, Place, Reason
 from router.http.errors import HttpError
-from router.http.exchange import Exchange
 from router.http.lmtp.beam_holes import HoleReader
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.failures import error_fields
@@ -19,8 +17,10 @@ from router.http.lmtp.frames import Frame
 from router.http.lmtp.notices import Queued
 from router.http.lmtp.objects import as_json
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.words import Said
+from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.work import Notify, Say
+from router.http.server.request_record import RequestRecord
+from router.request.errors import InvalidRequest, RouterError
 
 
 class _Outcome(Protocol):
@@ -42,13 +42,13 @@ class Searching(ABC, Generic[GroupT, OutcomeT]):
         self,
         services: LmtpServices,
         buffers: Buffers,
-        exchange: Exchange,
+        record: RequestRecord,
         stream_id: int,
         notify: Notify,
     ) -> None:
         self._services = services
-        self._holes = HoleReader(services, buffers, exchange)
-        self._exchange = exchange
+        self._holes = HoleReader(services, buffers, record)
+        self._exchange = record
         self._stream_id = stream_id
         self._notify = notify
         self._run: BeamRun[GroupT, OutcomeT] | None = None

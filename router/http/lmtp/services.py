@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from router.http.intake import Intake
+from router.engine.infer import Infer
 from router.http.lmtp.buffers import BufferLimits
 from router.http.lmtp.prompts import Prompts
-from router.http.server_info import ServerInfo
-from router.infer import Infer
-from router.metrics import Metrics
+from router.http.operations.server_info import ServerInfo
+from router.http.request_validator import RequestValidator
+from router.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class LmtpServices:
     """Shared by all sockets."""
 
     infer: Infer
-    intake: Intake
+    validator: RequestValidator
     prompts: Prompts
     info: ServerInfo
     metrics: Metrics

@@ -19,10 +19,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from router.errors import InvalidRequest, Overloaded, RouterError
-from router.http.access import tell
 from router.http.errors import HttpError
-from router.http.exchange import Exchange
 from router.http.lmtp.beams import Beaming
 from router.http.lmtp.best import BestFirst
 from router.http.lmtp.buffers import Buffers
@@ -35,11 +32,14 @@ from router.http.lmtp.objects import as_json
 from router.http.lmtp.outbox import Outbox
 from router.http.lmtp.scoring import Scoring
 from router.http.lmtp.services import LmtpServices
+from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.stream_ids import stream_id_of
 from router.http.lmtp.streams import Streams
-from router.http.lmtp.words import Said
 from router.http.lmtp.work import Say, Work
-from router.metrics import FRAMES
+from router.http.server.access import tell
+from router.http.server.request_record import RequestRecord
+from router.request.errors import InvalidRequest, Overloaded, RouterError
+from router.telemetry.metrics import FRAMES
 
 _logger = logging.getLogger(__name__)
 
@@ -64,18 +64,18 @@ class Close:
 
 
 class Session:
-    """Owner of one socket's streams, buffers and outbox. `exchange` is the socket's own."""
+    """Owner of one socket's streams, buffers and outbox. `record` is the socket's own."""
 
     def __init__(
         self,
         services: LmtpServices,
-        exchange: Exchange,
+        record: RequestRecord,
         headers: list[tuple[bytes, bytes]],
         receive: Receive,
         send: Send,
     ) -> None:
         self._services = services
-        self._exchange = exchange
+        self._exchange = record
         self._headers = headers
         self._receive = receive
         self._send = send
@@ -211,11 +211,11 @@ class Session:
             )
             return
         self._num_streams += 1
-        exchange = Exchange(
+        record = RequestRecord(
             f"{self._exchange.request_id}/{self._num_streams}", time.monotonic(), is_stream=True
         )
-        work = self._work(stream_id, frame.command, exchange)
-        serving = self._serve(stream_id, work, frame, exchange)
+        work = self._work(stream_id, frame.command, record)
+        serving = self._serve(stream_id, work, frame, record)
         if self._is_full:
             # In place: who is turned away is not to wait beside the others in any number.
             await serving
@@ -226,20 +226,20 @@ class Session:
     def _is_full(self) -> bool:
         return len(self._streams) >= self._services.limits.max_streams
 
-    def _work(self, stream_id: int, command: str, exchange: Exchange) -> Work:
+    def _work(self, stream_id: int, command: str, record: RequestRecord) -> Work:
         if command == "GENERATE":
             return Generation(
-                *(self._services, self._buffers, exchange, stream_id, self.version, self.notify)
+                *(self._services, self._buffers, record, stream_id, self.version, self.notify)
             )
         if command == "BEAMS":
-            return Beaming(self._services, self._buffers, exchange, stream_id, self.notify)
+            return Beaming(self._services, self._buffers, record, stream_id, self.notify)
         if command == "BEST":
-            return BestFirst(self._services, self._buffers, exchange, stream_id, self.notify)
-        return Scoring(self._services, self._buffers, exchange, stream_id)
+            return BestFirst(self._services, self._buffers, record, stream_id, self.notify)
+        return Scoring(self._services, self._buffers, record, stream_id)
 
-    async def _serve(self, stream_id: int, work: Work, frame: Frame, exchange: Exchange) -> None:
+    async def _serve(self, stream_id: int, work: Work, frame: Frame, record: RequestRecord) -> None:
         """One stream, to its last object; it never raises but when its socket is gone."""
-        self._services.intake.open(exchange, frame.command, ROUTE, self._headers)
+        self._services.validator.open(record, frame.command, ROUTE, self._headers)
         self._services.metrics.socket_streams.add(1)
         say = partial(self._say_behind, deque[Said]())
         try:
@@ -250,23 +250,23 @@ class Session:
             end = await work.run(frame, say)
             await self._say_end(stream_id, end, say)
         except (RouterError, HttpError) as error:
-            exchange.error_type = error_type_of(error)
+            record.error_type = error_type_of(error)
             await self._say_end(stream_id, work.fail(error), say)
         except asyncio.CancelledError:
-            exchange.error_type = "cancelled"
+            record.error_type = "cancelled"
             if not self._streams.was_cancelled(stream_id):
                 raise
             await say(work.cancelled())
         except Exception:
-            _logger.exception("request_id=%s failed by a bug", exchange.request_id)
-            exchange.error_type = "internal_error"
-            message = f"a bug; the server's log has more under request_id {exchange.request_id}"
+            _logger.exception("request_id=%s failed by a bug", record.request_id)
+            record.error_type = "internal_error"
+            message = f"a bug; the server's log has more under request_id {record.request_id}"
             told = work.fail(HttpError(500, "internal_error", message))
             await self._say_end(stream_id, told, say)
         finally:
             self._services.metrics.socket_streams.add(-1)
             model = self._services.info.model_id
-            tell(exchange, self._services.metrics, frame.command, ROUTE, model)
+            tell(record, self._services.metrics, frame.command, ROUTE, model)
 
     async def _say(self, said: Iterable[Said]) -> None:
         """Hands objects to the client, in order; waits for one who reads slowly."""

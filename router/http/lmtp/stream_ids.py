@@ -1,9 +1,9 @@
 """Which stream a frame is about."""
 
-from router.errors import InvalidRequest
-from router.given import wrong
 from router.http.body import Schema, parse_part
 from router.http.lmtp.frames import Frame
+from router.request.error_text import wrong
+from router.request.errors import InvalidRequest
 
 # What is written into answers is read exactly by whoever wrote it.
 _RULE = "must be a whole number of at most 64 bits"

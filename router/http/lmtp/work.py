@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
-from router.errors import RouterError
 from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame
-from router.http.lmtp.words import Said
+from router.http.lmtp.stream_encoder import Said
+from router.request.errors import RouterError
 
 Say = Callable[[Iterable[Said]], Awaitable[None]]
 

@@ -14,9 +14,9 @@ from constraints.where.cursor import MAX_TEXT_LEN
 from constraints.where.parser import parse
 from constraints.where.terms import Contains, Expression, Matches, Not, all_of
 from constraints.where.writing import text
-from router.errors import ConstraintRefused, InvalidRequest
-from router.given import cut, quoted
-from router.grammar import RawGrammar
+from router.request.error_text import cut, quoted
+from router.request.errors import ConstraintRefused, InvalidRequest
+from router.request.grammar import RawGrammar
 
 # Half of what an expression may have, so that one beside them has room.
 # Words times choices that are looked at to tell no more words than need be.

@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from router.events import Finished, PromptScored, TokenGenerated
 from router.http.constraint_told import told_of_constraint
 from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope
-from router.http.openai.tool_calls import CallArguments, Calling, Piece, Said
+from router.http.tools.calls import CallArguments, Calling, Piece, Said
+from router.request.events import Finished, PromptScored, TokenGenerated
 
 _OLD_REASONS: Mapping[bool, str] = MappingProxyType({True: "function_call", False: "tool_calls"})
 

@@ -9,25 +9,25 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import Unserved
-from router.given import wrong
+from router.engine.infer import Completion
 from router.http.constraint_told import told_of_constraint
-from router.http.exchange import Exchange
 from router.http.openai.answers import CHAT_EVENTS, LAST_EVENT, ChatCompletion
 from router.http.openai.calling import CallingFrames, ChatCalling
 from router.http.openai.chat_frames import ChatChoiceFrames
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
-from router.http.openai.offering import offering, tell_tools
 from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage
 from router.http.openai.schema import ChatBody
 from router.http.openai.tools import Offered
 from router.http.openapi import NO_MODEL, describe
-from router.infer import Completion
-from router.request import GenerateRequest
+from router.http.server.request_record import RequestRecord
+from router.http.tools.tool_prompt import offering, tell_tools
+from router.request.error_text import wrong
+from router.request.errors import Unsupported
+from router.request.request import GenerateRequest
+from router.request.validation import RawParams
 from router.text.chat_template import ChatTemplate
-from router.validation import RawParams
 
 # Settings that a template may read, and the values that ask for nothing where it does not.
 _SETTINGS = {"reasoning_effort": "none", "verbosity": "medium"}
@@ -68,14 +68,14 @@ class ChatRoutes:
 
     async def chat(self, request: Request) -> Response:
         """Answer a chat, whole or as server-sent events."""
-        exchange = self._front.intake.begin(request)
+        record = self._front.validator.begin(request)
         body = await self._front.read(request, ChatBody)
-        checked = await self._check(exchange, body)
+        checked = await self._check(record, body)
         draws = self._front.draws([checked.request], body.num_draws)
         usage = Usage(body.num_draws)
         if body.stream:
-            frames = self._frames(exchange, body, checked, usage)
-            return await self._front.stream(exchange, draws, frames)
+            frames = self._frames(record, body, checked, usage)
+            return await self._front.stream(record, draws, frames)
         completions = await self._front.complete(request, draws)
         for index, completion in enumerate(completions):
             usage.add(index, completion.finished)
@@ -86,19 +86,19 @@ class ChatRoutes:
         ]
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion")
         more = _told_of_prompt(body, checked.request, completions[0])
-        return self._front.reply(exchange, envelope, choices, usage, **more)
+        return self._front.reply(record, envelope, choices, usage, **more)
 
-    async def check(self, exchange: Exchange, body: ChatBody) -> GenerateRequest:
+    async def check(self, record: RequestRecord, body: ChatBody) -> GenerateRequest:
         """The request for one answer, which is text. Raises InvalidRequest."""
-        return (await self._check(exchange, body)).request
+        return (await self._check(record, body)).request
 
-    async def _check(self, exchange: Exchange, body: ChatBody) -> _Checked:
+    async def _check(self, record: RequestRecord, body: ChatBody) -> _Checked:
         raw, offered, calling = body.to_raw(self._front.limits), body.offered, None
         prompt = await self.render(body)
         if offered is not None:
             raw, calling = await asyncio.to_thread(self._offer, body, raw, offered)
-        request = await self._front.intake.check(
-            exchange, prompt, raw, add_special_tokens=bool(body.add_special_tokens)
+        request = await self._front.validator.check(
+            record, prompt, raw, add_special_tokens=bool(body.add_special_tokens)
         )
         return _Checked(request, calling)
 
@@ -111,7 +111,7 @@ class ChatRoutes:
         return raw, ChatCalling(calling, is_old=offered.field == "functions")
 
     async def render(self, body: ChatBody) -> str:
-        """The prompt. Raises TemplateFailed, and Unserved for what the template does not read."""
+        """The prompt. Raises TemplateFailed, and Unsupported for what the template ignores."""
         # Off the event loop: a template is the model's program, and a chat may be long.
         return await asyncio.to_thread(self._render, body)
 
@@ -130,7 +130,9 @@ class ChatRoutes:
             if self._template.reads(name, name=body.chat_template, with_tools=tools is not None):
                 variables[name] = value
             elif value != _SETTINGS.get(name):
-                raise Unserved(f"`{name}` is nothing that this model's chat template reads", name)
+                raise Unsupported(
+                    f"`{name}` is nothing that this model's chat template reads", name
+                )
         messages: list[Mapping[str, Any]]
         messages = [message.for_template() for message in body.messages]
         if body.offered is not None and not self._template.reads(
@@ -163,7 +165,7 @@ class ChatRoutes:
         return None if num_top is None else ChatLogprobs(self._front.names(body), num_top)
 
     def _frames(
-        self, exchange: Exchange, body: ChatBody, checked: _Checked, usage: Usage
+        self, record: RequestRecord, body: ChatBody, checked: _Checked, usage: Usage
     ) -> OpenAiFrames:
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion.chunk")
         logprobs = self._logprobs(body)
@@ -181,7 +183,7 @@ class ChatRoutes:
             for index in range(body.num_draws)
         ]
         return OpenAiFrames(
-            exchange,
+            record,
             envelope,
             choices,
             usage,

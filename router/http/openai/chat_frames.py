@@ -2,10 +2,10 @@
 
 import orjson
 
-from router.events import Finished, PromptScored, TokenGenerated
 from router.http.constraint_told import told_of_constraint
 from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope
+from router.request.events import Finished, PromptScored, TokenGenerated
 
 
 class ChatChoiceFrames:

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from router.errors import InvalidRequest
-from router.given import wrong
 from router.http.body import Schema
 from router.http.fields import LogitBias, Strings
-from router.http.meaning import as_meant
 from router.http.openai.formats import Formats
 from router.http.openai.promises import Promises
-from router.validation import Limits, RawParams
+from router.http.sampling_defaults import normalize
+from router.request.error_text import wrong
+from router.request.errors import InvalidRequest
+from router.request.validation import Limits, RawParams
 
 # What OpenAI's and vLLM's APIs promise, whatever the server's limit for TGI's.
 MAX_TOP_LOGPROBS = 20
@@ -139,7 +139,7 @@ class OpenAiBody(Promises, Formats):
                 **names,
             },
         )
-        return as_meant(raw, limits)
+        return normalize(raw, limits)
 
     def _check_tops(self, limits: Limits, name: str) -> None:
         most = max(MAX_TOP_LOGPROBS, limits.max_top_n_tokens)

@@ -8,10 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequest
-from router.events import Finished, FinishReason, PromptScored, TokenGenerated
+from router.engine.infer import Completion
 from router.http.constraint_told import told_of_constraint
-from router.http.exchange import Exchange
 from router.http.openai.answers import COMPLETION_EVENTS, LAST_EVENT, TextCompletion
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
@@ -24,8 +22,10 @@ from router.http.openai.reply import (
 )
 from router.http.openai.schema import CompletionBody
 from router.http.openapi import NO_MODEL, describe
-from router.infer import Completion
-from router.request import GenerateRequest
+from router.http.server.request_record import RequestRecord
+from router.request.errors import InvalidRequest
+from router.request.events import Finished, FinishReason, PromptScored, TokenGenerated
+from router.request.request import GenerateRequest
 
 _KIND = "text_completion"
 _NOTHING_SCORED = PromptScored(())
@@ -57,15 +57,15 @@ class CompletionRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Complete one or several prompts, whole or as server-sent events."""
-        exchange = self._front.intake.begin(request)
+        record = self._front.validator.begin(request)
         body = await self._front.read(request, CompletionBody)
-        requests = await self._check(exchange, body)
+        requests = await self._check(record, body)
         field = "n" if body.best_of is None else "best_of"
         draws = self._front.draws(requests, body.num_draws, field)
         echoes = [self._echo(body, one) for one in requests]
         if body.stream:
-            frames = self._frames(exchange, body, requests, echoes)
-            return await self._front.stream(exchange, draws, frames)
+            frames = self._frames(record, body, requests, echoes)
+            return await self._front.stream(record, draws, frames)
         completions = await self._front.complete(request, draws)
         usage = _usage(body)
         for index, completion in enumerate(completions):
@@ -79,9 +79,9 @@ class CompletionRoutes:
             told = _told_of_ids(body, requests[place], completion)
             choices.append({"index": index, **choice, **told})
         envelope = self._front.envelope(body, "cmpl", _KIND)
-        return self._front.reply(exchange, envelope, choices, usage)
+        return self._front.reply(record, envelope, choices, usage)
 
-    async def _check(self, exchange: Exchange, body: CompletionBody) -> list[GenerateRequest]:
+    async def _check(self, record: RequestRecord, body: CompletionBody) -> list[GenerateRequest]:
         most = self._front.limits.max_client_batch_size
         if len(body.prompt) > most:
             raise InvalidRequest(
@@ -91,7 +91,7 @@ class CompletionRoutes:
         raw = body.to_raw(self._front.limits)
         adds = body.add_special_tokens is not False
         return [
-            await self._front.intake.check(exchange, prompt, raw, add_special_tokens=adds)
+            await self._front.validator.check(record, prompt, raw, add_special_tokens=adds)
             for prompt in body.prompt
         ]
 
@@ -106,7 +106,7 @@ class CompletionRoutes:
 
     def _frames(
         self,
-        exchange: Exchange,
+        record: RequestRecord,
         body: CompletionBody,
         requests: Sequence[GenerateRequest],
         echoes: Sequence[str],
@@ -127,7 +127,7 @@ class CompletionRoutes:
         num_prompt_tokens = sum(len(request.prompt_ids) for request in requests)
         counts_generated = not body.only_scores
         return OpenAiFrames(
-            exchange,
+            record,
             envelope,
             choices,
             _usage(body),

@@ -1,7 +1,7 @@
 """The ways to ask for an answer of a certain form, and the grammar that each comes to.
 
 OpenAI's `response_format`, the hub's and TGI's forms of it, vLLM's `structured_outputs`, its older
-`guided_*` and `bad_words`. What a grammar must be, `router/grammar.py` says.
+`guided_*` and `bad_words`. What a grammar must be, `router/request/grammar.py` says.
 """
 
 import re
@@ -13,11 +13,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind, Whitespace
-from router.errors import InvalidRequest, Unserved
-from router.grammar import RawGrammar
 from router.http.body import Schema
 from router.http.grammar_field import CUTS
 from router.http.openai.bad_words import NamedGrammar, without
+from router.request.errors import InvalidRequest, Unsupported
+from router.request.grammar import RawGrammar
 
 _ANY_OBJECT = {"type": "object"}
 _VALUED = {
@@ -89,7 +89,7 @@ class ResponseFormat(Options):
         return self.type == "json_schema" and self.json_schema is not None
 
     def grammar(self) -> RawGrammar | None:
-        """What the answer must be; None: any text. Raises InvalidRequest, Unserved."""
+        """What the answer must be; None: any text. Raises InvalidRequest, Unsupported."""
         return None if self.type == "text" else self.apply(self._bare())
 
     def _bare(self) -> RawGrammar:
@@ -108,7 +108,7 @@ class ResponseFormat(Options):
             return _grammar(self.grammar_)
         field = "response_format.type"
         if self.type == "structural_tag":
-            raise Unserved(f"`{field}` `{self.type}` is not served; it must be {_TYPES}", field)
+            raise Unsupported(f"`{field}` `{self.type}` is not served; it must be {_TYPES}", field)
         raise InvalidRequest(f"`{field}` must be {_TYPES}. Given: `{self.type[:60]}`", field)
 
     def _json_schema(self) -> object:
@@ -138,11 +138,11 @@ class StructuredOutputs(Options):
     whitespace_pattern: str | None = None
 
     def grammars(self) -> list[NamedGrammar]:
-        """Those that are asked for, with the fields that do. Raises Unserved."""
+        """Those that are asked for, with the fields that do. Raises Unsupported."""
         place = "structured_outputs"
         for name in ("structural_tag", "disable_additional_properties"):
             if getattr(self, name):
-                raise Unserved(f"`{place}.{name}` is not served", f"{place}.{name}")
+                raise Unsupported(f"`{place}.{name}` is not served", f"{place}.{name}")
         found = [
             _named(f"{place}.{name}", kind, value)
             for name, kind in {**_KINDS, "where": Kind.WHERE}.items()
@@ -178,7 +178,7 @@ class Formats(Schema):
     def named_grammar(self) -> NamedGrammar | None:
         """The one grammar that is asked for, with the field that does.
 
-        Raises InvalidRequest for several, and for what says none; Unserved.
+        Raises InvalidRequest for several, and for what says none; Unsupported.
         """
         found = self._shaped()
         if self.bad_words:
@@ -229,7 +229,7 @@ def _patterned(grammar: RawGrammar, pattern: str | None, field: str) -> RawGramm
     spacing = _SPACINGS.get(pattern)
     if spacing is None:
         shown = ", ".join(f"`{known}`" for known in _SPACINGS if known)
-        raise Unserved(
+        raise Unsupported(
             f"`{field}` is not served with this pattern; leave it out, or say one of {shown}, or "
             "`` for none",
             field,

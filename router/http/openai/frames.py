@@ -8,11 +8,11 @@ from typing import Protocol
 
 import orjson
 
-from router.errors import RouterError
-from router.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.http.errors import Dialect, Problem
-from router.http.exchange import Exchange
 from router.http.openai.reply import Envelope, RunningUsage, Usage
+from router.http.server.request_record import RequestRecord
+from router.request.errors import RouterError
+from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 
 _DONE = b"data: [DONE]\n\n"
 # The end of a chunk, and of nothing else: JSON's texts hold no line breaks.
@@ -40,7 +40,7 @@ class OpenAiFrames:
 
     def __init__(
         self,
-        exchange: Exchange,
+        record: RequestRecord,
         envelope: Envelope,
         choices: Sequence[ChoiceFrames],
         usage: Usage,
@@ -48,7 +48,7 @@ class OpenAiFrames:
         includes_usage: bool,
         running: RunningUsage | None = None,
     ) -> None:
-        self._exchange = exchange
+        self._exchange = record
         self._envelope = envelope
         self._choices = choices
         self._usage = usage

@@ -12,23 +12,23 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequest
+from router.engine.infer import Completion, Infer
 from router.http.body import BodyReader
-from router.http.disconnect import unless_disconnected
-from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
-from router.http.intake import Intake
 from router.http.model_name import served_name
 from router.http.openai.common import OpenAiBody
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.logprobs import TokenNames
 from router.http.openai.reply import Envelope, Usage
-from router.http.server_info import ServerInfo
+from router.http.operations.server_info import ServerInfo
+from router.http.request_validator import RequestValidator
+from router.http.server.disconnect import unless_disconnected
+from router.http.server.request_record import RequestRecord
 from router.http.sse import EventStream
-from router.infer import Completion, Infer
-from router.request import GenerateRequest
+from router.request.errors import InvalidRequest
+from router.request.request import GenerateRequest
+from router.request.validation import Limits
 from router.text.tokenizer import Tokenizer
-from router.validation import Limits
 
 B = TypeVar("B", bound=OpenAiBody)
 
@@ -39,12 +39,12 @@ class OpenAiFront:
     def __init__(
         self,
         infer: Infer,
-        intake: Intake,
+        validator: RequestValidator,
         bodies: BodyReader,
         info: ServerInfo,
         tokenizer: Tokenizer,
     ) -> None:
-        self.intake = intake
+        self.validator = validator
         self.tokenizer = tokenizer
         self._infer = infer
         self._bodies = bodies
@@ -105,14 +105,14 @@ class OpenAiFront:
     ) -> list[Completion]:
         """All draws, in their order. Raises the first error, and Cancelled if the client leaves."""
         completions = await unless_disconnected(request, self._infer.complete_all(draws))
-        exchange = Exchange.of(request)
+        record = RequestRecord.of(request)
         for completion in completions:
-            exchange.finished(completion.finished)
+            record.finished(completion.finished)
         return completions
 
     def reply(
         self,
-        exchange: Exchange,
+        record: RequestRecord,
         envelope: Envelope,
         choices: list[dict[str, Any]],
         usage: Usage,
@@ -120,17 +120,17 @@ class OpenAiFront:
     ) -> Response:
         """A whole answer, with `more` fields behind OpenAI's."""
         answer = {**envelope.fields(), "choices": choices, "usage": usage.fields(), **more}
-        headers = answer_headers(self._info, exchange, usage.num_generated_tokens)
+        headers = answer_headers(self._info, record, usage.num_generated_tokens)
         return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
 
     async def stream(
-        self, exchange: Exchange, draws: Sequence[GenerateRequest], frames: OpenAiFrames
+        self, record: RequestRecord, draws: Sequence[GenerateRequest], frames: OpenAiFrames
     ) -> Response:
         """The draws' events as one stream. Raises Refused before anything is sent."""
         stream = EventStream(
             self._infer.generate_all(draws),
             frames,
-            stream_headers(self._info, exchange.num_prompt_characters),
+            stream_headers(self._info, record.num_prompt_characters),
         )
         await stream.begin()
         return stream

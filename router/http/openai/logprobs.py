@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from router.events import PromptScored, TokenGenerated, TokenLogprob
 from router.http.openai.reply import logprob
+from router.request.events import PromptScored, TokenGenerated, TokenLogprob
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from router.errors import InvalidRequest, Unserved
-from router.given import quoted
 from router.http.body import Schema
+from router.request.error_text import quoted
+from router.request.errors import InvalidRequest, Unsupported
 
 # Roles whose messages are nothing without a content.
 _SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
@@ -121,7 +121,7 @@ class Message(Schema):
         return self.content or self.refusal or ""
 
     def check(self, place: str) -> None:
-        """Raises InvalidRequest for what says nothing, Unserved for what is no text."""
+        """Raises InvalidRequest for what says nothing, Unsupported for what is no text."""
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             _check_part(part, f"{place}.content[{index}]")
         for index, call in enumerate(self.tool_calls or ()):
@@ -153,7 +153,7 @@ class Message(Schema):
 def _check_part(part: Any, place: str) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in _MEDIA:
-        raise Unserved(f"`{place}` is of type `{kind}`: this model reads text alone", place)
+        raise Unsupported(f"`{place}` is of type `{kind}`: this model reads text alone", place)
     key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
     if key is None or not isinstance(part.get(key), str):
         given = f"the type {quoted(kind)}" if kind else quoted(part)
@@ -167,6 +167,6 @@ def _check_part(part: Any, place: str) -> None:
 def _check_call(call: ToolCall, place: str) -> None:
     if call.type != "function":
         rule = f"must be `function`: others are not served. Given: {quoted(call.type)}"
-        raise Unserved(f"`{place}.type` {rule}", f"{place}.type")
+        raise Unsupported(f"`{place}.type` {rule}", f"{place}.type")
     if call.function is None:
         raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")

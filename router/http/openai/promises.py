@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from router.errors import Unserved
 from router.http.body import Schema
+from router.request.errors import Unsupported
 
 # Field: values that ask for nothing, and why all others are refused.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
@@ -79,8 +79,8 @@ class Promises(Hints):
     repetition_detection: dict[str, Any] | None = None
 
     def refuse_promises(self) -> None:
-        """Raises Unserved for the first that asks for something."""
+        """Raises Unsupported for the first that asks for something."""
         for name, (harmless, reason) in _REFUSED.items():
             value = getattr(self, name)
             if value is not None and value not in harmless:
-                raise Unserved(f"`{name}` is not served: {reason}; leave it out", name)
+                raise Unsupported(f"`{name}` is not served: {reason}; leave it out", name)

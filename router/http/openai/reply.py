@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from router.events import Finished, FinishReason
+from router.request.events import Finished, FinishReason
 
 # Minus infinity is no number of JSON; this is what OpenAI says in its place.
 _LOWEST_LOGPROB = -9999.0
@@ -28,7 +28,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every reply or chunk of one exchange repeats. `created_s` is in Unix time.
+    """What every reply or chunk of one record repeats. `created_s` is in Unix time.
 
     `service_tier` is the one that served, told to those who chose one.
     """

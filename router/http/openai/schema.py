@@ -5,8 +5,6 @@ from typing import Any
 
 from pydantic import Field
 
-from router.errors import InvalidRequest, Unserved
-from router.given import wrong
 from router.http.fields import Prompts
 from router.http.openai.common import OpenAiBody
 from router.http.openai.messages import Message
@@ -18,7 +16,9 @@ from router.http.openai.tools import (
     offered_tools,
     shown_functions,
 )
-from router.validation import Limits, RawParams
+from router.request.error_text import wrong
+from router.request.errors import InvalidRequest, Unsupported
+from router.request.validation import Limits, RawParams
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
 _VERBOSITY = re.compile(r"low|medium|high")
@@ -146,9 +146,9 @@ class CompletionBody(OpenAiBody):
     def check_supported(self) -> None:
         """Raises InvalidRequest for what would otherwise be silently ignored."""
         if self.tools:
-            raise Unserved("`tools` belong to chats; leave them out", "tools")
+            raise Unsupported("`tools` belong to chats; leave them out", "tools")
         if self.tool_choice not in (None, "none", "auto"):
-            raise Unserved("`tool_choice` belongs to chats; leave it out", "tool_choice")
+            raise Unsupported("`tool_choice` belongs to chats; leave it out", "tool_choice")
         super().check_supported()
 
     def to_raw(self, limits: Limits) -> RawParams:

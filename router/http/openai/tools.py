@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
-from router.errors import InvalidRequest, ToolsRefused, Unserved
-from router.given import wrong
 from router.http.body import Schema
-from router.http.openai.arguments_schema import arguments_schema
-from router.http.openai.tool_grammar import Offer, OfferedTool
+from router.http.tools.arguments_schema import arguments_schema
+from router.http.tools.grammar import AllowedTools, OfferedTool
+from router.request.error_text import wrong
+from router.request.errors import InvalidRequest, ToolsRefused, Unsupported
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _WORDS = ("none", "auto", "required")
@@ -140,7 +140,7 @@ class Offered:
     """What may be called. `field` is where it stands: `tools`, or of old `functions`."""
 
     field: str
-    offer: Offer
+    offer: AllowedTools
 
 
 def offered_tools(
@@ -205,9 +205,9 @@ def offered_functions(
     if not names or not chosen.may_call:
         return None
     wanted = (chosen.name,) if chosen.word == _NAMED else chosen.allowed or tuple(names)
-    offer = Offer(
+    offer = AllowedTools(
         tuple(by_name[name] for name in dict.fromkeys(wanted)),
-        may_speak=chosen.word == "auto",
+        allows_text=chosen.word == "auto",
         # Of old there is one call, and who names a tool means one.
         may_repeat=in_parallel and field == "tools" and chosen.word != _NAMED,
     )
@@ -224,7 +224,7 @@ def _check_each(tools: Sequence[Tool]) -> None:
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if tool.type == "custom":
-            raise Unserved(f"`{place}` is of type `custom`: only functions are served", place)
+            raise Unsupported(f"`{place}` is of type `custom`: only functions are served", place)
         if tool.type != "function":
             raise wrong(f"{place}.type", "must be `function`", tool.type)
         if tool.function is None:
@@ -241,7 +241,7 @@ def _check_names(field: str, names: Sequence[str]) -> None:
 
 def _check_choice(field: str, tools_field: str, names: Sequence[str], choice: ToolChoice) -> None:
     if choice.word == _CUSTOM:
-        raise Unserved(f"`{field}` of type `{choice.word}` is not served", field)
+        raise Unsupported(f"`{field}` of type `{choice.word}` is not served", field)
     wanted = (choice.name,) if choice.word == _NAMED else choice.allowed
     if not names and (choice.word == "required" or wanted is not None):
         rule = f"asks for a call, but there are no `{tools_field}`"

@@ -13,8 +13,12 @@ from typing import Any
 
 import orjson
 
-from router.errors import RouterError
-from router.events import (
+from router.engine.infer import Completion
+from router.http.constraint_told import told_of_constraint
+from router.http.errors import Dialect, Problem
+from router.http.server.request_record import RequestRecord
+from router.request.errors import RouterError
+from router.request.events import (
     Event,
     Failed,
     Finished,
@@ -22,10 +26,6 @@ from router.events import (
     TokenGenerated,
     TokenLogprob,
 )
-from router.http.constraint_told import told_of_constraint
-from router.http.errors import Dialect, Problem
-from router.http.exchange import Exchange
-from router.infer import Completion
 from router.text.tokenizer import TokenSpan
 
 _FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
@@ -54,8 +54,8 @@ _NO_TOKEN = TokenGenerated(TokenLogprob(0, "", None, special=True), "")
 class NativeFrames:
     """Frames of one stream. `prefix` is the prompt if the whole text was asked for, else ""."""
 
-    def __init__(self, exchange: Exchange, *, with_details: bool, prefix: str) -> None:
-        self._exchange = exchange
+    def __init__(self, record: RequestRecord, *, with_details: bool, prefix: str) -> None:
+        self._exchange = record
         self._with_details = with_details
         self._prefix = prefix
         self._num_tokens = 0

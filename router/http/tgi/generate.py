@@ -12,20 +12,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.errors import InvalidRequest
-from router.events import Event
+from router.engine.infer import Infer
 from router.http.body import BodyReader
-from router.http.disconnect import unless_disconnected
-from router.http.exchange import Exchange
 from router.http.headers import answer_headers, stream_headers
-from router.http.intake import Intake
 from router.http.openapi import describe
-from router.http.server_info import ServerInfo
+from router.http.operations.server_info import ServerInfo
+from router.http.request_validator import RequestValidator
+from router.http.server.disconnect import unless_disconnected
+from router.http.server.request_record import RequestRecord
 from router.http.sse import EventStream
 from router.http.tgi.answers import EVENTS, LIST_OF_ONE, TOKENS, GenerateResponse
 from router.http.tgi.frames import NativeFrames, reply, spans_shown
 from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody, to_raw
-from router.infer import Infer
+from router.request.errors import InvalidRequest
+from router.request.events import Event
 from router.text.tokenizer import Tokenizer
 
 
@@ -35,13 +35,13 @@ class NativeRoutes:
     def __init__(
         self,
         infer: Infer,
-        intake: Intake,
+        validator: RequestValidator,
         tokenizer: Tokenizer,
         bodies: BodyReader,
         info: ServerInfo,
     ) -> None:
         self._infer = infer
-        self._intake = intake
+        self._validator = validator
         self._tokenizer = tokenizer
         self._bodies = bodies
         self._info = info
@@ -82,26 +82,24 @@ class NativeRoutes:
 
     async def generate(self, request: Request) -> Response:
         """Generate text and answer when it is complete."""
-        exchange = self._intake.begin(request)
+        record = self._validator.begin(request)
         body = await self._bodies.read(request, GenerateBody)
-        answer, headers = await self._answer(request, exchange, body, False)
+        answer, headers = await self._answer(request, record, body, False)
         return _json(answer, headers)
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate text and stream its tokens as server-sent events."""
-        exchange = self._intake.begin(request)
+        record = self._validator.begin(request)
         body = await self._bodies.read(request, GenerateBody)
-        return self._stream(exchange, body, False)
+        return self._stream(record, body, False)
 
     async def compat(self, request: Request) -> Response:
         """Generate text: a list of one answer, or with `stream` the events of /generate_stream."""
-        exchange = self._intake.begin(request)
+        record = self._validator.begin(request)
         body = await self._bodies.read(request, CompatBody)
         if body.stream:
-            return self._stream(exchange, body, self._compat_returns_full_text)
-        answer, headers = await self._answer(
-            request, exchange, body, self._compat_returns_full_text
-        )
+            return self._stream(record, body, self._compat_returns_full_text)
+        answer, headers = await self._answer(request, record, body, self._compat_returns_full_text)
         return _json([answer], headers)
 
     async def tokenize(self, request: Request) -> Response:
@@ -111,38 +109,38 @@ class NativeRoutes:
         return Response(await spans_shown(spans), media_type="application/json")
 
     async def _answer(
-        self, request: Request, exchange: Exchange, body: GenerateBody, returns_full_text: bool
+        self, request: Request, record: RequestRecord, body: GenerateBody, returns_full_text: bool
     ) -> tuple[dict[str, object], dict[str, str]]:
         parameters = body.chosen
-        checked = await self._intake.check(exchange, body.inputs, to_raw(parameters))
+        checked = await self._validator.check(record, body.inputs, to_raw(parameters))
         num_draws = parameters.best_of or 1
         completions = await unless_disconnected(request, self._infer.best_of(checked, num_draws))
         for completion in completions:
-            exchange.finished(completion.finished)
+            record.finished(completion.finished)
         answer = reply(
             completions,
             with_details=bool(parameters.details or parameters.decoder_input_details),
             prefix=_prefix(body, returns_full_text),
         )
         num_generated_tokens = completions[0].finished.num_generated_tokens
-        return answer, answer_headers(self._info, exchange, num_generated_tokens)
+        return answer, answer_headers(self._info, record, num_generated_tokens)
 
     def _stream(
-        self, exchange: Exchange, body: GenerateBody, returns_full_text: bool
+        self, record: RequestRecord, body: GenerateBody, returns_full_text: bool
     ) -> EventStream[Event]:
         frames = NativeFrames(
-            exchange,
+            record,
             with_details=bool(body.chosen.details),
             prefix=_prefix(body, returns_full_text),
         )
         headers = stream_headers(self._info, len(body.inputs))
-        return EventStream([self._events(exchange, body)], frames, headers)
+        return EventStream([self._events(record, body)], frames, headers)
 
     async def _events(
-        self, exchange: Exchange, body: GenerateBody
+        self, record: RequestRecord, body: GenerateBody
     ) -> AsyncGenerator[Sequence[Event], None]:
         _check_streamable(body.chosen)
-        checked = await self._intake.check(exchange, body.inputs, to_raw(body.chosen))
+        checked = await self._validator.check(record, body.inputs, to_raw(body.chosen))
         async with aclosing(self._infer.generate(checked)) as bursts:
             async for burst in bursts:
                 yield burst

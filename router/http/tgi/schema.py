@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
-from router.given import wrong
 from router.http.body import Schema
 from router.http.fields import LogitBias
 from router.http.grammar_field import Grammar
-from router.validation import RawParams
+from router.request.error_text import wrong
+from router.request.validation import RawParams
 
 
 def _told(**bounds: float) -> Any:

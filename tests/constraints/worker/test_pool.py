@@ -16,7 +16,7 @@ from constraints.verdict import Judged, Passed
 from constraints.worker.jobs import Check, Judge
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
-from native.turns import slice_ns
+from native.time_slice import slice_ns
 from tests.constraints.worker.pools import MAX_LEN, costly, pooling, regex, vocabulary_file
 from tests.constraints.worker.processes import children_of, num_sockets, zygotes
 from tests.native.compiler import needs_compiler

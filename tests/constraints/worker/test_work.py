@@ -10,7 +10,7 @@ from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.verdict import Passed
 from constraints.worker.jobs import Answer, Check
 from constraints.worker.work import Work
-from native.breath import Breath
+from native.cpu_yield import CpuYield
 from tests.constraints.walks import demo_vocabulary
 
 MAX_LEN = 200
@@ -19,7 +19,7 @@ MAX_LEN = 200
 @pytest.fixture(scope="module")
 def work() -> Work:
     vocabulary = demo_vocabulary()
-    return Work(vocabulary, Compiler(vocabulary), 2.0, 1 << 30, Breath())
+    return Work(vocabulary, Compiler(vocabulary), 2.0, 1 << 30, CpuYield())
 
 
 def checked(work: Work, kind: Kind, text: str) -> Answer:

@@ -8,7 +8,7 @@ from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
-from model_server.masking.languages import Languages
+from model_server.masking.constraint_cache import ConstraintCache
 from tests.model_server.masking.shard import of
 
 LETTERS = of(Kind.REGEX, "[a-z]+")
@@ -52,10 +52,12 @@ class FaultyLanguage:
         return getattr(self._language, name)
 
 
-class FaultyLanguages(Languages):
+class FaultyLanguages(ConstraintCache):
     """The languages of a shard, one of which has a fault."""
 
-    def __init__(self, languages: Languages, fault: Callable[[], None], num_good: int) -> None:
+    def __init__(
+        self, languages: ConstraintCache, fault: Callable[[], None], num_good: int
+    ) -> None:
         self._languages = languages
         self._fault = fault
         self._num_good = num_good

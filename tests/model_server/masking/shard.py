@@ -11,15 +11,15 @@ from torch import nn
 
 import models.demo
 from constraints.spec import ConstraintSpec, Kind, StopRule
-from model_server.distributed import World
-from model_server.masking.guides import Guides
-from model_server.masking.languages import Languages
-from model_server.model import PagedModel
-from model_server.request import Constraint
-from model_server.runner import Runner
+from model_server.engine.distributed import World
+from model_server.engine.request import Constraint
+from model_server.engine.runner import Runner
+from model_server.masking.constraint_cache import ConstraintCache
+from model_server.masking.guides import MaskScheduler
+from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
-from tests.model_server.driver import Driver
-from tests.model_server.shards import load
+from tests.model_server.engine.driver import Driver
+from tests.model_server.engine.shards import load
 
 DEMO = Path(models.demo.__path__[0])
 VOCAB_SIZE = 4096
@@ -58,12 +58,12 @@ class Shard:
     """What tests of constrained outputs need of a shard."""
 
     model: PagedModel
-    languages: Languages
+    languages: ConstraintCache
 
     @classmethod
     def load(cls, folder: Path, world: World | None = None) -> "Shard":
         model = load(folder, world or World())
-        return cls(model, Languages(folder, model.vocab_size, model.eos_token_ids))
+        return cls(model, ConstraintCache(folder, model.vocab_size, model.eos_token_ids))
 
     def guides(
         self,
@@ -71,9 +71,9 @@ class Shard:
         fill_limit_s: float = 10.0,
         open_limit_s: float = 10.0,
         hold_s: float = 10.0,
-    ) -> Guides:
+    ) -> MaskScheduler:
         """Patient ones, since the machines of tests are busy."""
-        return Guides(
+        return MaskScheduler(
             self.languages,
             self.model.vocab_size,
             self.model.eos_token_ids,
@@ -83,7 +83,7 @@ class Shard:
             hold_s=hold_s,
         )
 
-    def runner(self, guides: Guides | None = None, world: World | None = None) -> Runner:
+    def runner(self, guides: MaskScheduler | None = None, world: World | None = None) -> Runner:
         world = world or World()
         sampler = None
         if world.is_first:
@@ -97,7 +97,7 @@ class Shard:
         )
         return runner
 
-    def driver(self, guides: Guides | None = None, world: World | None = None) -> Driver:
+    def driver(self, guides: MaskScheduler | None = None, world: World | None = None) -> Driver:
         return Driver(self.runner(guides, world), NUM_BLOCKS, self.model.block_size)
 
     def text(self, token_ids: Sequence[int]) -> str:

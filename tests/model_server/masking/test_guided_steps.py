@@ -11,16 +11,16 @@ import jsonschema
 import pytest
 
 from constraints.spec import Kind
-from model_server.errors import InvalidStep
-from model_server.request import (
+from model_server.engine.request import (
     Constraint,
     FinishReason,
     LogprobParams,
     SamplingParams,
 )
-from tests.model_server.driver import Request
+from model_server.errors import InvalidStep
+from tests.model_server.engine.driver import Request
+from tests.model_server.engine.shards import warmed_up
 from tests.model_server.masking.shard import EOS_ID, Shard, of, save
-from tests.model_server.shards import warmed_up
 
 PROMPT = tuple(range(300, 320))
 HOT = SamplingParams(do_sample=True, temperature=1.5)

@@ -16,12 +16,12 @@ import pytest
 from constraints.errors import ConstraintError
 from constraints.grammars.engine import GrammarLanguage
 from constraints.spec import ConstraintSpec, Kind
+from model_server.engine.runner import Runner
 from model_server.errors import ConstraintRefused
-from model_server.masking.languages import Languages
-from model_server.runner import Runner
-from model_server.server import listening
-from model_server.service import TextGenerationService
-from model_server.wire import ModelInfo
+from model_server.masking.constraint_cache import ConstraintCache
+from model_server.service.server import listening
+from model_server.service.service import TextGenerationService
+from model_server.service.wire import ModelInfo
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, Shard, save
@@ -208,7 +208,7 @@ def test_a_model_without_a_usable_tokenizer_says_so(tmp_path: Path, broken: str)
         (tmp_path / "tokenizer.json").write_text("{")
     elif broken == "no byte tokens":
         (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {}}}')
-    languages = Languages(tmp_path, 100, (EOS_ID,))
+    languages = ConstraintCache(tmp_path, 100, (EOS_ID,))
     with pytest.raises(ConstraintError, match="tokenizer"):
         languages.compile(ConstraintSpec(Kind.REGEX, "a"))
     with pytest.raises(ConstraintRefused, match="tokenizer"):
@@ -218,12 +218,12 @@ def test_a_model_without_a_usable_tokenizer_says_so(tmp_path: Path, broken: str)
 def test_a_model_with_fewer_logits_than_tokens_says_so(tmp_path: Path) -> None:
     shutil.copy(DEMO / "tokenizer.json", tmp_path)
     with pytest.raises(ConstraintError):
-        Languages(tmp_path, VOCAB_SIZE - 1, (EOS_ID,)).vocabulary()
+        ConstraintCache(tmp_path, VOCAB_SIZE - 1, (EOS_ID,)).vocabulary()
 
 
 def test_logits_without_a_token_are_never_drawn(tmp_path: Path) -> None:
     shutil.copy(DEMO / "tokenizer.json", tmp_path)
-    vocabulary = Languages(tmp_path, VOCAB_SIZE + 100, (EOS_ID,)).vocabulary()
+    vocabulary = ConstraintCache(tmp_path, VOCAB_SIZE + 100, (EOS_ID,)).vocabulary()
     assert vocabulary.num_words == (VOCAB_SIZE + 100 + 31) // 32
 
 

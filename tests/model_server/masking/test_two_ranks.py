@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from constraints.spec import Kind
-from model_server.distributed import World
-from model_server.request import Constraint, FinishReason, SamplingParams
+from model_server.engine.distributed import World
+from model_server.engine.request import Constraint, FinishReason, SamplingParams
+from tests.model_server.engine.shards import load
+from tests.model_server.engine.test_tensor_parallel import ShadowDriver, on_two_ranks
 from tests.model_server.masking.faulty import FAULTY, LETTERS, FaultyLanguages
 from tests.model_server.masking.shard import NUM_BLOCKS, Shard, of, save
-from tests.model_server.shards import load
-from tests.model_server.test_tensor_parallel import ShadowDriver, on_two_ranks
 
 pytestmark = pytest.mark.slow
 

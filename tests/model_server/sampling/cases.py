@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from model_server.request import LogprobParams, SamplingParams, StopParams
+from model_server.engine.request import LogprobParams, SamplingParams, StopParams
 from model_server.sampling.masks import Masks
 from model_server.sampling.philox import uniforms
 from model_server.sampling.sampler import SampledRows, Sampler

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from model_server.engine.request import LogprobParams, SamplingParams
 from model_server.errors import InvalidStep
-from model_server.request import LogprobParams, SamplingParams
 from model_server.sampling.masks import Masks
 from tests.model_server.sampling.cases import (
     DRAWN,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model_server.request import LogprobParams, SamplingParams
+from model_server.engine.request import LogprobParams, SamplingParams
 from model_server.sampling.sampler import Sampler
 from tests.model_server.sampling.cases import (
     DRAWN,

@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 import httpx
 from starlette.types import ASGIApp
 
-from router.batcher import BatcherLimits
+from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
-from router.http.constraints import Judges
-from router.http.protocol import ConnectionRules
-from router.http.server_info import ServerInfo
-from router.listening import HttpServer, bind
-from router.shards import ShardTimeouts
+from router.http.operations.constraints_check import Judges
+from router.http.operations.server_info import ServerInfo
+from router.http.server.listening import HttpServer, bind
+from router.http.server.protocol import ConnectionRules
+from router.request.validation import Limits, Validation
+from router.shards.shards import ShardTimeouts
 from router.text.chat_template import ChatTemplate
-from router.validation import Limits, Validation
 from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
@@ -137,7 +137,7 @@ async def open_request(
     return reader, writer
 
 
-async def exchange(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+async def record(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
     """Everything that a server answers to one request, byte for byte."""
     reader, writer = await open_request(port, method, path, body, **headers)
     answer = await asyncio.wait_for(reader.read(), 30)

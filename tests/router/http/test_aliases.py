@@ -14,7 +14,7 @@ PATHS = {CHOSEN: "/health", CHOSEN + ":predict": "/vertex"}
 async def test_a_chosen_path_is_served_in_the_dialect_of_the_route(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="router.http.access")
+    caplog.set_level(logging.INFO, logger="router.http.server.access")
     shard = FakeShard(script=saying("w", 5))
     async with housing(shard, aliases=PATHS) as house, house.client as client:
         health = await client.get(CHOSEN)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.engine.stream import Stream
 from router.http.tgi.schema import Parameters
-from router.request import GenerateRequest
-from router.stream import Stream
+from router.request.request import GenerateRequest
 from tests.fakes import FakeShard, saying
-from tests.router.http.harness import exchange, housing, listening
+from tests.router.http.harness import housing, listening, record
 
 JSON = {"content-type": "application/json"}
 ROUTES = ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions"]
@@ -152,7 +152,7 @@ async def test_every_answer_has_an_id_of_its_own() -> None:
 
 
 async def test_one_log_line_tells_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="router.http.access")
+    caplog.set_level(logging.INFO, logger="router.http.server.access")
     body = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
     async with housing(FakeShard()) as house, house.client as client:
         await client.post("/generate_stream", json=body, headers={"x-request-id": "mine"})
@@ -168,7 +168,7 @@ async def test_one_log_line_tells_of_a_request(caplog: pytest.LogCaptureFixture)
 async def test_the_log_tells_what_went_wrong_inside_a_stream(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="router.http.access")
+    caplog.set_level(logging.INFO, logger="router.http.server.access")
     async with housing(FakeShard()) as house, house.client as client:
         await client.post("/generate_stream", json={"inputs": ""})
 
@@ -177,7 +177,7 @@ async def test_the_log_tells_what_went_wrong_inside_a_stream(
 
 
 async def test_a_path_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="router.http.access")
+    caplog.set_level(logging.INFO, logger="router.http.server.access")
     async with housing(FakeShard()) as house, house.client as client:
         await client.get("/a%0aINFO forged")
 
@@ -337,7 +337,7 @@ def test_no_body_is_answered_with_a_5xx_or_without_json(bodies: list[dict[str, A
 @pytest.mark.parametrize("path", ["/info", "/metrics", "/v1/models", "/v1/models/model"])
 async def test_what_can_be_read_can_be_asked_for_without_its_body(path: str) -> None:
     async with housing(FakeShard()) as house, listening(house.app) as port:
-        answer = await exchange(port, "HEAD", path)
+        answer = await record(port, "HEAD", path)
 
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")

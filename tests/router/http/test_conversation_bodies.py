@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import InvalidRequest
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import parse
 from router.http.errors import HttpError
-from router.http.openai.responses.schema import CountInputBody, ResponseBody
-from router.parameters import Limits
+from router.http.responses.schema import CountInputBody, ResponseBody
+from router.request.errors import InvalidRequest
+from router.request.parameters import Limits
 
 LIMITS = Limits(max_input_len=100, max_total_len=200, vocab_size=50)
 ODD = st.recursive(

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from router.batcher import BatcherLimits
-from router.errors import Overloaded, ServerStopped
+from router.engine.batcher import BatcherLimits
 from router.http.errors import Dialect, Problem
+from router.request.errors import Overloaded, ServerStopped
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
 from tests.router.rig import asking

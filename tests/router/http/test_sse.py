@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 import pytest
 from starlette.types import Message
 
-from router.errors import Overloaded, RouterError, ShardFailed
 from router.http.sse import EventStream
+from router.request.errors import Overloaded, RouterError, ShardFailed
 
 
 class Words:

@@ -8,15 +8,15 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.errors import RouterError
 from router.http.sse import EventStream
+from router.request.errors import RouterError
 from tests.fakes import FakeShard, letters, saying
 from tests.router.http.harness import (
     House,
-    exchange,
     housing,
     listening,
     open_request,
+    record,
     unchunked,
 )
 from tests.router.rig import settled
@@ -42,7 +42,7 @@ async def test_a_native_stream_byte_for_byte() -> None:
         housing(FakeShard(script=saying("\u00e9", len(PROMPT)))) as house,
         listening(house.app) as port,
     ):
-        answer = await exchange(port, "POST", "/generate_stream", body, x_request_id="mine")
+        answer = await record(port, "POST", "/generate_stream", body, x_request_id="mine")
 
     head, _, _ = answer.partition(b"\r\n\r\n")
     status, *headers = head.split(b"\r\n")
@@ -77,7 +77,7 @@ async def test_the_root_streams_with_the_full_text_in_the_last_event() -> None:
         housing(FakeShard(script=saying('"\n', len(PROMPT)))) as house,
         listening(house.app) as port,
     ):
-        answer = await exchange(port, "POST", "/", body)
+        answer = await record(port, "POST", "/", body)
 
     assert unchunked(answer) == (
         b'data: {"index":1,"token":{"id":36,"text":"\\"","logprob":-0.625,"special":false},'
@@ -91,7 +91,7 @@ async def test_a_native_stream_shows_nothing_past_a_stop_string() -> None:
         housing(FakeShard(script=saying("world", len(PROMPT)))) as house,
         listening(house.app) as port,
     ):
-        answer = await exchange(port, "POST", "/generate_stream", body)
+        answer = await record(port, "POST", "/generate_stream", body)
 
     events = [json.loads(event[6:]) for event in unchunked(answer).split(b"\n\n")[:-1]]
     assert "".join(event["token"]["text"] for event in events) == "worl"
@@ -111,7 +111,7 @@ async def test_an_error_in_a_native_stream_is_an_event_of_a_200(
 ) -> None:
     body = b'{"inputs": "hello", "parameters": ' + parameters + b"}"
     async with housing(FakeShard()) as house, listening(house.app) as port:
-        answer = await exchange(port, "POST", "/generate_stream", body)
+        answer = await record(port, "POST", "/generate_stream", body)
 
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     event = unchunked(answer)
@@ -132,7 +132,7 @@ async def test_overload_in_a_native_stream_is_an_event_too() -> None:
         path = "/generate_stream"
         reader, writer = await open_request(port, "POST", path, body_of(path))
         await reader.readuntil(b"data: ")
-        answer = await exchange(port, "POST", path, body_of(path))
+        answer = await record(port, "POST", path, body_of(path))
         writer.close()
         await writer.wait_closed()
 
@@ -216,14 +216,14 @@ async def test_silence_is_broken_on_the_wire() -> None:
         await EventStream([slowly()], Words(), {}, keep_alive_s=0.1)(scope, receive, send)
 
     async with listening(app) as port:
-        answer = await exchange(port, "GET", "/")
+        answer = await record(port, "GET", "/")
 
     assert unchunked(answer) == b":\n\n:\n\nwordend"
 
 
 async def test_a_body_that_is_much_too_large_still_gets_its_answer() -> None:
     async with housing(FakeShard()) as house, listening(house.app) as port:
-        answer = await exchange(port, "POST", "/generate", b"x" * 20_000_000)
+        answer = await record(port, "POST", "/generate", b"x" * 20_000_000)
 
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b'"error_type":"payload_too_large"' in answer
@@ -231,7 +231,7 @@ async def test_a_body_that_is_much_too_large_still_gets_its_answer() -> None:
 
 async def test_a_client_that_asks_before_it_sends_too_much_is_told_at_once() -> None:
     async with housing(FakeShard()) as house, listening(house.app) as port:
-        answer = await exchange(
+        answer = await record(
             port, "POST", "/generate", content_length="20000000", expect="100-continue"
         )
 
@@ -257,7 +257,7 @@ async def test_streams_run_side_by_side() -> None:
     async with housing(FakeShard(script=letters)) as house, listening(house.app) as port:
         body = b'{"prompt": "hello", "stream": true, "max_tokens": 20, "temperature": 0}'
         answers = await asyncio.gather(
-            *(exchange(port, "POST", "/v1/completions", body) for _ in range(8))
+            *(record(port, "POST", "/v1/completions", body) for _ in range(8))
         )
 
     def text(answer: bytes) -> str:

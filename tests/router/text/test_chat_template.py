@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from router.errors import TemplateFailed
+from router.request.errors import TemplateFailed
 from router.text.chat_template import ChatTemplate
 from tests.router.text import small_tokenizers
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.errors import TemplateFailed
+from router.request.errors import TemplateFailed
 from router.text.chat_template import ChatTemplate
 
 USER = {"role": "user", "content": "hi"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from router.errors import InvalidRequest
+from router.request.errors import InvalidRequest
 from router.text.fitting import check_fits
 from router.text.tokenizer import Tokenizer
 from tests.router.text.small_tokenizers import KINDS, load

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from router.errors import InvalidRequest
+from router.request.errors import InvalidRequest
 from router.text.plain_text import plain_ids
 from tests.router.text.small_tokenizers import KINDS, load
 

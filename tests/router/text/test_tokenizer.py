@@ -13,7 +13,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from router.errors import InvalidRequest
+from router.request.errors import InvalidRequest
 from router.text.tokenizer import Tokenizer, TokenSpan
 from tests.router.text import small_tokenizers
 from tests.router.text.small_tokenizers import load

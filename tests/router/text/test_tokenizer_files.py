@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.errors import StartupFailed
+from router.request.errors import StartupFailed
 from router.text.tokenizer import Tokenizer
 from tests.router.text import small_tokenizers
 from tests.router.text.small_tokenizers import load

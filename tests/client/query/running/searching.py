@@ -17,11 +17,11 @@ from client.beams import (
 )
 from client.errors import ConstraintRefused
 from client.words import Answer, GenerateCall, Sampling, Usage
-from router.beam_search.best_first import BestFirstSearch
-from router.beam_search.best_words import BestGroup, BestOutcome, Ending, Node, Open
-from router.beam_search.search import BeamSearch
-from router.beam_search.steps import Asking
-from router.beam_search.words import (
+from router.engine.beam_search.best_first import BestFirstSearch
+from router.engine.beam_search.best_words import BestGroup, BestOutcome, Ending, Node, Open
+from router.engine.beam_search.search import BeamSearch
+from router.engine.beam_search.steps import Asking
+from router.engine.beam_search.types import (
     Ask,
     Beam,
     Close,
@@ -36,7 +36,7 @@ from router.beam_search.words import (
     Scoring,
     Told,
 )
-from router.errors import RouterError
+from router.request.errors import RouterError
 from tests.router.rig import ANY_TEXT, asking
 
 OutcomeT = TypeVar("OutcomeT")

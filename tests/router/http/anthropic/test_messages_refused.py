@@ -17,10 +17,10 @@ from tests.router.http.anthropic.asking import (
     stream,
 )
 from tests.router.http.harness import (
-    exchange,
     housing,
     listening,
     open_request,
+    record,
 )
 from tests.router.rig import asking, settled
 
@@ -158,7 +158,7 @@ async def test_a_stream_begins_before_its_first_token() -> None:
     shard = saying_after_hi("ok")
     body = json.dumps({"max_tokens": 3, "messages": HI, "stream": True}).encode()
     async with housing(shard) as house, listening(house.app) as port:
-        answer = await exchange(port, "POST", PATH, body, anthropic_version="2023-06-01")
+        answer = await record(port, "POST", PATH, body, anthropic_version="2023-06-01")
 
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     # The beginning is a chunk of its own; it did not wait for the token behind it.

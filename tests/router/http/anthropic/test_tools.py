@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from router.errors import ConstraintRefused
 from router.http.anthropic.calling import content_of
-from router.http.openai.tool_calls import Calling
-from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
-from router.request import Constraint
+from router.http.tools.calls import Calling
+from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
+from router.request.errors import ConstraintRefused
+from router.request.request import Constraint
 from router.text.call_syntax import HERMES
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying
 from tests.router.http.anthropic.asking import HI, PATH, PROMPT, post, refuse, stream
 from tests.router.http.harness import housing
-from tests.router.http.openai.calls import Call, written
+from tests.router.http.tools.calls import Call, written
 
 # It shows nothing of the tools, so that prompts stay short, but reads them.
 TEMPLATE = (
@@ -41,17 +41,17 @@ def house_of(text: str, checks: FakeChecks | None = None) -> Any:
 @pytest.mark.parametrize(
     ("choice", "offer"),
     [
-        (None, Offer((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"type": "auto"}, Offer((OFFERED_LOOK, OFFERED_WAIT), True, True)),
+        (None, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
+        ({"type": "auto"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
         (
             {"type": "auto", "disable_parallel_tool_use": True},
-            Offer((OFFERED_LOOK, OFFERED_WAIT), True, False),
+            AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, False),
         ),
-        ({"type": "any"}, Offer((OFFERED_LOOK, OFFERED_WAIT), False, True)),
-        ({"type": "tool", "name": "wait"}, Offer((OFFERED_WAIT,), False, False)),
+        ({"type": "any"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, True)),
+        ({"type": "tool", "name": "wait"}, AllowedTools((OFFERED_WAIT,), False, False)),
     ],
 )
-async def test_tools_and_their_choice_are_one_grammar(choice: Any, offer: Offer) -> None:
+async def test_tools_and_their_choice_are_one_grammar(choice: Any, offer: AllowedTools) -> None:
     checks = FakeChecks()
     async with house_of("x", checks) as house:
         await post(house, tools=[LOOK, WAIT], tool_choice=choice)
@@ -131,7 +131,7 @@ async def test_an_answer_that_does_not_call_may_have_a_form(text: str, kind: str
     assert kind == "tool_use" or answer["content"][0]["text"] == text
     *parts, (whole, *_) = checks.asked
     assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, schema]
-    offer = Offer((OFFERED_LOOK,), True, True)
+    offer = AllowedTools((OFFERED_LOOK,), True, True)
     assert whole.spec.text == tool_grammar(offer, HERMES, parts[-1][0].spec.text)
 
 

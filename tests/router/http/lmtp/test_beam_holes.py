@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from constraints.spec import StopRule
-from router.constraint_check import CheckedConstraint
-from router.errors import ConstraintRefused
-from router.request import Constraint
+from router.engine.constraint_check import CheckedConstraint
+from router.request.errors import ConstraintRefused
+from router.request.request import Constraint
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import served, talking

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from router.errors import ConstraintRefused
+from router.request.errors import ConstraintRefused
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying

@@ -1,7 +1,7 @@
 """BEST over a router with a fake shard: what is asked, what is told, what is left behind.
 
 The fake's alternatives of a token are the ids behind it, each less probable by 1 than the one
-before. That the best traces are found is shown in `tests/router/test_best_first.py`.
+before. See also `tests/router/engine/beam_search/test_best_first.py`.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from router.errors import ConstraintRefused
+from router.request.errors import ConstraintRefused
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying

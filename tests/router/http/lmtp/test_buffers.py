@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.errors import InvalidRequest
 from router.http.lmtp.buffers import BufferLimits, Buffers
+from router.request.errors import InvalidRequest
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import served, talking

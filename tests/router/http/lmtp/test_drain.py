@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from router.http.protocol import ConnectionRules
-from router.listening import HttpServer, bind
+from router.http.server.listening import HttpServer, bind
+from router.http.server.protocol import ConnectionRules
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fakes import FakeShard, serving
 from tests.router.http.lmtp.talking import talking

@@ -4,8 +4,8 @@ import pytest
 from grpc import StatusCode
 
 from proto import generate_pb2 as pb
-from router.errors import ConstraintRefused
 from router.http.lmtp.services import SocketLimits
+from router.request.errors import ConstraintRefused
 from tests.byte_tokenizer import byte_ids
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard

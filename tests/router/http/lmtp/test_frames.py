@@ -6,7 +6,7 @@ import json
 import pytest
 
 from router.http.lmtp.frames import NoFrame, read_frame
-from router.http.protocol import ConnectionRules
+from router.http.server.protocol import ConnectionRules
 from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import Talk, served, talking

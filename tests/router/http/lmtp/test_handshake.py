@@ -205,7 +205,7 @@ async def test_a_handshake_with_a_long_line_is_answered(target: bytes, header: b
 
 
 async def test_each_stream_and_each_socket_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="router.http.access")
+    caplog.set_level(logging.DEBUG, logger="router.http.server.access")
     async with served(FakeShard()) as (house, port):
         async with talking(port, additional_headers={"x-request-id": "mine"}) as talk:
             await talk.ask("GENERATE", 1, prompt=ONCE, max_tokens=2)

@@ -24,7 +24,7 @@ def slow() -> FakeShard:
 async def test_a_cancelled_stream_says_so_and_gives_its_blocks_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, logger="router.http.access")
+    caplog.set_level(logging.INFO, logger="router.http.server.access")
     async with served(slow()) as (house, port), talking(port) as talk:
         await talk.hello()
         await talk.say("GENERATE", stream_id=1, text="Once", **LONG)

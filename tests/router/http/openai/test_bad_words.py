@@ -6,9 +6,9 @@ import time
 import pytest
 
 from constraints.spec import Kind
-from router.errors import ConstraintRefused, InvalidRequest
-from router.grammar import RawGrammar
 from router.http.openai.bad_words import without
+from router.request.errors import ConstraintRefused, InvalidRequest
+from router.request.grammar import RawGrammar
 
 
 def test_parts_are_told_by_the_fields_that_hold_them() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from router.errors import ConstraintRefused
-from router.request import Constraint
+from router.request.errors import ConstraintRefused
+from router.request.request import Constraint
 from tests.checks import FakeChecks
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import (

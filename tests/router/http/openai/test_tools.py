@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from router.errors import ConstraintRefused
-from router.http.openai.tool_grammar import Offer, OfferedTool, tool_grammar
-from router.request import Constraint
+from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
+from router.request.errors import ConstraintRefused
+from router.request.request import Constraint
 from router.text.call_syntax import HERMES
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import House, housing
 from tests.router.http.openai.asking import CHAT, HI, choices_of, post, refuse, stream, text_of
-from tests.router.http.openai.calls import MISTRAL, Call, written
+from tests.router.http.tools.calls import MISTRAL, Call, written
 
 # It shows nothing of the tools, so that prompts stay short, but reads them.
 TEMPLATE = (
@@ -53,7 +53,7 @@ async def asked(fields: dict[str, Any], template: str = TEMPLATE) -> list[Any]:
     return checks.asked
 
 
-def lark(offer: Offer) -> ConstraintSpec:
+def lark(offer: AllowedTools) -> ConstraintSpec:
     return ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.SPACED)
 
 
@@ -70,20 +70,20 @@ ALLOWED = {
 @pytest.mark.parametrize(
     ("fields", "offer"),
     [
-        ({}, Offer((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"tool_choice": "auto"}, Offer((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"parallel_tool_calls": False}, Offer((OFFERED_LOOK, OFFERED_WAIT), True, False)),
-        ({"tool_choice": "required"}, Offer((OFFERED_LOOK, OFFERED_WAIT), False, True)),
+        ({}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
+        ({"tool_choice": "auto"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
+        ({"parallel_tool_calls": False}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, False)),
+        ({"tool_choice": "required"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, True)),
         (
             {"tool_choice": "required", "parallel_tool_calls": False},
-            Offer((OFFERED_LOOK, OFFERED_WAIT), False, False),
+            AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, False),
         ),
-        ({"tool_choice": NAMED}, Offer((OFFERED_WAIT,), False, False)),
-        ({"tool_choice": "wait"}, Offer((OFFERED_WAIT,), False, False)),
-        ({"tool_choice": ALLOWED}, Offer((OFFERED_WAIT,), False, True)),
+        ({"tool_choice": NAMED}, AllowedTools((OFFERED_WAIT,), False, False)),
+        ({"tool_choice": "wait"}, AllowedTools((OFFERED_WAIT,), False, False)),
+        ({"tool_choice": ALLOWED}, AllowedTools((OFFERED_WAIT,), False, True)),
     ],
 )
-async def test_tools_and_their_choice_are_one_grammar(fields: Any, offer: Offer) -> None:
+async def test_tools_and_their_choice_are_one_grammar(fields: Any, offer: AllowedTools) -> None:
     *parts, (whole, stops, max_len, cuts) = await asked({"tools": TOOLS, **fields})
 
     assert whole == Constraint(lark(offer))
@@ -102,12 +102,12 @@ async def test_openai_s_form_is_that_of_an_answer_that_does_not_call() -> None:
     *parts, (whole, *_) = await asked({"tools": TOOLS, "response_format": FORM})
 
     assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, NOTHING, SAY]
-    offer, text = Offer((OFFERED_LOOK, OFFERED_WAIT), True, True), parts[-1][0].spec.text
+    offer, text = AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True), parts[-1][0].spec.text
     assert whole.spec.text == tool_grammar(offer, HERMES, text)
     *_, (alone, *_) = await asked(
         {"tools": TOOLS, "response_format": FORM, "tool_choice": "required"}
     )
-    assert alone == Constraint(lark(Offer((OFFERED_LOOK, OFFERED_WAIT), False, True)))
+    assert alone == Constraint(lark(AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, True)))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_old_functions_are_one_call() -> None:
     *_, (whole, *_) = await asked({"functions": [LOOK["function"]]})
 
     offered = OfferedTool("look", CITY, "functions[0].parameters")
-    assert whole == Constraint(lark(Offer((offered,), may_speak=True, may_repeat=False)))
+    assert whole == Constraint(lark(AllowedTools((offered,), allows_text=True, may_repeat=False)))
 
 
 async def test_a_tool_that_cannot_be_kept_is_refused_by_its_place() -> None:

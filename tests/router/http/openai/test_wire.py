@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tests.fakes import FakeShard, saying
-from tests.router.http.harness import exchange, housing, listening, unchunked
+from tests.router.http.harness import housing, listening, record, unchunked
 from tests.router.http.openai.asking import (
     CHAT,
     COMPLETIONS,
@@ -33,7 +33,7 @@ def events_of(answer: bytes) -> list[str]:
 
 async def ask(shard: FakeShard, path: str, body: Any) -> list[str]:
     async with housing(shard) as house, listening(house.app) as port:
-        return events_of(await exchange(port, "POST", path, json.dumps(body).encode()))
+        return events_of(await record(port, "POST", path, json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from router.errors import ConstraintRefused
-from router.request import Constraint
+from router.request.errors import ConstraintRefused
+from router.request.request import Constraint
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import House, housing

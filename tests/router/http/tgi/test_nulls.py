@@ -6,9 +6,9 @@ import pytest
 
 from router.http.body import Schema
 from router.http.openai.schema import ChatBody, CompletionBody
+from router.http.platforms.tensors import InferenceBody
+from router.http.platforms.vertex import VertexBody
 from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody
-from router.http.tgi.tensors import InferenceBody
-from router.http.tgi.vertex import VertexBody
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import housing
 

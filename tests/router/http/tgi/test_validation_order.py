@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.errors import ConstraintRefused
+from router.request.errors import ConstraintRefused
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.http.harness import MAX_INPUT_LEN, MAX_TOTAL_LEN, housing

@@ -1,0 +1,74 @@
+"""What goes to a terminal, and what must not: colours and control characters."""
+
+import re
+from collections.abc import Iterable
+from typing import TextIO, cast
+
+from rich.console import Console
+from rich.text import Text
+
+from processes.console import write
+
+# All but tabs and line ends: a model's output must not move the cursor or rename the window.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """The text with its control characters made visible."""
+    return _CONTROL.sub(lambda found: _visible(ord(found[0])), text)
+
+
+def _visible(code: int) -> str:
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"<{code:02x}>"
+
+
+class Screen:
+    """Two streams: `out` for what was asked for, `err` for what is told besides.
+
+    On a terminal what is told besides is dim, and no text of others controls it. Elsewhere all text
+    goes out as it is.
+    """
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        # None: sys.stdout and sys.stderr as they are then; a prompt puts others in their place.
+        self.out = Console(file=out, highlight=False, soft_wrap=True)
+        self._err = Console(file=err, stderr=err is None, highlight=False, soft_wrap=True)
+        self._at_line_start = True
+
+    def piece(self, text: str) -> None:
+        """A piece of a line that goes on."""
+        if not text:
+            return
+        if self.out.is_terminal:
+            self.out.print(Text(harmless(text)), end="")
+            self.out.file.flush()
+        else:
+            write(cast("TextIO", self.out.file), text)
+        self._at_line_start = text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Ends a line that was begun."""
+        if not self._at_line_start:
+            self.piece("\n")
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Whole lines of what was asked for."""
+        self.end_line()
+        for text in texts:
+            self.piece(f"{text}\n")
+
+    def aside(self, text: str) -> None:
+        """What is told besides."""
+        self._say(text, "dim")
+
+    def error(self, text: str) -> None:
+        """What went wrong."""
+        self._say(f"error: {text}", "red")
+
+    def _say(self, text: str, style: str) -> None:
+        if self.out.is_terminal:
+            self.end_line()
+        self._err.print(Text(harmless(text) if self._err.is_terminal else text, style=style))
+        self._err.file.flush()

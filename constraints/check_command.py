@@ -1,0 +1,320 @@
+"""`launcher check`: texts under a constraint, without a server.
+
+The constraint is compiled as a server would: in a process with limits of time and memory.
+Exit codes: 0 all texts accepted, 1 some refused, 2 the constraint cannot be read, or not be kept,
+or the command line is at fault.
+"""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from constraints.errors import ConstraintError, TooComplex
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.verdict import Judged, Judgement
+from constraints.worker.jobs import Judge
+from constraints.worker.nursery import NurseryFailed
+from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
+from launcher.errors import BadSetting
+from router.hub import find_tokenizer
+from router.request.errors import StartupFailed
+
+ALL_ACCEPTED, SOME_REFUSED, BAD_CONSTRAINT = 0, 1, 2
+
+STDIN = "-"
+# Texts that are judged by one job; each job has the limits of time and memory for itself.
+_BATCH_LEN, _BATCH_CHARS = 64, 100_000
+# Texts that are hardly meant as constraints.
+_FILE_NAME = re.compile(r"[\w./~-]{1,200}\.(?:json|txt|re|regex|lark|gbnf|ebnf|where)")
+# Of a long line so much is shown to both sides of the place.
+_SHOWN_LEN = 40
+_LONGEST_OUTPUT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSettings:
+    """What is to be checked. `texts` are judged for people, `lines` for programs."""
+
+    spec: ConstraintSpec
+    tokenizer: str
+    texts: tuple[str, ...]
+    lines: str | None
+    timeout_s: float
+    memory_bytes: int
+
+
+def check_settings(
+    spec: ConstraintSpec,
+    tokenizer: str,
+    texts: Sequence[str],
+    lines: str | None,
+    timeout_s: float,
+    memory_bytes: int,
+) -> CheckSettings:
+    """The settings, checked. Raises BadSetting."""
+    if texts and lines is not None:
+        raise BadSetting("--text and --lines: give one of them")
+    texts = tuple(checked_text(each, "--text") for each in texts)
+    return CheckSettings(spec, tokenizer, texts, lines, timeout_s, memory_bytes)
+
+
+def read_constraint(
+    kind: Kind, given: str, lines: str | None, whitespace: Whitespace, *, lenient: bool
+) -> ConstraintSpec:
+    """The constraint: the file of that name, the standard input for `-`, or the text itself.
+
+    Raises BadSetting.
+    """
+    if given == lines == STDIN:
+        raise BadSetting("--constraint and --lines: only one of them can be the standard input")
+    text = given
+    try:
+        if given == STDIN:
+            text = _without_last_line_end(sys.stdin.read())
+        elif _is_file(given):
+            text = _without_last_line_end(Path(given).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"--constraint {given}: {error}") from error
+    return ConstraintSpec(kind, checked_text(text, "--constraint"), whitespace, lenient)
+
+
+def _without_last_line_end(text: str) -> str:
+    """Editors end a file with one, which is no part of a pattern."""
+    return text.removesuffix("\n")
+
+
+def check(settings: CheckSettings, out: TextIO) -> int:
+    """Judges the texts, writes what was found, answers the exit code. Raises BadSetting."""
+    return asyncio.run(_check(settings, out))
+
+
+async def _check(settings: CheckSettings, out: TextIO) -> int:
+    vocabulary = find_vocabulary(settings.tokenizer)
+    rules = PoolRules(
+        cpu_s=settings.timeout_s,
+        memory_bytes=settings.memory_bytes,
+        wait_s=60.0 + settings.timeout_s,
+    )
+    pool = WorkerPool(vocabulary, rules)
+    try:
+        await pool.wait_ready()
+        if settings.lines is not None:
+            return await _judge_lines(pool, settings, out)
+        return await _judge_texts(pool, settings, Console(file=out, highlight=False))
+    except ConstraintError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n{_about_files(settings.spec.text)}")
+        return BAD_CONSTRAINT
+    except NurseryFailed as error:
+        raise BadSetting(f"--tokenizer {settings.tokenizer}: {error}") from error
+    except (PoolBusy, WorkerBug) as error:
+        raise BadSetting(f"the constraint could not be checked: {error}") from error
+    finally:
+        await pool.close()
+
+
+def _about_files(text: str) -> str:
+    """A line for who meant a file, which is not there."""
+    if _FILE_NAME.fullmatch(text):
+        return f"there is no file {text}, so this was read as the constraint itself\n"
+    return ""
+
+
+async def _judge_texts(pool: WorkerPool, settings: CheckSettings, console: Console) -> int:
+    judged = await pool.do(Judge(settings.spec, settings.texts, _LONGEST_OUTPUT))
+    assert isinstance(judged, Judged)
+    for text, judgement in zip(settings.texts, judged.judgements, strict=True):
+        console.print(shown(text, judgement), soft_wrap=True)
+    console.print(_about(judged), soft_wrap=True)
+    return ALL_ACCEPTED if all(each.accepted for each in judged.judgements) else SOME_REFUSED
+
+
+async def _judge_lines(pool: WorkerPool, settings: CheckSettings, out: TextIO) -> int:
+    code = ALL_ACCEPTED
+    assert settings.lines is not None
+    with _opened(settings.lines) as lines:
+        # What is wrong with the constraint is told before, and whether there are lines or not.
+        await pool.do(Judge(settings.spec, (), _LONGEST_OUTPUT))
+        for batch in _batches(_texts(lines)):
+            for text, judgement in zip(
+                batch, await _judgements(pool, settings.spec, batch), strict=True
+            ):
+                out.write(json.dumps(as_object(text, judgement), ensure_ascii=False) + "\n")
+                if not judgement.accepted:
+                    code = SOME_REFUSED
+            out.flush()
+    return code
+
+
+async def _judgements(
+    pool: WorkerPool, spec: ConstraintSpec, texts: Sequence[str]
+) -> Sequence[Judgement]:
+    """Of texts that may take too long together, or each for itself."""
+    try:
+        judged = await pool.do(Judge(spec, tuple(texts), _LONGEST_OUTPUT))
+    except TooComplex as error:
+        if len(texts) == 1:
+            return [Judgement(False, 0, (), 0, failure=str(error))]
+        return [each for text in texts for each in await _judgements(pool, spec, [text])]
+    assert isinstance(judged, Judged)
+    return judged.judgements
+
+
+def as_object(text: str, judgement: Judgement) -> dict[str, Any]:
+    """One line of the output for programs."""
+    told: dict[str, Any] = {
+        "text": text,
+        "accepted": judgement.accepted,
+        "position": judgement.position,
+        "expected": list(judgement.expected),
+        "num_legal_tokens": judgement.num_legal,
+    }
+    return told | ({} if judgement.failure is None else {"error": judgement.failure})
+
+
+def shown(text: str, judgement: Judgement) -> Text:
+    """The judgement of a text for people: its line with a caret, and what was expected there."""
+    if judgement.position is None:
+        return Text.assemble(("accepted  ", "bold green"), _visible(text)[:200])
+    line_start = text.rfind("\n", 0, judgement.position) + 1
+    line_end = text.find("\n", judgement.position)
+    line = text[line_start : len(text) if line_end < 0 else line_end]
+    column = judgement.position - line_start
+    before = _visible(line[max(0, column - _SHOWN_LEN) : column])
+    after = _visible(line[column : column + _SHOWN_LEN])
+    where = f"at character {judgement.position}"
+    if judgement.position == len(text):
+        where += ", where the text ends"
+    result = Text.assemble(("refused   ", "bold red"), where, "\n  ", before, after)
+    result.append("\n  " + " " * cell_len(before))
+    result.append("^\n", "bold red")
+    if judgement.failure is not None:
+        return result.append(f"  {judgement.failure}")
+    result.append(f"  expected: {', '.join(judgement.expected)}")
+    return result.append(f"\n  legal there: {_tokens(judgement.num_legal)}")
+
+
+def _about(judged: Judged) -> Text:
+    told = Text()
+    told.append("shortest legal text found: ", "bold")
+    if judged.shortest is None:
+        told.append("none")
+    else:
+        told.append(f"{judged.shortest!r} ({_tokens(judged.min_len or 0)})")
+    for phrase in judged.dropped_phrases:
+        told.append(f"\nends before {phrase!r}, which is cut off the output")
+    for pointer in judged.not_enforced:
+        told.append("\nnot enforced: ", "bold yellow").append(pointer or "the whole schema")
+    return told
+
+
+def find_vocabulary(name: str) -> VocabularyFile:
+    """The tokens of a model: a folder, its tokenizer.json, or a hub id. Raises BadSetting."""
+    path = Path(os.path.expanduser(name))
+    try:
+        is_file = os.path.isfile(path)
+        folder = path.parent if is_file else find_tokenizer(name, None)
+    except StartupFailed as error:
+        raise BadSetting(f"--tokenizer {name}: {error}") from error
+    file = path if is_file else folder / "tokenizer.json"
+    if not file.is_file():
+        raise BadSetting(f"--tokenizer {name}: {file} is missing")
+    return VocabularyFile(file, None, _end_ids(folder, file), _LONGEST_OUTPUT)
+
+
+def _end_ids(folder: Path, tokenizer: Path) -> tuple[int, ...]:
+    """As the model's configuration has them, or else as the tokenizer names its end token."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _read_object(folder / name).get("eos_token_id")
+        if isinstance(ids, int):
+            return (ids,)
+        if isinstance(ids, list):
+            return tuple(each for each in ids if isinstance(each, int))
+    end = _read_object(folder / "tokenizer_config.json").get("eos_token")
+    content = end.get("content") if isinstance(end, dict) else end
+    added = _read_object(tokenizer).get("added_tokens") or []
+    return tuple(each["id"] for each in added if each.get("content") == content)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _opened(name: str) -> TextIO:
+    try:
+        if name == STDIN:
+            return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
+        return Path(name).open(encoding="utf-8")
+    except OSError as error:
+        raise BadSetting(f"--lines {name}: {error}") from error
+
+
+def _texts(lines: TextIO) -> Iterator[str]:
+    for number, line in enumerate(_decoded(lines), start=1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadSetting(f'line {number}: must be {{"text": "..."}}: {error}') from error
+        except RecursionError:
+            rule = 'must be {"text": "..."}: it is nested too deeply'
+            raise BadSetting(f"line {number}: {rule}") from None
+        yield checked_text(text, f"line {number}")
+
+
+def _decoded(lines: TextIO) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise BadSetting(f"--lines: no UTF-8: {error}") from error
+
+
+def checked_text(text: object, place: str) -> str:
+    """A text that has bytes. Raises BadSetting."""
+    if not isinstance(text, str):
+        raise BadSetting(f"{place}: the text must be a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadSetting(f"{place}: the text is not valid Unicode: {error}") from error
+    return text
+
+
+def _batches(texts: Iterator[str]) -> Iterator[Sequence[str]]:
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == _BATCH_LEN or sum(map(len, batch)) > _BATCH_CHARS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
+
+
+def _visible(text: str) -> str:
+    return "".join(each if each.isprintable() else "·" for each in text)
+
+
+def _is_file(given: str) -> bool:
+    try:
+        return Path(given).is_file()
+    except (OSError, ValueError):
+        return False  # too long for a name, or with a zero byte

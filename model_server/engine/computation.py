@@ -1,0 +1,266 @@
+"""The device's half of a step: forward on every rank, sampling on rank 0, one choice for all.
+
+It reads the plans of a step and changes no books; the sampler's rows are the sampler's.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from model_server.engine import memory
+from model_server.engine.distributed import FAILED, LATE, Drawn, World
+from model_server.engine.prompt_scores import StepScores, failed_scores, score_prompts
+from model_server.engine.request import FinishReason, Generation, SampledToken
+from model_server.engine.sequences import PlannedChunk, PromptScore, SequenceState
+from model_server.engine.step import StepInputs
+from model_server.errors import OutOfMemory, RanksDiverged
+from model_server.masking.guided_output import Advance
+from model_server.masking.guides import MaskScheduler, StepMasks
+from model_server.model.model import PagedModel
+from model_server.sampling.sampler import SampledRows, Sampler
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """What a step brought, before it is applied. All but `drawn` and times is rank 0's alone.
+
+    drawn:    one entry per chunk with logits. Means nothing, unless it failed, where the chunk
+              scored its prompt and sampled no token.
+    rows:     one row per chunk that sampled
+    advances: what constraints said to it, by request
+    errors:   why a request failed, by request
+    late:     requests that were to sample, and sample in a later step
+    mask_wait_ns: what sampling waited for masks
+
+    On CUDA the forward's kernels run on while it returns, and are waited for by sampling: the sum
+    of the two times holds.
+    """
+
+    drawn: tuple[Drawn, ...] = ()
+    rows: SampledRows | None = None
+    masks: StepMasks | None = None
+    advances: Mapping[int, Advance] = field(default_factory=dict)
+    scores: StepScores = field(default_factory=dict)
+    errors: Mapping[int, str] = field(default_factory=dict)
+    late: frozenset[int] = frozenset()
+    forward_ns: int = 0
+    sample_ns: int = 0
+    mask_wait_ns: int = 0
+
+    @property
+    def refused(self) -> frozenset[int]:
+        """Of `errors` those that are the request's own: see `StepMasks.refused`."""
+        return frozenset() if self.masks is None else self.masks.refused
+
+    def generation(
+        self,
+        sequence: SequenceState,
+        row: int | None,
+        finish_reason: FinishReason | None,
+        scores: Sequence[PromptScore],
+    ) -> Generation:
+        """The answer for one sequence on rank 0; `row` None: it was not sampled."""
+        request_id = sequence.request_id
+        error = self.errors.get(request_id)
+        if error is not None:
+            return Generation(
+                request_id,
+                (),
+                finish_reason,
+                error,
+                constraint_satisfied=False if sequence.is_constrained else None,
+                is_refused=request_id in self.refused,
+            )
+        tokens: tuple[SampledToken, ...] = ()
+        if self.rows is not None and row is not None:
+            rows = self.rows
+            tokens = (SampledToken(rows.token_ids[row], rows.logprobs[row], rows.top_tokens[row]),)
+        advance = self.advances.get(request_id, _NO_ADVANCE)
+        is_late = request_id in self.late
+        if not scores and advance is _NO_ADVANCE:
+            return Generation(request_id, tokens, finish_reason, is_late=is_late)
+        has_rivals = sequence.logprobs.num_top_tokens > 0
+        return Generation(
+            request_id,
+            tokens + tuple(SampledToken(token_id, 0.0) for token_id in advance.forced),
+            finish_reason,
+            prompt_logprobs=tuple(score.logprob for score in scores),
+            prompt_top_tokens=tuple(score.top_tokens for score in scores) if has_rivals else (),
+            num_forced=len(advance.forced),
+            constraint_satisfied=advance.is_satisfied,
+            is_late=is_late,
+        )
+
+
+_NO_ADVANCE = Advance()
+NOTHING = Computed()
+
+# Of a chunk that scored its prompt well and sampled nothing; nobody reads it.
+_NO_TOKEN = Drawn((0,))
+
+
+class Computation:
+    """Computes steps. `sampler` and `guides` are there on rank 0 alone."""
+
+    def __init__(
+        self, model: PagedModel, sampler: Sampler | None, guides: MaskScheduler | None, world: World
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._guides = guides
+        self._world = world
+
+    def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+        """One step of these chunks, in the order in which `inputs` has them.
+
+        Raises OutOfMemory when this rank is alone, and goes on. Where there are others, whatever
+        goes wrong raises RanksDiverged: they wait in collectives that this rank will not enter.
+        """
+        try:
+            return self._run(inputs, chunks)
+        except RanksDiverged:
+            raise
+        except Exception as error:
+            if self._world.world_size > 1:
+                raise RanksDiverged(
+                    f"rank {self._world.rank} failed in a step that the others are in:"
+                    f" {type(error).__name__}: {error}"
+                ) from error
+            if memory.is_exhausted(error):
+                raise OutOfMemory(
+                    f"a step of {inputs.num_tokens} tokens does not fit: {error}"
+                ) from error
+            raise
+
+    def _run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+        answering = [chunk for chunk in chunks if chunk.num_logits]
+        rows: SampledRows | None = None
+        masks: StepMasks | None = None
+        advances: Mapping[int, Advance] = {}
+        scores: StepScores = {}
+        sampling: list[int] = []
+        late: frozenset[int] = frozenset()
+        try:
+            if self._sampler is not None:
+                sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
+            if self._guides is not None:
+                self._guides.begin(sampling)
+            started_ns = time.perf_counter_ns()
+            logits = self._model.forward(inputs)
+            forward_end_ns = time.perf_counter_ns()
+            if self._sampler is not None:
+                scores = score_prompts(logits, chunks)
+                if self._guides is not None:
+                    late = self._guides.wait(sampling)
+                    sampling = [each for each in sampling if each not in late]
+                    masks = self._guides.join(sampling)
+                rows = self._sample(self._sampler, logits, chunks, sampling, masks)
+                if rows is not None and masks is not None and self._guides is not None:
+                    advances = self._advance(self._sampler, self._guides, sampling, rows, masks)
+        except Exception as error:
+            if self._world.is_first and answering:
+                self._abandon(len(answering), error)
+            raise
+        mask_wait_ns = self._guides.waited_ns if self._guides is not None else 0
+        errors = _errors(sampling, rows, masks, scores)
+        drawn = self._agree(answering, rows, advances, errors, late)
+        end_ns = time.perf_counter_ns()
+        return Computed(
+            *(drawn, rows, masks, advances, scores, errors, late),
+            *(forward_end_ns - started_ns, end_ns - forward_end_ns, mask_wait_ns),
+        )
+
+    def _abandon(self, num_rows: int, cause: Exception) -> None:
+        try:
+            self._world.abandon(num_rows)
+        except RanksDiverged as error:
+            raise RanksDiverged(f"{error}, after {type(cause).__name__}: {cause}") from cause
+
+    def _sample(
+        self,
+        sampler: Sampler,
+        logits: Tensor,
+        chunks: Sequence[PlannedChunk],
+        sampling: Sequence[int],
+        masks: StepMasks | None,
+    ) -> SampledRows | None:
+        if not sampling:
+            return None
+        if len(sampling) != len(logits):
+            # Rows that score a prompt, or are late, lie between those that sample, each its
+            # sequence's last.
+            ends = torch.tensor([chunk.num_logits for chunk in chunks]).cumsum(0) - 1
+            sampled = frozenset(sampling)
+            is_sampling = [chunk.sequence.request_id in sampled for chunk in chunks]
+            logits = logits[ends[torch.tensor(is_sampling)].to(logits.device)]
+        return sampler.sample(sampling, logits, masks)
+
+    def _advance(
+        self,
+        sampler: Sampler,
+        guides: MaskScheduler,
+        sampling: Sequence[int],
+        rows: SampledRows,
+        masks: StepMasks,
+    ) -> Mapping[int, Advance]:
+        """Tell the guides what their outputs drew, and the sampler what they force."""
+        drawn = {
+            sampling[place]: rows.token_ids[place]
+            for place in masks.places.tolist()
+            if place not in rows.errors
+        }
+        advances = guides.advance(masks, drawn)
+        for request_id, advance in advances.items():
+            if advance.forced:
+                sampler.extend(request_id, advance.forced)
+        return advances
+
+    def _agree(
+        self,
+        answering: Sequence[PlannedChunk],
+        rows: SampledRows | None,
+        advances: Mapping[int, Advance],
+        errors: Mapping[int, str],
+        late: frozenset[int],
+    ) -> tuple[Drawn, ...]:
+        """The same for each chunk with logits on every rank."""
+        if not answering:
+            return ()
+        chosen: list[Drawn] | None = None
+        if self._sampler is not None:
+            token_ids = iter(() if rows is None else rows.token_ids)
+            chosen = [_chosen(chunk, token_ids, late) for chunk in answering]
+            if errors or advances:
+                for place, chunk in enumerate(answering):
+                    request_id = chunk.sequence.request_id
+                    if request_id in errors:
+                        chosen[place] = FAILED
+                    elif request_id in advances:
+                        advance = advances[request_id]
+                        tokens = chosen[place].token_ids + advance.forced
+                        chosen[place] = Drawn(tokens, advance.is_over)
+        return self._world.broadcast_drawn(chosen, len(answering))
+
+
+def _chosen(chunk: PlannedChunk, token_ids: Iterator[int], late: frozenset[int]) -> Drawn:
+    """What a chunk with logits drew, if it did: the next of `token_ids`."""
+    if chunk.sequence.request_id in late:
+        return LATE
+    return Drawn((next(token_ids),)) if chunk.samples else _NO_TOKEN
+
+
+def _errors(
+    sampling: Sequence[int],
+    rows: SampledRows | None,
+    masks: StepMasks | None,
+    scores: StepScores,
+) -> dict[int, str]:
+    errors = failed_scores(scores)
+    if rows is not None and rows.errors:
+        errors |= {sampling[row]: reason for row, reason in rows.errors.items()}
+    if masks is not None:
+        errors |= masks.errors()
+    return errors

@@ -1,0 +1,335 @@
+"""The steps of a shard: the only mutator of its sequences, of its pool and of its sampler.
+
+    decide: the call's plain ints -> PlannedChunk per sequence -> StepInputs   (raises InvalidStep)
+    compute: forward on every rank, sampling on rank 0, token ids broadcast
+    apply:  tokens and lengths into the books, what ended out of them -> StepOutput
+
+A call that breaks the contract is refused before anything changes. An exception further on leaves
+the step's sequences in the books as they were, for `clear` to take away. It knows no RPC and no
+text.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from model_server.engine import memory
+from model_server.engine.computation import NOTHING, Computation, Computed
+from model_server.engine.distributed import Drawn, World
+from model_server.engine.prompt_scores import take_scores
+from model_server.engine.request import (
+    FinishReason,
+    Generation,
+    Growth,
+    NewSequence,
+    PoolLimits,
+    StepOutput,
+)
+from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
+from model_server.engine.step import SequenceStep, StepInputs
+from model_server.engine.threads import ThreadCount
+from model_server.engine.warmup import blocks_that_fit, try_largest_steps
+from model_server.errors import InvalidStep
+from model_server.masking.guides import MaskScheduler
+from model_server.model.model import PagedModel
+from model_server.sampling.sampler import Sampler
+
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs steps, one at a time and from one thread. `sampler` is there on rank 0 alone.
+
+    So are `guides`; without them constraints are refused. `num_blocks` fixes the pool's size;
+    otherwise warm-up finds it, on CUDA within `memory_fraction` of the device. `threads` is told
+    how long decode steps take, and may compute the next ones by fewer or more.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        sampler: Sampler | None,
+        world: World,
+        *,
+        guides: MaskScheduler | None = None,
+        num_blocks: int | None = None,
+        memory_fraction: float = 0.9,
+        threads: ThreadCount | None = None,
+    ) -> None:
+        if (sampler is not None) != world.is_first:
+            raise ValueError(f"rank {world.rank} and its sampler contradict each other")
+        self._model = model
+        self._sampler = sampler
+        self._guides = guides
+        self._world = world
+        self._computation = Computation(model, sampler, guides, world)
+        self._num_blocks = num_blocks
+        self._memory_fraction = memory_fraction
+        self._threads = threads
+        self._batches = Batches()
+        self._max_total_len: int | None = None
+
+    def warmup(
+        self,
+        max_step_tokens: int,
+        max_batch_size: int,
+        max_total_len: int | None,
+        num_blocks: int | None,
+    ) -> PoolLimits:
+        """Run the largest steps once, then make the pool: of the size asked for, or that fits.
+
+        Forgets every sequence. Raises OutOfMemory when a step or the pool does not fit.
+        """
+        self.clear(None)
+        self._max_total_len = None
+        model = self._model
+        total_len = min(model.max_position_embeddings, max_total_len or 1 << 62)
+        peak_bytes = try_largest_steps(model, max_step_tokens, max_batch_size, total_len)
+        num_blocks = num_blocks or self._num_blocks
+        if num_blocks is None:
+            num_blocks = blocks_that_fit(
+                model,
+                self._world,
+                peak_bytes=peak_bytes,
+                memory_fraction=self._memory_fraction,
+                max_batch_size=max_batch_size,
+                max_total_len=total_len,
+            )
+        num_blocks = self._world.smallest(num_blocks)
+        memory.require_room(model.device, (num_blocks + 1) * model.bytes_per_block)
+        model.allocate(num_blocks)
+        self._max_total_len = min(total_len, num_blocks * model.block_size)
+        _log.info(
+            "pool of %d blocks of %d tokens, %.1f MiB",
+            num_blocks,
+            model.block_size,
+            num_blocks * model.bytes_per_block / 2**20,
+        )
+        return PoolLimits(num_blocks, model.block_size, self._max_total_len)
+
+    def prefill(
+        self,
+        batch_id: int,
+        new: Sequence[NewSequence],
+        cached_batch_id: int | None,
+        growth: Sequence[Growth],
+    ) -> StepOutput:
+        """One step for new sequences and, with `cached_batch_id`, for that batch's as well.
+
+        The result is the cached batch, if there is one, otherwise a new batch of id `batch_id`.
+        Raises InvalidStep, UnknownBatch.
+        """
+        started_ns = time.perf_counter_ns()
+        request_ids = [sequence.request_id for sequence in new]
+        running: Iterable[SequenceState] = ()
+        if cached_batch_id is None:
+            self._batches.require_new(batch_id, request_ids)
+        else:
+            running = self._batches.of(cached_batch_id).values()
+            self._batches.require_new_requests(request_ids)
+            batch_id = cached_batch_id
+        self._require_servable(new)
+        chunks = self._plan(running, growth)
+        chunks += [
+            PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), self._model.block_size)
+            for one in new
+        ]
+        return self._step(started_ns, (batch_id,), chunks, new)
+
+    def decode(self, batch_ids: Sequence[int], growth: Sequence[Growth]) -> StepOutput:
+        """One step for these batches, which become one under the first id.
+
+        Raises InvalidStep, UnknownBatch.
+        """
+        started_ns = time.perf_counter_ns()
+        if not batch_ids or len(set(batch_ids)) != len(batch_ids):
+            raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
+        running = [s for batch_id in batch_ids for s in self._batches.of(batch_id).values()]
+        output = self._step(started_ns, batch_ids, self._plan(running, growth), ())
+        if self._threads is not None and output.forward_ns:
+            self._threads.stepped(len(output.generations), output.forward_ns / 1e9)
+        return output
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare` has nothing to do."""
+        return self._guides is None or not self._guides.has_quick
+
+    def prepare(self) -> None:
+        """Between steps: what the next one needs and the last one's answer does not."""
+        if self._guides is not None:
+            self._guides.make_quick()
+
+    def filter(self, batch_id: int, request_ids: Sequence[int]) -> tuple[int, ...]:
+        """Keep the named requests of a batch and forget its others; answers what is left.
+
+        Named requests that the batch does not hold, since they ended, are passed over. Raises
+        UnknownBatch.
+        """
+        kept = set(request_ids)
+        self._forget(batch_id, [held for held in self._batches.of(batch_id) if held not in kept])
+        return self._batches.request_ids(batch_id)
+
+    def clear(self, batch_id: int | None) -> None:
+        """Forget one batch, or all. Raises UnknownBatch."""
+        if batch_id is not None:
+            self._batches.of(batch_id)
+        for forgotten in self._batches.batch_ids() if batch_id is None else (batch_id,):
+            self._forget(forgotten, self._batches.request_ids(forgotten))
+
+    def _plan(
+        self, running: Iterable[SequenceState], growth: Sequence[Growth]
+    ) -> list[PlannedChunk]:
+        changes = {change.request_id: change for change in growth}
+        if len(changes) != len(growth):
+            raise InvalidStep("growth names a request twice")
+        block_size = self._model.block_size
+        return [
+            PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size)
+            for sequence in running
+        ]
+
+    def _require_servable(self, new: Sequence[NewSequence]) -> None:
+        if self._max_total_len is None:
+            raise InvalidStep("there is no KV pool yet: Warmup comes first")
+        vocab_size = self._model.vocab_size
+        takes_constraints = self._guides is not None or not self._world.is_first
+        for one in new:
+            if one.constraint is not None and not takes_constraints:
+                raise InvalidStep(f"request {one.request_id}: constraints are not served here")
+            total_len = one.prompt_len + one.stop.max_new_tokens
+            if total_len > self._max_total_len:
+                raise InvalidStep(
+                    f"request {one.request_id}: prompt_len {one.prompt_len} + max_new_tokens"
+                    f" {one.stop.max_new_tokens} exceeds {self._max_total_len}"
+                )
+            if not 0 <= min(one.token_ids) <= max(one.token_ids) < vocab_size:
+                raise InvalidStep(
+                    f"request {one.request_id}: a token id is not in 0..{vocab_size - 1}"
+                )
+
+    def _step(
+        self,
+        started_ns: int,
+        batch_ids: Sequence[int],
+        chunks: Sequence[PlannedChunk],
+        new: Sequence[NewSequence],
+    ) -> StepOutput:
+        """Compute chunks of these batches, which become one; the last chunks are the new ones'."""
+        active = [chunk for chunk in chunks if chunk.chunk_len]
+        inputs = self._inputs([chunk.step() for chunk in active]) if active else None
+        batch_id = batch_ids[0]
+        self._enter_sampler(new)
+        for chunk in chunks:
+            chunk.sequence.block_ids = chunk.block_ids
+        self._batches.merge(batch_ids)
+        self._batches.add(batch_id, [chunk.sequence for chunk in chunks[len(chunks) - len(new) :]])
+
+        computed = NOTHING if inputs is None else self._computation.run(inputs, active)
+        generations = self._apply(batch_id, active, computed)
+        request_ids = self._batches.request_ids(batch_id)
+        masks = computed.masks
+        return StepOutput(
+            generations=generations,
+            batch_id=batch_id if request_ids else None,
+            request_ids=request_ids,
+            forward_ns=computed.forward_ns,
+            sample_ns=computed.sample_ns,
+            total_ns=time.perf_counter_ns() - started_ns,
+            mask_ns=0 if masks is None else masks.mask_ns,
+            num_masked_rows=0 if masks is None else len(masks.outputs),
+            mask_wait_ns=computed.mask_wait_ns,
+        )
+
+    def _inputs(self, sequences: Sequence[SequenceStep]) -> StepInputs:
+        model = self._model
+        return StepInputs.build(
+            sequences,
+            block_size=model.block_size,
+            scratch_block_id=model.scratch_block_id,
+            device=model.device,
+        )
+
+    def _enter_sampler(self, new: Sequence[NewSequence]) -> None:
+        """Give each new sequence its row: all of them, or none."""
+        if self._sampler is None:
+            return
+        entered: list[int] = []
+        try:
+            for one in new:
+                self._sampler.add(
+                    one.request_id,
+                    one.sampling,
+                    # With a constraint the least length is the guide's affair: it may have to end.
+                    one.stop if one.constraint is None else replace(one.stop, min_new_tokens=0),
+                    one.logprobs,
+                    one.token_ids,
+                    one.prompt_len,
+                )
+                entered.append(one.request_id)
+        except BaseException:
+            for request_id in entered:
+                self._sampler.remove(request_id)
+            raise
+        if self._guides is not None:
+            for one in new:
+                self._guides.open(one)
+
+    def _apply(
+        self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed
+    ) -> tuple[Generation, ...]:
+        """Bring the books up to date; answers generations on rank 0, nothing elsewhere."""
+        for request_id, reason in computed.errors.items():
+            if request_id in computed.refused:
+                continue
+            told = {"shard_request_id": request_id}
+            _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=told)
+        generations: list[Generation] = []
+        ended: list[int] = []
+        drawn = iter(computed.drawn)
+        row = 0
+        for chunk in chunks:
+            sequence, samples = chunk.sequence, chunk.samples
+            scores = take_scores(chunk, computed.scores)
+            sequence.computed_len += chunk.chunk_len
+            finish_reason = None
+            if chunk.num_logits:
+                answer = next(drawn)
+                if answer.is_late:
+                    sequence.draw_again(scores)
+                else:
+                    finish_reason = self._finish_reason(sequence, samples, answer)
+                if finish_reason is not None:
+                    ended.append(sequence.request_id)
+            if self._sampler is not None and (samples or scores or finish_reason is not None):
+                has_row = samples and sequence.request_id not in computed.late
+                generations.append(
+                    computed.generation(sequence, row if has_row else None, finish_reason, scores)
+                )
+                row += has_row
+        self._forget(batch_id, ended)
+        return tuple(generations)
+
+    def _finish_reason(
+        self, sequence: SequenceState, samples: bool, drawn: Drawn
+    ) -> FinishReason | None:
+        """Append the tokens, if there are any; why the sequence ends, or None when it goes on."""
+        if not drawn.token_ids:
+            return FinishReason.ERROR
+        if not samples:
+            return None
+        sequence.token_ids += drawn.token_ids
+        sequence.is_decoding = True
+        return sequence.finish_reason(self._model.eos_token_ids, is_over=drawn.is_over)
+
+    def _forget(self, batch_id: int, request_ids: Sequence[int]) -> None:
+        if not request_ids:
+            return
+        if self._sampler is not None:
+            for request_id in request_ids:
+                self._sampler.remove(request_id)
+        if self._guides is not None:
+            for request_id in request_ids:
+                self._guides.close(request_id)
+        self._batches.remove(batch_id, request_ids)

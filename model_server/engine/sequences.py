@@ -1,0 +1,236 @@
+"""What a shard remembers of a request between steps, and which batch it belongs to.
+
+    token_ids:  | computed_len: keys and values are in the pool | not computed yet |
+    block_ids:  | cover at least the tokens that the next step computes            |
+
+A sequence decodes once it has sampled here; from then on the tokens of its last generation are
+uncomputed: one, or more where a constraint forced some. These are books: no tensor, no model, and
+the runner is their only mutator.
+"""
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from model_server.engine.request import (
+    FinishReason,
+    Growth,
+    LogprobParams,
+    NewSequence,
+    StopParams,
+    TopToken,
+)
+from model_server.engine.step import SequenceStep
+from model_server.errors import InvalidStep, UnknownBatch
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """The log-probability of one prompt token, given those before it, and its best rivals."""
+
+    logprob: float
+    top_tokens: tuple[TopToken, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One request's tokens and blocks.
+
+    `next_score` is that of the first uncomputed token, which the last step's logits gave already;
+    it is reported with that token's chunk.
+    """
+
+    request_id: int
+    token_ids: list[int]
+    prompt_len: int
+    computed_len: int
+    block_ids: "array[int]"
+    stop: StopParams
+    logprobs: LogprobParams
+    is_constrained: bool = False
+    is_decoding: bool = False
+    next_score: PromptScore | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, new: NewSequence) -> "SequenceState":
+        """The state of a request that just came in."""
+        return cls(
+            request_id=new.request_id,
+            token_ids=list(new.token_ids),
+            prompt_len=new.prompt_len,
+            computed_len=new.cached_len,
+            block_ids=array("i", new.block_ids),
+            stop=new.stop,
+            logprobs=new.logprobs,
+            is_constrained=new.constraint is not None,
+        )
+
+    @property
+    def uncomputed_len(self) -> int:
+        """Tokens whose keys and values are not in the pool."""
+        return len(self.token_ids) - self.computed_len
+
+    def scored(self, chunk_len: int) -> range:
+        """Positions of the prompt tokens that the next chunk's logits score."""
+        if not self.logprobs.prompt:
+            return range(0)
+        # The logits of a token score the one that follows it.
+        first = max(self.computed_len + 1, self.logprobs.prompt_from)
+        return range(first, min(self.computed_len + 1 + chunk_len, self.prompt_len))
+
+    def draw_again(self, scores: Sequence[PromptScore]) -> None:
+        """Nothing was drawn from the last token's logits: a later step computes it anew.
+
+        scores: what was reported with its chunk; its own is reported with it again
+        """
+        self.computed_len -= 1
+        self.is_decoding = True
+        if scores and self.computed_len < self.prompt_len:
+            self.next_score = scores[-1]
+
+    def finish_reason(
+        self, eos_token_ids: Collection[int], *, is_over: bool = False
+    ) -> FinishReason | None:
+        """Why the sequence ends with its last token, or None when it goes on.
+
+        is_over: its constraint lets nothing follow
+        """
+        last = self.token_ids[-1]
+        if last in eos_token_ids and not self.stop.ignore_eos:
+            return FinishReason.EOS
+        if last in self.stop.stop_token_ids:
+            return FinishReason.STOP_TOKEN
+        if is_over:
+            return FinishReason.CONSTRAINT_COMPLETE
+        if len(self.token_ids) - self.prompt_len >= self.stop.max_new_tokens:
+            return FinishReason.LENGTH
+        pause_len = self.stop.pause_len
+        if pause_len is not None and len(self.token_ids) - self.prompt_len >= pause_len:
+            return FinishReason.PAUSED
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedChunk:
+    """What one sequence computes in a step; nothing in the books has changed yet.
+
+    `block_ids` are those that the sequence will have. `chunk_len` may be 0: it sits the step out.
+    """
+
+    sequence: SequenceState
+    chunk_len: int
+    block_ids: "array[int]"
+    num_logits: int
+
+    @classmethod
+    def of(cls, sequence: SequenceState, growth: Growth | None, block_size: int) -> "PlannedChunk":
+        """Raises InvalidStep when more is to be computed than is there, or blocks do not cover."""
+        chunk_len = growth.chunk_len if growth is not None else None
+        if chunk_len is None:
+            chunk_len = 1 if sequence.is_decoding else 0
+        return cls.first(sequence, chunk_len, growth.block_ids if growth else (), block_size)
+
+    @classmethod
+    def first(
+        cls,
+        sequence: SequenceState,
+        chunk_len: int,
+        new_block_ids: tuple[int, ...],
+        block_size: int,
+    ) -> "PlannedChunk":
+        """As `of`, of a chunk whose length is given."""
+        uncomputed_len = sequence.uncomputed_len
+        if not 0 <= chunk_len <= uncomputed_len:
+            raise InvalidStep(
+                f"request {sequence.request_id}: chunk_len {chunk_len} is not in"
+                f" 0..{uncomputed_len}, its uncomputed tokens"
+            )
+        block_ids = sequence.block_ids
+        if new_block_ids:
+            block_ids = block_ids + array("i", new_block_ids)
+        end = sequence.computed_len + chunk_len
+        if len(block_ids) * block_size < end:
+            raise InvalidStep(
+                f"request {sequence.request_id}: {len(block_ids)} blocks of {block_size} tokens"
+                f" do not cover {end} tokens"
+            )
+        num_logits = 1 if chunk_len and chunk_len == uncomputed_len else 0
+        if scored := sequence.scored(chunk_len):
+            num_logits = end - (scored.start - 1)
+        return cls(sequence, chunk_len, block_ids, num_logits)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step ends with a new token of this sequence."""
+        return 0 < self.chunk_len == self.sequence.uncomputed_len
+
+    def step(self) -> SequenceStep:
+        """The plan in the words of a step."""
+        sequence = self.sequence
+        start = sequence.computed_len
+        return SequenceStep(
+            sequence.token_ids[start : start + self.chunk_len],
+            start,
+            self.block_ids,
+            self.num_logits,
+        )
+
+
+class Batches:
+    """Who belongs to which batch. A request is in one batch; a batch is never empty."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, dict[int, SequenceState]] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def of(self, batch_id: int) -> dict[int, SequenceState]:
+        """A batch's sequences by request id, in order. Raises UnknownBatch."""
+        try:
+            return self._batches[batch_id]
+        except KeyError:
+            raise UnknownBatch(f"batch {batch_id} is not held here") from None
+
+    def require_new(self, batch_id: int, request_ids: Sequence[int]) -> None:
+        """Raise InvalidStep when the batch or one of the requests is held already."""
+        if batch_id in self._batches:
+            raise InvalidStep(f"batch {batch_id} exists already")
+        self.require_new_requests(request_ids)
+
+    def require_new_requests(self, request_ids: Sequence[int]) -> None:
+        """Raise InvalidStep when one of the requests is held already, or comes twice."""
+        if len(set(request_ids)) != len(request_ids):
+            raise InvalidStep(f"a request comes twice among {list(request_ids)}")
+        for batch_id, held in self._batches.items():
+            for request_id in request_ids:
+                if request_id in held:
+                    raise InvalidStep(f"request {request_id} is in batch {batch_id} already")
+
+    def add(self, batch_id: int, sequences: Iterable[SequenceState]) -> None:
+        """Put sequences into a batch, which is made if need be."""
+        added = {sequence.request_id: sequence for sequence in sequences}
+        if added:
+            self._batches.setdefault(batch_id, {}).update(added)
+
+    def merge(self, batch_ids: Sequence[int]) -> None:
+        """Move everything into the first of these batches."""
+        first, *others = batch_ids
+        for batch_id in others:
+            self._batches[first].update(self._batches.pop(batch_id))
+
+    def remove(self, batch_id: int, request_ids: Iterable[int]) -> None:
+        """Take requests out of a batch; it is forgotten with its last one."""
+        held = self._batches[batch_id]
+        for request_id in request_ids:
+            del held[request_id]
+        if not held:
+            del self._batches[batch_id]
+
+    def request_ids(self, batch_id: int) -> tuple[int, ...]:
+        """The requests of a batch; none when it is not held."""
+        return tuple(self._batches.get(batch_id, ()))
+
+    def batch_ids(self) -> tuple[int, ...]:
+        """All batches."""
+        return tuple(self._batches)

@@ -1,0 +1,120 @@
+"""The languages of constraints, compiled for the tokens of this shard's model.
+
+Reading a vocabulary takes a second or two, so it happens beside the start of the shard and is
+waited for by the first who asks. A model whose tokens cannot be told as bytes serves everything
+but constraints; whoever asks for one is told why.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from constraints.compiler import Compiler
+from constraints.errors import ConstraintError
+from constraints.guide import ANY_LEN
+from constraints.matcher import Language
+from constraints.spec import ConstraintSpec
+from constraints.translation import Translation
+from constraints.vocabulary import Vocabulary
+from constraints.worker import limits
+from model_server.errors import ConstraintRefused
+from native.cpu_yield import CpuYield
+from native.time_slice import use_long_time_slices
+
+_log = logging.getLogger(__name__)
+
+# Constraints that are compiled ahead at the same time. A slow one must not hold up the others.
+_NUM_COMPILING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A constraint is in the cache."""
+
+    compile_ns: int
+    was_cached: bool
+
+
+def _give_way() -> None:
+    """Compile where the steps leave room: what comes here ahead of its request takes longer."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        use_long_time_slices()
+        limits.give_way(threading.get_native_id())
+
+
+class ConstraintCache:
+    """Owner of the vocabulary and of the compiler's cache; shared by threads."""
+
+    def __init__(self, folder: Path, vocab_size: int, end_ids: Sequence[int]) -> None:
+        """Begins to read the folder's tokenizer.json.
+
+        vocab_size: width of the model's logits
+        end_ids:    tokens that end a sequence of this model
+        """
+        self._loading: Future[Compiler] = Future()
+        self._breath = CpuYield()  # until what it needs is compiled, too
+        self._preparing = ThreadPoolExecutor(_NUM_COMPILING, "compile", initializer=_give_way)
+        load = threading.Thread(
+            target=self._load, args=(folder, vocab_size, tuple(end_ids)), daemon=True
+        )
+        load.start()
+
+    def vocabulary(self) -> Vocabulary:
+        """Raises ConstraintError when the model has none that can be masked."""
+        return self._loading.result().vocabulary
+
+    def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
+        """The language of a constraint, from the cache if it is there. Raises ConstraintError.
+
+        translation: what has been found of `spec` elsewhere; else it is found out here
+        """
+        return self._loading.result().compile(spec, translation)
+
+    def prepare(
+        self, spec: ConstraintSpec, translation: Translation | None = None
+    ) -> "Future[Prepared]":
+        """Have a constraint compiled ahead of its request. In vain: ends with ConstraintRefused."""
+        return self._preparing.submit(self._prepare_breathing, spec, translation)
+
+    def _prepare_breathing(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
+        with self._breath.breathing():
+            return self._prepare(spec, translation)
+
+    def _prepare(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
+        try:
+            compiler = self._loading.result()
+            began_ns = time.perf_counter_ns()
+            was_cached = compiler.is_cached(spec)
+            language = compiler.compile(spec, translation)
+            if not was_cached:
+                # Every guide begins with it, and a step would wait for it. The language keeps it.
+                language.matcher().shortest(ANY_LEN)
+        except ConstraintError as error:
+            raise ConstraintRefused(str(error)) from error
+        # An engine that breaks over a text is no reason for the shard to end, panics included.
+        except BaseException as error:
+            _log.exception("compiling a constraint of kind %s broke", spec.kind.value)
+            raise ConstraintRefused(f"{type(error).__name__}: {error}") from error
+        return Prepared(time.perf_counter_ns() - began_ns, was_cached)
+
+    def _load(self, folder: Path, vocab_size: int, end_ids: tuple[int, ...]) -> None:
+        try:
+            self._breath = CpuYield.load()
+            began_s = time.monotonic()
+            vocabulary = Vocabulary.load(folder / "tokenizer.json", vocab_size, end_ids)
+            _log.info(
+                "read a vocabulary of %d tokens in %.1f s",
+                *(len(vocabulary.tokens), time.monotonic() - began_s),
+            )
+            self._loading.set_result(Compiler(vocabulary))
+        except ConstraintError as error:
+            _log.warning("constraints cannot be served: %s", error)
+            self._loading.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - whoever asks for a constraint is told
+            _log.error("constraints cannot be served", exc_info=error)
+            self._loading.set_exception(ConstraintError(f"{type(error).__name__}: {error}"))

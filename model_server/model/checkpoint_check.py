@@ -1,0 +1,110 @@
+"""What can be known of a checkpoint before its weights are read: whether it can be served, and how.
+
+    files, headers -> config -> class without weights -> gate's rule and self-test -> dtype, bytes
+
+A loader begins with it. Asked alone, it tells what is wrong with a model while another one still
+has the memory. It reads no weight and keeps nothing.
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_server.errors import ArchitectureUnfit, ModelRefused
+from model_server.model import checkpoint, gate, zoo
+from model_server.model.model_facts import ModelFacts
+from model_server.model.sharding import can_shard
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which checkpoint to serve, and how.
+
+    `dtype` "auto": bfloat16 where the processor computes in it, else float32; a float16 checkpoint
+    stays float16 on CUDA. `attention` names a backend, or "auto".
+    """
+
+    model_id: str
+    folder: Path
+    device: torch.device
+    dtype: str = "auto"
+    attention: str = "auto"
+    revision: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examined:
+    """A checkpoint that may be loaded.
+
+    is_sharded:    the ranks divide the weights among them; else each has all of them
+    weights_bytes: of the whole model in `dtype`; None where quantization leaves it open
+    """
+
+    config: Any
+    dtype: torch.dtype
+    is_sharded: bool
+    weights_bytes: int | None
+
+    def bytes_of_rank(self, world_size: int) -> int:
+        """What one rank's weights take at least; 0 where that is open."""
+        return (self.weights_bytes or 0) // (world_size if self.is_sharded else 1)
+
+
+def examine(settings: ModelSettings, world_size: int) -> Examined:
+    """Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused."""
+    trust = settings.trust_remote_code
+    checkpoint.check(settings.folder, allow_pickle=settings.allow_pickle)
+    config = zoo.read_config(settings.folder, trust_remote_code=trust)
+    empty = zoo.build_empty(config, trust_remote_code=trust)
+    gate.check_class(empty.facts)
+    empty.eos_token_ids(settings.folder)
+    is_sharded = can_shard(empty, world_size)
+    _try_small(config, settings, empty.facts)
+    dtype = _resolve_dtype(settings.dtype, config, settings.device)
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    weights_bytes = None if is_quantized else empty.num_parameters() * dtype.itemsize
+    return Examined(config, dtype, is_sharded, weights_bytes)
+
+
+def _try_small(config: Any, settings: ModelSettings, facts: ModelFacts) -> None:
+    build = partial(zoo.build_small, trust_remote_code=settings.trust_remote_code)
+    reason = gate.self_test(config, build)
+    if reason is None:
+        return
+    if facts.config_window_len is not None or facts.chunk_len is not None:
+        raise ArchitectureUnfit(
+            f"{facts.class_name} cannot be served: its attention is bounded, and no small model of"
+            f" it could be made to verify that ({reason})"
+        )
+    _log.warning(
+        "%s: no small model could be tried (%s); the loaded one is probed alone",
+        facts.class_name,
+        reason,
+    )
+
+
+def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    if name in _DTYPES:
+        return _DTYPES[name]
+    if name != "auto":
+        raise ModelRefused(f"dtype {name!r}: must be auto or one of {', '.join(_DTYPES)}")
+    if device.type == "cuda":
+        is_half = getattr(config.get_text_config(), "dtype", None) == torch.float16
+        return torch.float16 if is_half else torch.bfloat16
+    # Elsewhere bfloat16 is emulated, at several times the cost of float32.
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if has_bfloat16 else torch.float32

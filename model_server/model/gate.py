@@ -1,0 +1,298 @@
+"""The load-time gate: which models may be served on paged, flattened batches.
+
+    static rule  ->  self-test on a small model of the same class  ->  probe of the loaded model
+
+An architecture that does not fit gives no exception but nonsense, so nothing is taken on trust: the
+self-test runs the class's own attention over each sequence alone, and ours over two sequences in
+chunks and mixed steps, and compares the logits. Along the way the probe learns what each layer
+stores and how it attends. It knows neither requests nor the pool of a running shard.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_server.attention.base import AttentionBackend, LayerOptions
+from model_server.attention.reference import ReferenceAttention
+from model_server.engine.kv_cache import LayerCache, LayerGeometry
+from model_server.engine.step import SequenceStep, StepInputs
+from model_server.errors import ArchitectureUnfit
+from model_server.model.model_facts import ModelFacts
+from model_server.model.small_config import NUM_TOKENS, WINDOW_LEN, shrink
+from model_server.model.zoo import ZooModel, quiet
+
+_PAGEABLE = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+
+# Arguments of an attention function that change nothing in what a causal decoder attends to.
+_HARMLESS = frozenset(
+    (
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "is_causal",
+        "cache_position",
+    )
+)
+
+# Root mean square of the difference of logits over their spread. In the small model float32 stays
+# below 2e-5, a softcap left out gives 7e-4, a window left out 0.2. The loaded model is compared in
+# its own dtype, to find what size, sharding or weights may have changed.
+_MAX_SMALL_ERROR = 1e-4
+_MAX_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+
+# Tokens that each of two sequences computes in each step: chunks, mixed steps, single tokens.
+_CHUNKS = ((9, 0), (5, 4), (1, 7), (4, 1), (1, 1))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerPlan:
+    """What one layer stores on this rank, and how it attends."""
+
+    geometry: LayerGeometry
+    options: LayerOptions
+
+
+class LayerProbe:
+    """An attention function that checks how it is called, and notes what each layer does.
+
+    Each layer gets a little cache of its own, made when it is first seen.
+    """
+
+    def __init__(
+        self, facts: ModelFacts, backend: AttentionBackend, num_blocks: int, dtype: torch.dtype
+    ) -> None:
+        self._facts = facts
+        self._backend = backend
+        self._num_blocks = num_blocks
+        self._dtype = dtype
+        self._caches: dict[int, LayerCache] = {}
+        self._plans: dict[int, LayerPlan] = {}
+        self._seen: set[int] = set()
+        self._step: StepInputs | None = None
+
+    def begin(self, step: StepInputs) -> None:
+        """The next forward pass is of this step."""
+        self._step = step
+        self._seen.clear()
+
+    def end(self) -> None:
+        """Raise ArchitectureUnfit when a layer of the model did not come by."""
+        num_layers = self._facts.num_layers
+        absent = sorted(set(range(num_layers)) - self._seen)
+        if absent:
+            raise self._unfit(
+                f"{len(absent)} of its {num_layers} layers, {absent[0]} first,"
+                " keep their state elsewhere than in keys and values"
+            )
+
+    @property
+    def plans(self) -> tuple[LayerPlan, ...]:
+        """One per layer, in their order."""
+        return tuple(self._plans[index] for index in range(self._facts.num_layers))
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        arguments: Mapping[str, Any],
+    ) -> Tensor:
+        if self._step is None:
+            raise AssertionError("attention ran before begin()")
+        index = self._layer_index(module)
+        self._check_call(module, index, mask, arguments)
+        options = self._options(index, query, arguments)
+        if index not in self._plans:
+            geometry = LayerGeometry(key.shape[1], key.shape[2], value.shape[2])
+            self._plans[index] = LayerPlan(geometry, options)
+            self._caches[index] = self._backend.allocate(
+                self._num_blocks + 1, geometry, key.dtype, key.device
+            )
+        return self._backend.attend(self._caches[index], query, key, value, self._step, options)
+
+    def _layer_index(self, module: nn.Module) -> int:
+        index = getattr(module, "layer_idx", None)
+        if not isinstance(index, int) or not 0 <= index < self._facts.num_layers:
+            raise self._unfit(f"{type(module).__name__} does not say which layer it is")
+        if index in self._seen:
+            raise self._unfit(f"layer {index} attends more than once")
+        self._seen.add(index)
+        return index
+
+    def _check_call(
+        self, module: nn.Module, index: int, mask: Tensor | None, arguments: Mapping[str, Any]
+    ) -> None:
+        if mask is not None:
+            raise self._unfit(f"layer {index} brings an attention mask of its own")
+        if getattr(module, "is_causal", True) is False or arguments.get("is_causal") is False:
+            raise self._unfit(f"layer {index} is not causal: it looks at later tokens")
+        known = _HARMLESS | {"scaling", "sliding_window", "softcap", "s_aux"}
+        unknown = sorted(
+            name
+            for name, value in arguments.items()
+            if name not in known and value is not None and value is not False
+        )
+        if unknown:
+            raise self._unfit(
+                f"layer {index} attends in a way that is not known here: {', '.join(unknown)}"
+            )
+
+    def _options(self, index: int, query: Tensor, arguments: Mapping[str, Any]) -> LayerOptions:
+        kind = self._facts.layer_types[index] if self._facts.layer_types else None
+        window_len = arguments.get("sliding_window")
+        if kind == "sliding_attention" and window_len is None:
+            raise self._unfit(f"layer {index} has a sliding window but does not say how long it is")
+        chunk_len = self._facts.chunk_len if kind == "chunked_attention" else None
+        if kind == "chunked_attention" and chunk_len is None:
+            raise self._unfit(f"layer {index} attends in chunks but does not say how long they are")
+        scale = arguments.get("scaling")
+        return LayerOptions(
+            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+            window_len=window_len,
+            softcap=arguments.get("softcap"),
+            sinks=arguments.get("s_aux"),
+            chunk_len=chunk_len,
+        )
+
+    def _unfit(self, reason: str) -> ArchitectureUnfit:
+        return ArchitectureUnfit(f"{self._facts.class_name} cannot be served: {reason}")
+
+
+def check_class(facts: ModelFacts) -> None:
+    """The static rule. Raises ArchitectureUnfit with the reason."""
+    others = sorted(set(facts.layer_types) - _PAGEABLE)
+    reason = None
+    if others:
+        reason = f"its layers of type {', '.join(others)} do not store plain keys and values"
+    elif not facts.routes_attention:
+        reason = "transformers does not route its attention through a replaceable function"
+    elif not facts.keeps_chosen_logits:
+        reason = "it cannot give the logits of chosen tokens only"
+    elif facts.max_position_embeddings is None:
+        reason = "its config names no max_position_embeddings"
+    if reason is not None:
+        raise ArchitectureUnfit(f"{facts.class_name} cannot be served: {reason}")
+
+
+def self_test(config: Any, build: Callable[[Any], ZooModel]) -> str | None:
+    """Try a small model of this config's class, in float32 on the CPU; `build` makes it.
+
+    None: it agrees with itself. A text: no small model could be made or run by its own attention,
+    for that reason. Raises ArchitectureUnfit when paged logits and the model's own differ.
+    """
+    with quiet(), torch.inference_mode():
+        try:
+            model = build(shrink(config))
+            device = torch.device("cpu")
+            sequences = _sequences(model.facts, device)
+            expected = [model.native_logits(sequence) for sequence in sequences]
+        # The classes of other people fail in every way there is; the caller decides.
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {error}"
+        if len(expected[0]) <= WINDOW_LEN:
+            raise AssertionError("the self-test must outgrow the window")
+        backend = ReferenceAttention(block_size=4)
+        probe = LayerProbe(model.facts, backend, _num_blocks(sequences, 4), torch.float32)
+        actual = _run(model, probe, backend, sequences)
+        _require_equal(model.facts, expected, actual, _MAX_SMALL_ERROR)
+    return None
+
+
+def probe_layers(
+    model: ZooModel,
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    device: torch.device,
+    expected: Sequence[Tensor] | None = None,
+) -> tuple[LayerPlan, ...]:
+    """Run the loaded model on two short sequences, and compare with `expected_logits` of them.
+
+    Raises ArchitectureUnfit when they differ by more than the dtype explains.
+    """
+    sequences = _sequences(model.facts, device)
+    num_blocks = _num_blocks(sequences, backend.block_size)
+    probe = LayerProbe(model.facts, backend, num_blocks, dtype)
+    with torch.inference_mode():
+        actual = _run(model, probe, backend, sequences)
+        if expected is not None:
+            _require_equal(model.facts, expected, actual, _MAX_ERROR[dtype])
+    return probe.plans
+
+
+def expected_logits(model: ZooModel, device: torch.device) -> list[Tensor]:
+    """What `probe_layers` should find, by the model's own attention."""
+    with torch.inference_mode():
+        return [model.native_logits(sequence) for sequence in _sequences(model.facts, device)]
+
+
+def _sequences(facts: ModelFacts, device: torch.device) -> list[Tensor]:
+    """Two sequences of unlike tokens, of the lengths that the chunks add up to."""
+    num_tokens = min(NUM_TOKENS, facts.vocab_size)
+    lens = [sum(chunks) for chunks in zip(*_CHUNKS, strict=True)]
+    return [
+        (torch.arange(1, length + 1, device=device) * (7 + 4 * index)) % num_tokens
+        for index, length in enumerate(lens)
+    ]
+
+
+def _num_blocks(sequences: Sequence[Tensor], block_size: int) -> int:
+    return sum(-(-len(sequence) // block_size) for sequence in sequences)
+
+
+def _run(
+    model: ZooModel, probe: LayerProbe, backend: AttentionBackend, sequences: Sequence[Tensor]
+) -> list[Tensor]:
+    """Logits of every token of every sequence, computed in chunks over interleaved blocks."""
+    block_size = backend.block_size
+    num_blocks = _num_blocks(sequences, block_size)
+    token_ids = [sequence.tolist() for sequence in sequences]
+    # The first takes the blocks from the end, the second what is left: none lie in order.
+    blocks = list(range(num_blocks))
+    tables = [[blocks.pop() for _ in range(-(-len(ids) // block_size))] for ids in token_ids]
+    done = [0] * len(sequences)
+    rows: list[list[Tensor]] = [[] for _ in sequences]
+    for chunk_lens in _CHUNKS:
+        active = [index for index, chunk_len in enumerate(chunk_lens) if chunk_len]
+        step = StepInputs.build(
+            [
+                SequenceStep(
+                    token_ids[index][done[index] : done[index] + chunk_lens[index]],
+                    done[index],
+                    tables[index],
+                    chunk_lens[index],
+                )
+                for index in active
+            ],
+            block_size=block_size,
+            scratch_block_id=num_blocks,
+            device=sequences[0].device,
+        )
+        probe.begin(step)
+        logits = model.paged_logits(step.token_ids, step.positions, step.logits_indices, probe)
+        probe.end()
+        parts = logits.split([chunk_lens[index] for index in active])
+        for index, part in zip(active, parts, strict=True):
+            rows[index].append(part)
+            done[index] += chunk_lens[index]
+    return [torch.cat(parts) for parts in rows]
+
+
+def _require_equal(
+    facts: ModelFacts, expected: Sequence[Tensor], actual: Sequence[Tensor], max_error: float
+) -> None:
+    native, paged = torch.cat(tuple(expected)).float(), torch.cat(tuple(actual)).float()
+    error = (native - paged).square().mean().sqrt() / native.std().clamp_min(1e-30)
+    # Written so that NaN does not pass.
+    if not error <= max_error:
+        raise ArchitectureUnfit(
+            f"{facts.class_name} cannot be served: on paged, flattened batches its logits are not"
+            f" its own (relative error {error:.2g}, at most {max_error:.2g} is allowed)"
+        )

@@ -1,0 +1,143 @@
+"""From a configuration to what serves: device, checkpoint, ranks, model, sampler, runner."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from model_server.config import ServeConfig
+from model_server.engine.cores import bound, own_cores
+from model_server.engine.distributed import World
+from model_server.engine.malloc import keep_freed_memory
+from model_server.engine.runner import Runner
+from model_server.engine.threads import ThreadCount
+from model_server.errors import ConfigRefused
+from model_server.hub import find_checkpoint
+from model_server.masking.constraint_cache import ConstraintCache
+from model_server.masking.guides import MaskScheduler
+from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.model import PagedModel
+from model_server.sampling.sampler import Sampler
+from model_server.service.wire import ModelInfo
+
+_log = logging.getLogger(__name__)
+
+# Masks are made while the forward runs; on a CPU both share the cores.
+_MAX_MASK_THREADS = 8
+
+
+def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | None]:
+    """Everything that takes long, on the thread that will run the steps."""
+    started_s = time.monotonic()
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    device = device_of(settings.device, settings.rank)
+    folder = find_checkpoint(settings.model_id, settings.revision)
+    world = World.connect(
+        rank=settings.rank,
+        world_size=settings.world_size,
+        master_addr=settings.master_addr,
+        master_port=settings.master_port,
+        device=device,
+    )
+    _log.info("loading %s on %s", settings.model_id, device)
+    model = PagedModel.load(model_settings(settings, folder, device), world)
+    sampler = _sampler(settings, model) if world.is_first else None
+    languages = (
+        ConstraintCache(folder, model.vocab_size, model.eos_token_ids) if world.is_first else None
+    )
+    runner = Runner(
+        model,
+        sampler,
+        world,
+        guides=None if languages is None else _guides(model, languages),
+        num_blocks=settings.kv_blocks,
+        memory_fraction=settings.cuda_memory_fraction,
+        threads=_threads(model, settings),
+    )
+    if device.type == "cpu":
+        keep_freed_memory()
+    _log.info(
+        "loaded %s in %.1f s: %s, %s attention",
+        *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),
+    )
+    return runner, _info(settings, model), languages
+
+
+def device_of(name: str, rank: int) -> torch.device:
+    """What a rank computes on, by the configuration's word. Raises ConfigRefused."""
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigRefused("--device cuda: torch finds no CUDA device here")
+    if name == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    if rank >= torch.cuda.device_count():
+        raise ConfigRefused(
+            f"rank {rank} has no GPU: torch finds {torch.cuda.device_count()} on this machine"
+        )
+    return torch.device("cuda", rank)
+
+
+def model_settings(settings: ServeConfig, folder: Path, device: torch.device) -> ModelSettings:
+    """Which checkpoint, of which folder, and how."""
+    return ModelSettings(
+        model_id=settings.model_id,
+        folder=folder,
+        dtype=settings.dtype,
+        device=device,
+        trust_remote_code=settings.trust_remote_code,
+        attention=settings.attention,
+    )
+
+
+def _sampler(settings: ServeConfig, model: PagedModel) -> Sampler:
+    return Sampler(
+        model.vocab_size,
+        model.device,
+        model.eos_token_ids,
+        max_rows=64,
+        watermark_gamma=settings.watermark_gamma,
+        watermark_delta=settings.watermark_delta,
+    )
+
+
+def _guides(model: PagedModel, languages: ConstraintCache) -> MaskScheduler:
+    return MaskScheduler(
+        languages,
+        model.vocab_size,
+        model.eos_token_ids,
+        num_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1),
+        is_pinned=model.device.type == "cuda",
+    )
+
+
+def _threads(model: PagedModel, settings: ServeConfig) -> ThreadCount | None:
+    """Places the threads of steps. None where there is no number of them to choose."""
+    if model.device.type != "cpu":
+        return None
+    is_ours = settings.num_threads is not None and not settings.openmp_places_threads
+    cores = bound(
+        own_cores(torch.get_num_threads(), settings.rank, settings.world_size) if is_ours else None
+    )
+    if len(model.thread_counts) < 2:
+        return None
+    return ThreadCount(model.thread_counts, torch.set_num_threads if cores is None else cores.use)
+
+
+def _info(settings: ServeConfig, model: PagedModel) -> ModelInfo:
+    return ModelInfo(
+        model_id=settings.model_id,
+        model_type=model.model_type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device_type=model.device.type,
+        attention_backend=model.attention_backend,
+        block_size=model.block_size,
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        window_len=model.window_len,
+        eos_token_ids=model.eos_token_ids,
+        world_size=settings.world_size,
+        rank=settings.rank,
+    )

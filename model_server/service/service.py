@@ -1,0 +1,149 @@
+"""The gRPC methods of a shard: read the call, run it on the device's thread, answer.
+
+All steps run on one thread, so that the runner has one mutator and Health answers while a step
+is under way. A call whose client has gone is finished all the same: its ranks are in step.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeAlias, TypeVar
+
+import grpc.aio
+
+from model_server.engine.request import StepOutput
+from model_server.engine.runner import Runner
+from model_server.errors import ConstraintRefused, StaleEpoch
+from model_server.masking.constraint_cache import ConstraintCache
+from model_server.service import wire
+from model_server.tracing import NO_TRACES, StepCall, StepTracer
+from proto import generate_pb2 as pb
+from proto import generate_pb2_grpc as pb_grpc
+
+T = TypeVar("T")
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
+    """Owner of the epoch; everything else is the runner's. `device_thread` has one worker.
+
+    `languages` are there on rank 0 alone.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        info: wire.ModelInfo,
+        urls: tuple[str, ...],
+        device_thread: Executor,
+        tracer: StepTracer = NO_TRACES,
+        languages: ConstraintCache | None = None,
+    ) -> None:
+        self._runner = runner
+        self._info = info
+        self._urls = urls
+        self._device_thread = device_thread
+        self._tracer = tracer
+        self._languages = languages
+        self._epoch = 0
+
+    async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
+        return pb.HealthResponse()
+
+    async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:
+        return wire.info_to_pb(self._info)
+
+    async def ServiceDiscovery(
+        self, request: pb.ServiceDiscoveryRequest, context: Context
+    ) -> pb.ServiceDiscoveryResponse:
+        return wire.discovery_to_pb(self._urls)
+
+    async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
+        self._require_epoch(request.epoch)
+        call = wire.warmup_from_pb(request)
+        limits = await self._on_device(
+            lambda: self._runner.warmup(
+                call.max_step_tokens, call.max_batch_size, call.max_total_len, call.num_blocks
+            )
+        )
+        return wire.limits_to_pb(limits, request.epoch)
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
+        self._require_epoch(request.epoch)
+        call = wire.prefill_from_pb(request)
+        batch_id = call.batch_id if call.cached_batch_id is None else call.cached_batch_id
+        output = await self._step(
+            lambda: self._runner.prefill(
+                call.batch_id, call.new, call.cached_batch_id, call.growth
+            ),
+            StepCall((batch_id,), call.new, call.growth, context.invocation_metadata()),
+        )
+        return wire.step_to_pb(output, request.epoch)
+
+    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
+        self._require_epoch(request.epoch)
+        call = wire.decode_from_pb(request)
+        output = await self._step(
+            lambda: self._runner.decode(call.batch_ids, call.growth),
+            StepCall(call.batch_ids, (), call.growth),
+        )
+        return wire.step_to_pb(output, request.epoch)
+
+    async def FilterBatch(
+        self, request: pb.FilterBatchRequest, context: Context
+    ) -> pb.FilterBatchResponse:
+        self._require_epoch(request.epoch)
+        batch_id, request_ids = request.batch_id, tuple(request.request_ids)
+        kept_ids = await self._on_device(lambda: self._runner.filter(batch_id, request_ids))
+        self._tracer.filtered(batch_id, kept_ids)
+        return wire.filtered_to_pb(batch_id, kept_ids, request.epoch)
+
+    async def PrepareConstraint(
+        self, request: pb.PrepareConstraintRequest, context: Context
+    ) -> pb.PrepareConstraintResponse:
+        spec = wire.spec_from_pb(request.constraint)
+        if self._languages is None:
+            raise ConstraintRefused("this rank compiles no constraints; rank 0 does")
+        translation = wire.translation_from_pb(request.constraint)
+        prepared = await asyncio.wrap_future(self._languages.prepare(spec, translation))
+        return wire.prepared_to_pb(prepared.compile_ns, was_cached=prepared.was_cached)
+
+    async def ClearCache(
+        self, request: pb.ClearCacheRequest, context: Context
+    ) -> pb.ClearCacheResponse:
+        batch_id = request.batch_id if request.HasField("batch_id") else None
+        if batch_id is None:
+            self._begin_epoch(request.epoch)
+        else:
+            self._require_epoch(request.epoch)
+        await self._on_device(lambda: self._runner.clear(batch_id))
+        self._tracer.cleared(batch_id)
+        return wire.cleared_to_pb(request.epoch)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise StaleEpoch(f"epoch {epoch} is over: epoch {self._epoch} has begun")
+        self._epoch = epoch
+
+    def _require_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise StaleEpoch(f"epoch {epoch} is not the present one, {self._epoch}")
+
+    async def _step(self, work: Callable[[], StepOutput], call: StepCall) -> StepOutput:
+        begun_ns = time.perf_counter_ns()
+        try:
+            output = await self._on_device(work)
+        except Exception as error:
+            self._tracer.failed(call, time.perf_counter_ns() - begun_ns, error)
+            raise
+        self._tracer.stepped(call, output)
+        if not self._runner.is_prepared:
+            loop = asyncio.get_running_loop()
+            # Once this answer is on its way.
+            loop.call_soon(loop.run_in_executor, self._device_thread, self._runner.prepare)
+        return output
+
+    async def _on_device(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._device_thread, work)

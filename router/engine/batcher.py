@@ -1,0 +1,362 @@
+"""The one task that steps: schedule, compute, apply, tell; the scheduler has no other callers than
+it and its recovery.
+
+    submit -> scheduler -> Batch -> shards -> StepResult -> scheduler -> Stream -> reader
+                  ^                                             |
+                  +---- a stop string was found, the reader left, a deadline passed
+
+It knows no HTTP and no protobuf. What it promises: every submitted stream gets exactly one
+terminal event, whatever happens; a reader that leaves costs at most the step under way; a shard
+that fails costs those that ran, and the others go on once the shards have begun anew.
+
+The order within a turn matters. A step's texts are looked at before the next step is scheduled, so
+that a stop string costs no step; but readers are woken after the next step is on its way, so that
+their writing is done while the shards compute.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+
+from router.engine.admission import Admission
+from router.engine.backpressure import Pacing
+from router.engine.batcher_limits import BatcherLimits
+from router.engine.cancel_latency import Departures
+from router.engine.open_streams import OpenStreams
+from router.engine.output_text import OutputText
+from router.engine.preparing import Preparing
+from router.engine.progress import Progress, Wait
+from router.engine.recovery import Recovery
+from router.engine.row_errors import failed_by_bug, failed_row
+from router.engine.slots import Slots
+from router.engine.stream import Stream
+from router.engine.stream_groups import StreamGroups, Texts
+from router.request.errors import (
+    Cancelled,
+    ConstraintRefused,
+    Displaced,
+    InvalidRequest,
+    RouterError,
+    ServerStopped,
+    ShardFailed,
+)
+from router.request.events import Finished, FinishReason
+from router.request.request import GenerateRequest
+from router.scheduler.scheduler import Scheduler
+from router.shards.batch import Batch, Generation
+from router.shards.shards import Shards
+from router.telemetry.step_observer import StepObserver
+from router.text.tokenizer import Tokenizer
+
+__all__ = ["Batcher", "BatcherLimits"]
+
+_logger = logging.getLogger(__name__)
+
+_READ_POLL_S = 0.01
+
+
+class Batcher:
+    """The only mutator of the scheduler and of streams. `run` is its task; the rest is quick.
+
+    `slots` are for who submits one stream after the other.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        shards: Shards,
+        tokenizer: Tokenizer,
+        observer: StepObserver,
+        limits: BatcherLimits,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._shards = shards
+        self._tokenizer = tokenizer
+        self._observer = observer
+        self._limits = limits
+        self._clock = clock
+        self._admission = Admission(limits.max_concurrent_requests, limits.retry_s)
+        self._progress = Progress(limits.progress_s, limits.patience_s)
+        self._streams = OpenStreams(self._retire)
+        self._groups = StreamGroups(self._accept_all)
+        self.slots = Slots(
+            self._admission, self._progress, observer, self._streams, self._groups, clock
+        )
+        self._pacing = Pacing(scheduler.pause)
+        self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
+        self._departures = Departures(scheduler.has_left, observer.gone)
+        self._num_submitted = 0
+        self._num_checked = 0
+        self._wake = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._recovery = Recovery(
+            *(shards, scheduler, self._streams, self._groups, self._admission, self._progress),
+            self._begun_anew,
+            stopping=self._stopping,
+            retry_s=limits.retry_s,
+            clock=clock,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """False while the shards do not answer."""
+        return self._progress.is_answering(self._clock())
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no step gets done although there is work, or the shards are broken; else None."""
+        return self._progress.trouble(self._clock())
+
+    @property
+    def is_draining(self) -> bool:
+        """True once nothing new is taken."""
+        return self._admission.is_closed
+
+    @property
+    def num_streams(self) -> int:
+        """Accepted requests that have not ended."""
+        return len(self._streams)
+
+    def submit(self, request: GenerateRequest) -> Stream:
+        """Takes a request; its events come in the stream. Raises as `submit_all`."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[GenerateRequest]) -> list[Stream]:
+        """Takes the sequences of one client's request together, or none of them.
+
+        Raises Refused (Draining, Unhealthy, Overloaded), and InvalidRequest for a request that
+        could never run.
+        """
+        self.slots.take(requests)
+        return self._accept_all(requests)
+
+    def _accept_all(self, requests: Sequence[GenerateRequest], texts: Texts = None) -> list[Stream]:
+        now_s = self._clock()
+        streams: list[Stream] = []
+        try:
+            for request, text in zip(requests, texts or [None] * len(requests), strict=True):
+                streams.append(self._accept(request, text, now_s))
+        except InvalidRequest:
+            for stream in streams:
+                self.cancel(stream)
+            raise
+        self._wake.set()
+        return streams
+
+    def _accept(self, request: GenerateRequest, text: OutputText | None, now_s: float) -> Stream:
+        request_id = self._num_submitted + 1
+        is_ready = self._preparing.is_ready(request)
+        self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
+        self._num_submitted = request_id
+        stream = Stream(request_id, request, self._tokenizer, now_s, text)
+        self._streams.add(stream)
+        if not is_ready:
+            self._preparing.begin(request_id, request)
+        return stream
+
+    async def _prepare(self, request: GenerateRequest) -> None:
+        """Raises what `Shards.prepare` does."""
+        begun_s = self._clock()
+        self._observer.prepared(await self._shards.prepare(request), self._clock() - begun_s)
+
+    def _release(self, request_id: int) -> None:
+        self._scheduler.release(request_id)
+        self._wake.set()
+
+    def _fail_unprepared(self, request_id: int, error: Exception) -> None:
+        if isinstance(error, ConstraintRefused):
+            self._observer.refused(error)
+        stream = self._streams[request_id]
+        told = error if isinstance(error, RouterError) else failed_by_bug(stream, error)
+        self._streams.fail(stream, told)
+        self._streams.tell()
+
+    def cancel(self, stream: Stream) -> None:
+        """The reader has left; the next step is without its request. Nothing if it has ended."""
+        if stream.end is None:
+            now_s = self._clock()
+            self._streams.fail(stream, Cancelled("the client left"))
+            self._departures.began(stream.request_id, now_s, self._clock())
+            self._wake.set()
+
+    def place(self, stream: Stream) -> int | None:
+        """Where a request that was never in a step waits, 1 for the next one; else None."""
+        if stream.first_scheduled_s is not None:
+            return None
+        return self._scheduler.place(stream.request_id)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new, waits for what runs, fails what is left; then `run` returns."""
+        self._admission.close()
+        try:
+            await asyncio.wait_for(self._until_empty(), timeout_s)
+        except TimeoutError:
+            self._streams.fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
+        self._streams.tell()
+        self._stopping.set()
+        self._wake.set()
+
+    async def _until_empty(self) -> None:
+        await self._groups.until_empty()
+        await self._streams.until_empty()
+
+    async def run(self) -> None:
+        """Steps until drained.
+
+        Raises Displaced when another router has the shards, and AssertionError when the books are
+        beyond repair.
+        """
+        ticker = asyncio.ensure_future(self._tick())
+        try:
+            while not self._stopping.is_set():
+                await self._turn()
+                if ticker.done():
+                    ticker.result()
+        finally:
+            ticker.cancel()
+            self._admission.close()
+            stopped = ServerStopped("the server stopped")
+            self._streams.fail_all(stopped)
+            self._groups.stop(stopped)
+            self._streams.tell()
+
+    async def _turn(self) -> None:
+        try:
+            begun_s = self._clock()
+            self._expire(begun_s)
+            self._groups.advance()
+            if self._progress.is_broken:
+                await self._recovery.attempt()
+                return
+            self._pacing.resume()
+            batch = self._scheduler.schedule(begun_s)
+            if batch is None:
+                await self._idle()
+                return
+            self._streams.admitted(batch.new, begun_s)
+            self._observer.scheduled(batch, self._clock() - begun_s)
+            await self._step(batch)
+        except Displaced:
+            raise
+        except ShardFailed as error:
+            self._recovery.lose_shards(error)
+        except Exception as error:
+            _logger.exception("a step failed by a bug; every request is ended")
+            self._recovery.start_over(error)
+
+    def _begun_anew(self) -> None:
+        """The shards may be others; what left the old ones has left."""
+        self._preparing.forget()
+        self._departures.look(self._clock())
+
+    async def _step(self, batch: Batch) -> None:
+        self._observer.began(batch)
+        begun_s = self._clock()
+        self._progress.waits(Wait.STEP, begun_s)
+        try:
+            if batch.dropped_ids:
+                self._streams.tell()
+                await self._shards.drop(batch)
+                dropped_s = self._clock()
+                self._observer.dropped(batch, dropped_s - begun_s)
+                self._departures.look(dropped_s)
+                begun_s = dropped_s
+            answer = self._shards.step(batch)
+            self._streams.tell()
+            result = await answer
+        except ShardFailed:
+            self._observer.failed(batch)
+            raise
+        finally:
+            self._progress.goes_on()
+        answered_s = self._clock()
+        self._add(self._scheduler.apply(result, answered_s), answered_s)
+        self._departures.look(answered_s)
+        applied_s = self._clock() - answered_s
+        self._observer.finished(batch, result, answered_s - begun_s, applied_s)
+        self._observer.books(self._scheduler.stats())
+        self._observer.paused(len(self._pacing))
+
+    def _add(self, generations: Iterable[Generation], now_s: float) -> None:
+        """Gives each stream what a step brought it."""
+        for generation in generations:
+            # A request may have been cancelled or expired while its step was under way.
+            stream = self._streams.get(generation.request_id)
+            if stream is None:
+                continue
+            if generation.error is not None:
+                self._streams.fail(stream, failed_row(stream, generation, generation.error))
+                continue
+            last_s = stream.last_token_s
+            try:
+                stream.add(generation, now_s)
+            except Exception as error:  # noqa: BLE001 (it is logged)
+                self._streams.fail(stream, failed_by_bug(stream, error))
+                continue
+            if generation.tokens:
+                self._observer.generated(generation, last_s, now_s)
+            self._streams.moved(stream)
+            if stream.end is None:
+                self._pacing.look_at(stream)
+
+    def _retire(self, stream: Stream) -> None:
+        """The rest of the house hears of its end."""
+        self._scheduler.finish(stream.request_id)
+        self._pacing.left(stream)
+        self._preparing.left(stream.request_id)
+        if self._groups.left(stream.request_id):
+            self._wake.set()
+            return
+        self.slots.free(1, is_good=isinstance(stream.end, Finished))
+        self._observer.ended(stream)
+
+    def _expire(self, now_s: float) -> None:
+        for request_id in self._scheduler.expired(now_s):
+            stream = self._streams[request_id]
+            try:
+                stream.finish(FinishReason.DEADLINE, now_s)
+            except Exception as error:  # noqa: BLE001 (it is logged)
+                self._streams.fail(stream, failed_by_bug(stream, error))
+                continue
+            self._streams.moved(stream)
+
+    async def _tick(self) -> None:
+        """Deadlines pass while the shards are waited for, too."""
+        while True:
+            await asyncio.sleep(self._limits.tick_s)
+            now_s = self._clock()
+            self._expire(now_s)
+            self._groups.advance()
+            self._streams.tell()
+            self._observer.drains(self._admission.drain_rate(now_s))
+
+    async def _idle(self) -> None:
+        """Nothing to do: waits for a request, and asks the shards now and then how they are."""
+        self._streams.tell()
+        if self._streams and not self._pacing and not self._preparing:
+            raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
+        self._observer.books(self._scheduler.stats())
+        self._wake.clear()
+        if self._pacing:
+            # Readers do not say that they read on.
+            await asyncio.sleep(_READ_POLL_S)
+            return
+        if self._stopping.is_set():
+            return
+        try:
+            await asyncio.wait_for(self._wake.wait(), self._limits.health_s)
+        except TimeoutError:
+            self._check_books()
+            self._progress.waits(Wait.CHECK, self._clock())
+            try:
+                await self._shards.check_health()
+            finally:
+                self._progress.goes_on()
+
+    def _check_books(self) -> None:
+        """Once after each spell of work; a large pool takes a while, so nobody may be waiting."""
+        if self._num_checked < self._num_submitted:
+            self._num_checked = self._num_submitted
+            self._scheduler.check_invariants()

@@ -1,0 +1,259 @@
+"""One search on its way through the batcher: its asks as streams, its answers as asks.
+
+    open -> BeamSearch asks -> streams in the group's slots -> all have ended -> told -> asks ...
+
+All but its end happens between two steps, called by the batcher, so the beams miss no step while
+there are others; its reader is told of reports that are due, and of the end. It knows no HTTP.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from router.engine.batcher import Batcher
+from router.engine.beam_search.requests import made_before, request_of, told_of
+from router.engine.beam_search.steps import Asking, Search
+from router.engine.beam_search.texts import OutputTexts
+from router.engine.beam_search.types import Ask, Closed, Grouped, Judge, Probe, Reason, Told
+from router.engine.output_text import OutputText
+from router.engine.row_errors import internal
+from router.engine.stream import Stream
+from router.engine.stream_groups import StreamGroup
+from router.request.errors import ConstraintRefused, Displaced, RouterError, ShardFailed
+from router.request.events import Failed, Finished, FinishReason
+from router.request.request import Constraint
+
+_logger = logging.getLogger(__name__)
+
+# Times that one step is tried again when the shards fail under it.
+_MAX_RETRIES = 3
+
+Verify = Callable[[Constraint, str], Awaitable[str | None]]
+GroupT = TypeVar("GroupT", bound=Grouped)
+OutcomeT = TypeVar("OutcomeT")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamUsage:
+    """Tokens of a search: of the beams as they were given, of these in the prefix cache, made."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class BeamRun(Generic[GroupT, OutcomeT]):
+    """Owner of a search's streams. Who awaits `next` owns the run, and closes it.
+
+    `report_s`: a report is due when the last one is so old; None: none is wanted.
+    """
+
+    def __init__(
+        self,
+        group: GroupT,
+        search: Search[OutcomeT],
+        texts: OutputTexts,
+        batcher: Batcher,
+        verify: Verify,
+        report_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.group = group
+        self.search = search
+        self.num_steps = 0
+        self.usage = BeamUsage()
+        self._texts = texts
+        self._batcher = batcher
+        self._verify = verify
+        self._report_s = report_s
+        self._clock = clock
+        self._asking: Asking[OutcomeT] = self.search.run()
+        self._asks: Sequence[Ask] = ()
+        self._told: list[Told] = []
+        # Streams of the asks behind those that were told of.
+        self._streams: list[Stream] = []
+        self._num_retries = 0
+        self._reported_s = clock()
+        self._has_begun = False
+        self._is_unverified = False
+        self._outcome: OutcomeT | None = None
+        self._failure: RouterError | None = None
+        self._news = asyncio.Event()
+        # Last, since it may be refused.
+        self._slots: StreamGroup = batcher.slots.open_group(
+            group.holes[0].request, group.width, self._advance
+        )
+
+    @property
+    def place(self) -> int | None:
+        """Where it waits for its first step, 1 for the next one; None once that has begun."""
+        if self.num_steps or not self._streams:
+            return None
+        return self._batcher.place(self._streams[0])
+
+    async def next(self) -> OutcomeT | None:
+        """The end, or None when a report is due. Raises the RouterError of a search that fails."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._guarded(self._begin)
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._failure is not None:
+                raise self._failure
+            if self._outcome is not None:
+                return self._outcome
+            if not self._is_unverified:
+                return None
+            await self._verify_told()
+            self._guarded(self._go_on)
+
+    def close(self) -> None:
+        """Ends it: no block is kept behind the step under way. Once or more often."""
+        for stream in self._streams:
+            self._batcher.cancel(stream)
+        self._batcher.slots.close_group(self._slots, is_good=self._outcome is not None)
+
+    # Between two steps
+
+    def _advance(self) -> None:
+        self._guarded(self._take)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Whatever goes wrong ends this search and nothing else."""
+        try:
+            act()
+        except RouterError as error:
+            self._failure = error
+        except Exception as error:
+            trace_id = self.group.holes[0].request.trace_id
+            _logger.error("request_id=%s failed by a bug", trace_id, exc_info=error)
+            self._failure = internal(error)
+        if self._failure is not None or self._outcome is not None:
+            self.close()
+            self._news.set()
+
+    def _begin(self) -> None:
+        self._ask(lambda: next(self._asking))
+
+    def _go_on(self) -> None:
+        told, self._told = self._told, []
+        self._is_unverified = False
+        self._ask(lambda: self._asking.send(told))
+
+    def _ask(self, resume: Callable[[], Sequence[Ask]]) -> None:
+        try:
+            self._asks = resume()
+        except StopIteration as stop:
+            self._outcome = stop.value
+            return
+        self._report()
+        judged = [Closed(ask.text) for ask in self._asks if isinstance(ask, Judge)]
+        if judged:
+            # No step is needed for these; whoever awaits the search has them judged.
+            self._told = list(judged)
+            self._is_unverified = True
+            self._news.set()
+            return
+        self._submit()
+
+    def _report(self) -> None:
+        if self._report_s is None or self.num_steps == 0:
+            return
+        now_s = self._clock()
+        if now_s - self._reported_s >= self._report_s:
+            self._reported_s = now_s
+            self._news.set()
+
+    def _submit(self) -> None:
+        """The next asks, as many as there are slots."""
+        done = len(self._told)
+        wave = self._asks[done : done + self._slots.num_slots]
+        requests = [request_of(ask, self.group.holes[ask.beam.hole]) for ask in wave]
+        texts = [self._text_behind(ask) for ask in wave]
+        self._streams = self._batcher.slots.submit_in(self._slots, requests, texts)
+
+    def _text_behind(self, ask: Ask) -> OutputText:
+        return self._texts.behind(self.group.holes[ask.beam.hole], made_before(ask))
+
+    def _take(self) -> None:
+        """The answers of a wave."""
+        ends = [stream.end for stream in self._streams]
+        if any(isinstance(end, Finished) and end.reason is FinishReason.DEADLINE for end in ends):
+            self._outcome = self.search.outcome(Reason.DEADLINE)
+            return
+        failures = [end.error for end in ends if isinstance(end, Failed)]
+        if failures and self._retries(failures):
+            self._submit()
+            return
+        asks = self._asks[len(self._told) :]
+        for ask, stream in zip(asks, self._streams, strict=False):
+            assert stream.end is not None, "a group advances when its streams have ended"
+            told = told_of(ask, stream.taken(), stream.end, self.group.end_token_ids)
+            self._told.append(told)
+            self._count(ask, stream)
+        self._num_retries = 0
+        if len(self._told) < len(self._asks):
+            self._submit()
+            return
+        self.num_steps += any(isinstance(ask, Probe) for ask in self._asks)
+        if any(self._judged(ask, told) for ask, told in zip(self._asks, self._told, strict=True)):
+            self._is_unverified = True
+            self._news.set()
+            return
+        self._go_on()
+
+    def _retries(self, failures: Sequence[RouterError]) -> bool:
+        """Whether to ask the wave again: what it goes on with is known here.
+
+        Raises the one that ends the search.
+        """
+        passing = [error for error in failures if _may_pass(error)]
+        for error in failures:
+            if error not in passing and not isinstance(error, ConstraintRefused):
+                raise error
+        if not passing:
+            return False
+        self._num_retries += 1
+        if self._num_retries > _MAX_RETRIES:
+            raise passing[0]
+        return True
+
+    def _count(self, ask: Ask, stream: Stream) -> None:
+        usage = self.usage
+        if self.num_steps == 0:
+            num_prompt_tokens = len(stream.request.prompt_ids) + len(stream.request.output_ids)
+            usage = replace(
+                usage,
+                num_prompt_tokens=usage.num_prompt_tokens + num_prompt_tokens,
+                num_cached_tokens=usage.num_cached_tokens + stream.cached_len,
+            )
+        if isinstance(ask, Probe):
+            usage = replace(usage, num_output_tokens=usage.num_output_tokens + 1)
+        self.usage = usage
+
+    # Texts of which masks enforce a part only
+
+    def _judged(self, ask: Ask, told: Told) -> Constraint | None:
+        """The constraint by which a closed text is still to be judged."""
+        constraint = self.group.holes[ask.beam.hole].request.constraint
+        if isinstance(ask, Probe) or not isinstance(told, Closed) or constraint is None:
+            return None
+        return constraint if constraint.is_judged_at_end and told.is_satisfied else None
+
+    async def _verify_told(self) -> None:
+        for index, (ask, told) in enumerate(zip(self._asks, self._told, strict=True)):
+            constraint = self._judged(ask, told)
+            if constraint is not None and isinstance(told, Closed):
+                violation = await self._verify(constraint, told.text)
+                self._told[index] = replace(
+                    told, is_satisfied=violation is None, violation=violation
+                )
+
+
+def _may_pass(error: RouterError) -> bool:
+    """The shards begin anew; the same step may go well then."""
+    return isinstance(error, ShardFailed) and not isinstance(error, Displaced)

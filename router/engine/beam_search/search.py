@@ -1,0 +1,247 @@
+"""The joint search over a group: the best `width` beams of all, at every token.
+
+    live beams   -> a Probe each           their next tokens, by the log-probability of the trace
+    the best     -> go on                  with one token more
+                 -> end the last hole      kept by score, if they are among the n best of the step
+                 -> end another hole       the client says what is behind it: the search is over
+
+It is the search of `client/query/running/beams.py`, as far as that needs no program. It knows no
+batcher and no clock.
+"""
+
+from collections.abc import Sequence
+
+from router.engine.beam_search.steps import (
+    Alternative,
+    Asking,
+    Endings,
+    Landed,
+    Texts,
+    alternatives,
+    is_kept,
+)
+from router.engine.beam_search.types import (
+    Beam,
+    Dead,
+    Group,
+    Hole,
+    Outcome,
+    Place,
+    Probe,
+    Probed,
+    Reason,
+    Told,
+)
+from router.request.errors import RouterError
+
+
+class BeamSearch:
+    """Owner of a group's live beams, and of the traces that ended among them."""
+
+    def __init__(self, group: Group, texts: Texts) -> None:
+        self._group = group
+        self._texts = texts
+        self._endings = Endings(group.holes, texts)
+        self.live: Sequence[Beam] = group.beams
+        # The best, and the places of those that ended here, in the order in which they did.
+        self._scores = sorted(group.ended, reverse=True)[: group.width]
+        self._ended: list[tuple[Place, float]] = []
+        self._dropped: list[tuple[Place, RouterError | None]] = []
+        # What was told early, of beams that are to be live if something may follow them.
+        self._ahead: dict[Beam, Told] = {}
+
+    def run(self) -> Asking[Outcome]:
+        """The whole search."""
+        while True:
+            stopped = yield from self._stopped()
+            if stopped is not None:
+                return self.outcome(Reason.HOLE, beams=stopped)
+            if self._is_over:
+                return self.outcome(Reason.COMPLETE)
+            found = self._found((yield from self._probes()))
+            selected = yield from self._selected(found)
+            if selected is None:
+                return (yield from self._undecided(found))
+            self.live = selected
+
+    def outcome(
+        self,
+        reason: Reason,
+        *,
+        beams: Sequence[Place] | None = None,
+        candidates: Sequence[Place] | None = None,
+        has_more: bool = False,
+    ) -> Outcome:
+        """What has come of the group by now."""
+        worst = self._scores[-1] if self._scores else 0.0
+        return Outcome(
+            reason=reason,
+            beams=[Place(beam) for beam in self.live] if beams is None else beams,
+            candidates=candidates,
+            has_more=has_more,
+            ended=[(place, score) for place, score in self._ended if score >= worst],
+            dropped=self._dropped,
+        )
+
+    def report(self) -> Outcome:
+        """The live beams, and what has ended."""
+        return self.outcome(Reason.COMPLETE)
+
+    def _hole(self, beam: Beam) -> Hole:
+        return self._group.holes[beam.hole]
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing is live, or nothing live can still be among the best."""
+        if not self.live:
+            return True
+        if len(self._scores) < self._group.width:
+            return False
+        scoring = self._group.scoring
+        if scoring.early_stopping is True:
+            return True
+        return all(scoring.possible(beam) <= self._scores[-1] for beam in self.live)
+
+    def _keep(self, place: Place) -> None:
+        """A trace that has ended, among the best of its step."""
+        score = self._group.scoring.score(place.beam.logprob, place.beam.num_tokens)
+        self._ended.append((place, score))
+        self._scores = sorted([*self._scores, score], reverse=True)[: self._group.width]
+
+    # A step
+
+    def _probes(self) -> Asking[Sequence[Told]]:
+        """What may follow each of the live beams."""
+        ahead, self._ahead = self._ahead, {}
+        if not ahead:
+            return (yield [Probe(beam) for beam in self.live])
+        asked = [beam for beam in self.live if beam not in ahead]
+        told = (yield [Probe(beam) for beam in asked]) if asked else ()
+        ahead.update(zip(asked, told, strict=True))
+        return [ahead[beam] for beam in self.live]
+
+    def _found(self, probes: Sequence[Told]) -> list[Alternative]:
+        """All that may follow, the most probable trace first. What nothing follows is not live."""
+        found: list[Alternative] = []
+        alive: list[Beam] = []
+        for beam, told in zip(self.live, probes, strict=True):
+            if isinstance(told, Dead):
+                self._dropped.append((Place(beam), told.error))
+            elif isinstance(told, Probed):
+                alive.append(beam)
+                found += alternatives(beam, self._hole(beam), told)
+        self.live = alive
+        return sorted(found, key=lambda alternative: -alternative.rank_by)
+
+    def _selected(self, found: Sequence[Alternative]) -> Asking[Sequence[Beam] | None]:
+        """The best that go on; None: what is behind a hole decides it."""
+        width, num_considered = self._group.width, self._group.num_considered
+        live: list[Beam] = []
+        ended: list[Place] = []
+        dropped: list[tuple[Place, RouterError | None]] = []
+        rank = num_tried = 0
+        while num_tried < len(found) and rank < num_considered and len(live) < width:
+            tried = _within(found[num_tried:], width - len(live), num_considered - rank)
+            if any(each.ends_hole and not self._hole(each.before).is_last for each in tried):
+                return None
+            num_tried += len(tried)
+            for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
+                if dead is not None or not is_kept(place):
+                    dropped.append((place, None if dead is None else dead.error))
+                    continue
+                if not each.ends_hole:
+                    live.append(place.beam)
+                elif rank < width:
+                    ended.append(place)
+                rank += 1
+        self._dropped += dropped
+        for place in ended:
+            self._keep(place)
+        return live
+
+    def _undecided(self, found: Sequence[Alternative]) -> Asking[Outcome]:
+        """The step's candidates, for the client. Dead ends are none, and count for nothing."""
+        width = self._group.width
+        num_left = self._group.num_candidates or self._group.num_considered
+        candidates: list[Place] = []
+        num_tried = num_going_on = 0
+        while num_tried < len(found) and num_left and num_going_on < width:
+            tried = _within(found[num_tried:], width - num_going_on, num_left)
+            num_tried += len(tried)
+            for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
+                num_left -= each.ends_hole or dead is None
+                if dead is None and is_kept(place):
+                    candidates.append(place)
+                    num_going_on += not each.ends_hole
+                else:
+                    self._dropped.append((place, None if dead is None else dead.error))
+        has_more = num_tried < len(found) and num_going_on < width
+        return self.outcome(Reason.HOLE, candidates=candidates, has_more=has_more)
+
+    def _stopped(self) -> Asking[Sequence[Place] | None]:
+        """Ends the beams whose texts have ended them; all places, if the client must go on."""
+        holes = self._hole
+        is_ended = [self._texts.is_ended(holes(beam), beam.output_ids) for beam in self.live]
+        if not any(is_ended):
+            return None
+        ending = [beam for beam, ends in zip(self.live, is_ended, strict=True) if ends]
+        closed = iter((yield from self._endings.by_length(ending)))
+        left: list[Place] = []
+        for beam, ends in zip(self.live, is_ended, strict=True):
+            place, dead = next(closed) if ends else (Place(beam), None)
+            if dead is not None or not is_kept(place):
+                self._dropped.append((place, None if dead is None else dead.error))
+            elif place.closed is not None and holes(place.beam).is_last:
+                self._keep(place)
+            else:
+                left.append(place)
+        self.live = [place.beam for place in left]
+        return left if any(place.closed is not None for place in left) else None
+
+    # Ends of holes
+
+    def _landed(self, tried: Sequence[Alternative]) -> Asking[Sequence[Landed]]:
+        """Where alternatives lead to."""
+        by_length = [each.beam for each in tried if each.ends_hole and not each.is_end]
+        closed = iter((yield from self._endings.by_length(by_length)))
+        by_token = [each.beam for each in tried if each.is_end]
+        ended = iter((yield from self._endings.by_token(by_token)))
+        open_beams = [each.beam for each in tried if not each.ends_hole]
+        going_on = iter((yield from self._going_on(open_beams)))
+        landed: list[Landed] = []
+        for each in tried:
+            if not each.ends_hole:
+                landed.append(next(going_on))
+            else:
+                landed.append(next(ended if each.is_end else closed))
+        return landed
+
+    def _going_on(self, beams: Sequence[Beam]) -> Asking[Sequence[Landed]]:
+        """Beams in the middle of their holes. A dead end must not have the place of another one:
+        where there may be some, what follows is asked before the places are given.
+        """
+        asked = [beam for beam in beams if self._may_be_dead(beam) and beam not in self._ahead]
+        told = (yield [Probe(beam) for beam in asked]) if asked else ()
+        self._ahead.update(zip(asked, told, strict=True))
+        landed: list[Landed] = []
+        for beam in beams:
+            answer = self._ahead.get(beam) if self._ahead else None
+            landed.append((Place(beam), answer if isinstance(answer, Dead) else None))
+        return landed
+
+    def _may_be_dead(self, beam: Beam) -> bool:
+        hole = self._hole(beam)
+        return hole.has_dead_ends and not self._texts.is_ended(hole, beam.output_ids)
+
+
+def _within(
+    found: Sequence[Alternative], num_going_on: int, num_most: int
+) -> Sequence[Alternative]:
+    """The first ones, until so many of them go on or there are so many."""
+    within: list[Alternative] = []
+    for each in found[:num_most]:
+        within.append(each)
+        num_going_on -= not each.ends_hole
+        if num_going_on == 0:
+            break
+    return within

@@ -1,0 +1,248 @@
+"""Generation as the routes see it: a request in, events or a whole answer out.
+
+It knows no scheduler, no shard and no HTTP. Whoever stops reading, for whatever reason, cancels.
+
+A schema of which masks enforce a part only is looked at once more when the text is finished: the
+last event waits for that, and says what was found.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+
+from router.engine.batcher import Batcher
+from router.engine.beam_search.best_first import BestFirstSearch
+from router.engine.beam_search.best_words import BestGroup, BestOutcome
+from router.engine.beam_search.run import BeamRun
+from router.engine.beam_search.search import BeamSearch
+from router.engine.beam_search.texts import OutputTexts
+from router.engine.beam_search.types import Group, Outcome
+from router.engine.stream import Stream
+from router.request.errors import RouterError, ServerStopped
+from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
+from router.request.request import Constraint, GenerateRequest
+
+# What a finished text breaks of its constraint, in words; None: nothing.
+Verify = Callable[[Constraint, str], Awaitable[str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer. `prompt` only if its log-probabilities were asked for."""
+
+    prompt: PromptScored | None
+    tokens: tuple[TokenGenerated, ...]
+    finished: Finished
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the generated tokens; minus infinity without any."""
+        if not self.tokens:
+            return -inf
+        return sum(event.token.logprob or 0.0 for event in self.tokens) / len(self.tokens)
+
+
+class Accepted:
+    """A request that was taken. Who reads `events` owns it: closing them cancels the request."""
+
+    def __init__(self, batcher: Batcher, stream: Stream, verify: Verify) -> None:
+        self._batcher = batcher
+        self._stream = stream
+        self._verify = verify
+
+    @property
+    def place(self) -> int | None:
+        """Where it waits for its first step, 1 for the next one; None once that has begun."""
+        return self._batcher.place(self._stream)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were found in the prefix cache, once it has begun."""
+        return self._stream.cached_len
+
+    async def events(self) -> AsyncGenerator[Sequence[Event], None]:
+        """The events, in bursts: all that is there whenever the reader comes for more.
+
+        The last burst ends with the one Finished or Failed.
+        """
+        try:
+            while burst := await _next_burst(self._stream, self._verify):
+                yield burst
+        finally:
+            self._batcher.cancel(self._stream)
+
+
+class Infer:
+    """The facade over the batcher."""
+
+    def __init__(self, batcher: Batcher, verify: Verify) -> None:
+        self._batcher = batcher
+        self._verify = verify
+
+    @property
+    def is_alive(self) -> bool:
+        """The shards answer."""
+        return self._batcher.is_alive
+
+    @property
+    def is_draining(self) -> bool:
+        """Nothing new is taken any more."""
+        return self._batcher.is_draining
+
+    @property
+    def is_ready(self) -> bool:
+        """A request would be served now."""
+        return self.is_alive and not self.is_draining
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing gets on although it should; None: it does, or there is nothing to do."""
+        return self._batcher.trouble
+
+    def accept(self, request: GenerateRequest) -> Accepted:
+        """Takes a request; its events are to be read at once. Raises Refused, InvalidRequest."""
+        return Accepted(self._batcher, self._batcher.submit(request), self._verify)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[Event], None]:
+        """The events, as of `Accepted`, of a request that is taken when they are asked for.
+
+        Raises Refused or InvalidRequest before the first burst.
+        """
+        stream = self._batcher.submit(request)
+        try:
+            while burst := await _next_burst(stream, self._verify):
+                yield burst
+        finally:
+            self._batcher.cancel(stream)
+
+    def generate_all(
+        self, requests: Sequence[GenerateRequest]
+    ) -> list[AsyncGenerator[Sequence[Event], None]]:
+        """The events of sequences that are taken together or not at all, each as by `generate`.
+
+        The first generator to begin asks for all; one that closes before its end ends those that
+        have not begun.
+        """
+        group = _Group(self._batcher, requests, self._verify)
+        return [group.events(index) for index in range(len(requests))]
+
+    def search_beams(
+        self, group: Group, texts: OutputTexts, report_s: float | None
+    ) -> BeamRun[Group, Outcome]:
+        """Takes a group of beams; who calls awaits its end, and closes it. Raises as `accept`."""
+        search = BeamSearch(group, texts)
+        return BeamRun(group, search, texts, self._batcher, self._verify, report_s)
+
+    def search_best(
+        self, group: BestGroup, texts: OutputTexts, report_s: float | None
+    ) -> BeamRun[BestGroup, BestOutcome]:
+        """As `search_beams`, for a best-first search."""
+        search = BestFirstSearch(group, texts)
+        return BeamRun(group, search, texts, self._batcher, self._verify, report_s)
+
+    async def complete(self, request: GenerateRequest) -> Completion:
+        """The whole answer. Raises the RouterError of a request that fails, and `generate`'s."""
+        return (await self.complete_all([request]))[0]
+
+    async def complete_all(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Whole answers to sequences that are taken together or not at all, in their order.
+
+        Raises as `complete`; if one fails, the others are cancelled.
+        """
+        streams = self._batcher.submit_all(requests)
+        readers = [asyncio.ensure_future(_completion(stream, self._verify)) for stream in streams]
+        try:
+            return await asyncio.gather(*readers)
+        finally:
+            for stream, reader in zip(streams, readers, strict=True):
+                self._batcher.cancel(stream)
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    async def best_of(self, request: GenerateRequest, num_draws: int) -> list[Completion]:
+        """`num_draws` independent answers, the one with the best mean log-probability first.
+
+        Draw i has the seed of the request plus i. Raises as `complete`; if one fails, the others
+        are cancelled.
+        """
+        return (await self.best_of_each([(request, num_draws)]))[0]
+
+    async def best_of_each(
+        self, draws: Sequence[tuple[GenerateRequest, int]]
+    ) -> list[list[Completion]]:
+        """As `best_of`, for several requests that are taken together or not at all."""
+        completions = iter(
+            await self.complete_all([one.draw(index) for one, n in draws for index in range(n)])
+        )
+        return [
+            sorted(islice(completions, n), key=lambda completion: -completion.mean_logprob)
+            for _, n in draws
+        ]
+
+
+class _Group:
+    """Sequences that are submitted together when the first of their readers begins."""
+
+    def __init__(
+        self, batcher: Batcher, requests: Sequence[GenerateRequest], verify: Verify
+    ) -> None:
+        self._batcher = batcher
+        self._verify = verify
+        self._requests = requests
+        self._refusal: RouterError | None = None
+        # Those that nobody reads yet; None before they are submitted.
+        self._unread: dict[int, Stream] | None = None
+
+    async def events(self, index: int) -> AsyncGenerator[Sequence[Event], None]:
+        """The events of one of them. Raises Refused or InvalidRequest before the first burst."""
+        unread = self._submitted()
+        stream = unread.pop(index)
+        try:
+            while burst := await _next_burst(stream, self._verify):
+                yield burst
+        finally:
+            others = () if stream.end is not None else unread.values()
+            for each in (stream, *others):
+                self._batcher.cancel(each)
+
+    def _submitted(self) -> dict[int, Stream]:
+        """All are refused by the same word; asking again would be another request."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._unread is None:
+            try:
+                self._unread = dict(enumerate(self._batcher.submit_all(self._requests)))
+            except RouterError as error:
+                self._refusal = error
+                raise
+        return self._unread
+
+
+async def _next_burst(stream: Stream, verify: Verify) -> Sequence[Event]:
+    """What the reader is given next; an end that masks do not vouch for is checked before."""
+    burst = await stream.take()
+    end, constraint = burst[-1] if burst else None, stream.request.constraint
+    if constraint is None or not constraint.is_judged_at_end or not isinstance(end, Finished):
+        return burst
+    if not end.constraint_satisfied:
+        return burst
+    violation = await verify(constraint, stream.text_before + end.text)
+    return [*burst[:-1], replace(end, constraint_satisfied=violation is None, violation=violation)]
+
+
+async def _completion(stream: Stream, verify: Verify) -> Completion:
+    prompt: PromptScored | None = None
+    tokens: list[TokenGenerated] = []
+    while burst := await _next_burst(stream, verify):
+        for event in burst:
+            if isinstance(event, TokenGenerated):
+                tokens.append(event)
+            elif isinstance(event, PromptScored):
+                prompt = event
+            elif isinstance(event, Failed):
+                raise event.error
+            else:
+                return Completion(prompt, tuple(tokens), event)
+    raise ServerStopped("the stream ended without an end")

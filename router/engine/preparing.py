@@ -1,0 +1,114 @@
+"""Constraints on their way into the shard, and the requests that wait for them.
+
+A constraint is compiled beside the running steps before a request that brings it enters one, so
+that no step stands still for it. Requests with the same constraint wait for it together. Quick ones
+are not waited for: the first step of their request compiles them beside its forward.
+
+    begin -> rank 0 compiles -> ready: the request may be scheduled
+                             -> failed: the shard cannot serve it, or took too long
+
+The last few that were compiled are known, and not asked for again: the shard keeps many more. A
+shard that does not answer at all is no matter of the constraint: then the request is ready, and
+waits with all others for the shards to begin anew; its first step compiles what is missing. It
+knows no scheduler and no stream.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from constraints.spec import ConstraintSpec
+from router.request.errors import ShardFailed
+from router.request.request import GenerateRequest
+
+# Far from what a shard keeps; long texts, of which it keeps fewer, are asked for every time.
+_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 65_536
+
+
+@dataclass(slots=True, eq=False)
+class _Compiling:
+    task: asyncio.Task[None]
+    request_ids: set[int] = field(default_factory=set)
+
+
+class Preparing:
+    """Owner of the calls under way. The batcher begins and leaves; `ready` and `failed` are its.
+
+    `prepare` raises what the request is to fail with, or ShardFailed.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[GenerateRequest], Awaitable[None]],
+        ready: Callable[[int], None],
+        failed: Callable[[int, Exception], None],
+    ) -> None:
+        self._prepare = prepare
+        self._ready = ready
+        self._failed = failed
+        self._compiling: dict[ConstraintSpec, _Compiling] = {}
+        self._specs: dict[int, ConstraintSpec] = {}
+        # Least recently used first.
+        self._known: OrderedDict[ConstraintSpec, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._specs)
+
+    def is_ready(self, request: GenerateRequest) -> bool:
+        """It has no constraint, or one that the shard has, or will have in no time."""
+        if request.constraint is None or request.constraint.is_quick:
+            return True
+        spec = request.constraint.spec
+        if spec not in self._known:
+            return False
+        self._known.move_to_end(spec)
+        return True
+
+    def forget(self) -> None:
+        """The shard may be another one, and have none."""
+        self._known.clear()
+
+    def begin(self, request_id: int, request: GenerateRequest) -> None:
+        """The request waits for its constraint, which it has."""
+        assert request.constraint is not None, f"request {request_id} has no constraint"
+        spec = request.constraint.spec
+        compiling = self._compiling.get(spec)
+        if compiling is None:
+            task = asyncio.get_running_loop().create_task(self._compile(spec, request))
+            compiling = self._compiling[spec] = _Compiling(task)
+        compiling.request_ids.add(request_id)
+        self._specs[request_id] = spec
+
+    def left(self, request_id: int) -> None:
+        """It has its end; what nobody waits for is not asked for any more."""
+        spec = self._specs.pop(request_id, None)
+        if spec is None:
+            return
+        compiling = self._compiling[spec]
+        compiling.request_ids.discard(request_id)
+        if not compiling.request_ids:
+            del self._compiling[spec]
+            compiling.task.cancel()
+
+    async def _compile(self, spec: ConstraintSpec, request: GenerateRequest) -> None:
+        failure: Exception | None = None
+        try:
+            await self._prepare(request)
+        except Exception as error:  # noqa: BLE001 (whatever it is, those who wait must hear of it)
+            failure = None if isinstance(error, ShardFailed) else error
+        else:
+            self._remember(spec)
+        for request_id in sorted(self._compiling.pop(spec).request_ids):
+            del self._specs[request_id]
+            if failure is None:
+                self._ready(request_id)
+            else:
+                self._failed(request_id, failure)
+
+    def _remember(self, spec: ConstraintSpec) -> None:
+        if len(spec.text) <= _MAX_KNOWN_CHARS:
+            self._known[spec] = None
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)

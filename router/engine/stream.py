@@ -1,0 +1,282 @@
+"""One accepted request on its way back to its client: tokens in, text and events out.
+
+    batcher --Generation--> Stream --events, in bursts--> one reader
+
+It turns tokens into text, finds stop strings, takes the times, and keeps the events until the
+reader comes. Exactly one Finished or Failed is its last event, whoever tries to end it and how
+often. It knows no scheduler and no HTTP; the batcher is its only mutator.
+
+A burst is everything that is there when the reader looks: one wake-up for it, however many tokens a
+step or a slow reader has gathered.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from math import inf
+
+from router.engine.held_tokens import ReportedTokens
+from router.engine.output_text import OutputText
+from router.request.errors import RouterError
+from router.request.events import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptScored,
+    Timings,
+    TokenGenerated,
+    TokenLogprob,
+)
+from router.request.request import GenerateRequest
+from router.shards.batch import Generation, SampledToken, TopToken
+from router.text.tokenizer import Tokenizer
+
+_ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
+
+
+class Stream:
+    """The events of one request.
+
+    `text` is that of the request's output behind what was made before; without, it is read here.
+    Times are the caller's, in monotonic seconds; those of things yet to happen are None.
+    `first_scheduled_s` and `cached_len` (prompt tokens found in the prefix cache) are the
+    batcher's to set.
+    """
+
+    __slots__ = (
+        "_before",
+        "_events",
+        "_keeps_stop_token",
+        "_prompt_logprobs",
+        "_prompt_top_tokens",
+        "_reported",
+        "_text",
+        "_texts",
+        "_tokenizer",
+        "_waiter",
+        "cached_len",
+        "end",
+        "first_scheduled_s",
+        "first_token_s",
+        "last_token_s",
+        "num_generated",
+        "request",
+        "request_id",
+        "submitted_s",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        request: GenerateRequest,
+        tokenizer: Tokenizer,
+        now_s: float,
+        text: OutputText | None = None,
+    ) -> None:
+        stop = request.stop
+        self.request_id = request_id
+        self.request = request
+        self.submitted_s = now_s
+        self.first_scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.cached_len = 0
+        self.num_generated = 0
+        self.end: Finished | Failed | None = None
+        self._tokenizer = tokenizer
+        constraint = request.constraint
+        dropped = () if constraint is None else constraint.dropped_phrases
+        self._text = OutputText(request, tokenizer) if text is None else text
+        # A token that ends a text under a constraint is no part of what satisfies it.
+        self._keeps_stop_token = stop.keep_stop_string and constraint is None
+        # Who pauses chooses among the alternatives, whatever the text of the first of them ends.
+        is_stepped = stop.pause_after is not None
+        # Of tokens made before, what was shown and what was not; nobody else wants to know.
+        has_stood = is_stepped and request.output_ids
+        self._before = self._text.standing() if has_stood else ("", "")
+        keeps = is_stepped or (stop.keep_stop_string and not dropped)
+        self._reported = ReportedTokens(keeps_alternatives=keeps)
+        self._prompt_logprobs: list[float] = []
+        self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
+        self._texts: list[str] = []
+        self._events: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> Sequence[Event]:
+        """What happened since the last call; waits while that is nothing. Empty after the end."""
+        if not self._events:
+            if self.end is not None:
+                return ()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self.taken()
+
+    def taken(self) -> Sequence[Event]:
+        """The same, without waiting: empty while nothing happened."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def num_unread(self) -> int:
+        """Events that wait for the reader."""
+        return len(self._events)
+
+    @property
+    def text_before(self) -> str:
+        """What was shown of the tokens that were made before."""
+        return self._text.text_before
+
+    def wake(self) -> None:
+        """Lets a waiting reader have what is there, if there is anything."""
+        waiter = self._waiter
+        if waiter is not None and self._events and not waiter.done():
+            waiter.set_result(None)
+
+    def add(self, generation: Generation, now_s: float) -> None:
+        """What a step brought; sets `end` when the shard, or the text, ends the sequence."""
+        if generation.prompt_logprobs:
+            self._prompt_logprobs += generation.prompt_logprobs
+            self._prompt_top_tokens += generation.prompt_top_tokens
+        reason = generation.finish_reason
+        if self.num_generated == 0 and (generation.tokens or reason is not None):
+            self._begin(now_s)
+        for token in generation.tokens:
+            ends = generation.finish_reason in _ENDS_BY_TOKEN and token is generation.tokens[-1]
+            self._add_token(token, ends)
+            if self._text.matched is not None:
+                reason = FinishReason.STOP_STRING
+                break
+            # A run of forced tokens may go beyond a pause: who goes on has them again.
+            if self._is_paused and (reason is None or token is not generation.tokens[-1]):
+                reason = FinishReason.PAUSED
+                break
+        if generation.tokens:
+            self.last_token_s = now_s
+        if reason is not None:
+            stop_id = generation.tokens[-1].token_id if reason is FinishReason.STOP_TOKEN else None
+            self.finish(reason, now_s, stop_id, generation.constraint_satisfied)
+
+    def finish(
+        self,
+        reason: FinishReason,
+        now_s: float,
+        stop_token_id: int | None = None,
+        satisfied: bool | None = None,
+    ) -> None:
+        """The good end, unless it has ended. `satisfied`: what the shard says of a constraint."""
+        if self.end is not None:
+            return
+        is_paused = reason is FinishReason.PAUSED
+        tail = "" if is_paused else self._text.flush()
+        matched = self._text.matched
+        self._reported.show(len(tail))
+        self._events += self._reported.all() if is_paused else self._reported.cut()
+        sampling = self.request.sampling
+        text_before, tail_before = self._before
+        self.end = Finished(
+            reason=FinishReason.STOP_STRING if matched is not None else reason,
+            text="".join(self._texts) + tail,
+            tail=tail,
+            num_prompt_tokens=len(self.request.prompt_ids) + len(self.request.output_ids),
+            num_cached_tokens=self.cached_len,
+            num_generated_tokens=self.num_generated,
+            seed=sampling.seed if sampling.do_sample else None,
+            stop_string=matched,
+            stop_token_id=stop_token_id if matched is None else None,
+            timings=self._timings(now_s),
+            constraint_satisfied=(
+                None if is_paused else self._is_satisfied(matched is not None, satisfied)
+            ),
+            text_before=text_before,
+            tail_before=tail_before,
+        )
+        self._events.append(self.end)
+
+    def fail(self, error: RouterError) -> None:
+        """The bad end, unless it has ended."""
+        if self.end is None:
+            self.end = Failed(error)
+            self._events.append(self.end)
+
+    @property
+    def _is_paused(self) -> bool:
+        """It has all the tokens that were asked for, for now."""
+        return self.num_generated == self.request.stop.pause_after
+
+    def _is_satisfied(self, is_stopped: bool, satisfied: bool | None) -> bool | None:
+        """Whether the text satisfies the constraint; None without one.
+
+        A stop string is masked where the constraint would not hold with such an end, so where one
+        ends the text it holds. Of an end that comes unforeseen (a deadline) nobody knows.
+        """
+        if self.request.constraint is None:
+            return None
+        return satisfied is not False if is_stopped else bool(satisfied)
+
+    def _begin(self, now_s: float) -> None:
+        """Its first token is there, or its end without one."""
+        self.first_token_s = now_s
+        if self.request.logprobs.prompt:
+            self._events.append(self._scored_prompt())
+
+    def _add_token(self, token: SampledToken, ends: bool) -> None:
+        token_id = token.token_id
+        self.num_generated += 1
+        special = self._tokenizer.is_special(token_id)
+        # Under a constraint only an end is special, also one that was to be ignored.
+        ends = ends or (special and self.request.constraint is not None)
+        is_dropped = ends and not self._keeps_stop_token
+        pushed, shown = ("", "") if is_dropped else self._text.push(token_id)
+        if shown:
+            self._texts.append(shown)
+        own = self._tokenizer.token_text(token_id) if special or is_dropped else pushed
+        hidden = is_dropped or (special and self.request.skip_special_tokens)
+        top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
+        event = TokenGenerated(
+            TokenLogprob(token_id, own, token.logprob, special, hidden), shown, top_tokens
+        )
+        if not self._text.is_watched:
+            self._events.append(event)
+            return
+        self._reported.add(event, len(pushed))
+        self._reported.show(len(shown))
+        is_cut = self._text.matched is not None
+        self._events += self._reported.cut() if is_cut else self._reported.whole()
+
+    def _scored_prompt(self) -> PromptScored:
+        scored_ids = self.request.prompt_ids[self.request.logprobs.prompt_from :]
+        logprobs: list[float | None] = [*self._prompt_logprobs]
+        top_tokens = [self._alternatives(top) for top in self._prompt_top_tokens]
+        if self.request.logprobs.prompt_from == 0:
+            # Nothing comes before the very first token.
+            logprobs.insert(0, None)
+            if top_tokens:
+                top_tokens.insert(0, ())
+        tokens = [
+            self._report(token_id, logprob)
+            for token_id, logprob in zip(scored_ids, logprobs, strict=True)
+        ]
+        return PromptScored(tuple(tokens), tuple(top_tokens))
+
+    def _alternatives(self, top_tokens: Sequence[TopToken]) -> tuple[TokenLogprob, ...]:
+        # Where fewer tokens than were asked for can be drawn, the rest has no probability at all.
+        return tuple(
+            [self._report(top.token_id, top.logprob) for top in top_tokens if top.logprob > -inf]
+        )
+
+    def _report(self, token_id: int, logprob: float | None) -> TokenLogprob:
+        text = self._tokenizer.token_text(token_id)
+        return TokenLogprob(token_id, text, logprob, self._tokenizer.is_special(token_id))
+
+    def _timings(self, now_s: float) -> Timings:
+        begun_s = now_s if self.first_scheduled_s is None else self.first_scheduled_s
+        first_s = now_s if self.first_token_s is None else self.first_token_s
+        return Timings(
+            queue_s=begun_s - self.submitted_s,
+            time_to_first_token_s=first_s - self.submitted_s,
+            inference_s=now_s - begun_s,
+            total_s=now_s - self.submitted_s,
+        )

@@ -1,0 +1,138 @@
+"""/constraints/check: what a grammar means for texts, without generating any."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import orjson
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from constraints.spec import ConstraintSpec
+from constraints.verdict import Judged, Judgement
+from router.http.body import BodyReader, Schema
+from router.http.grammar_field import Grammar
+from router.http.openapi import describe
+from router.http.server.disconnect import unless_disconnected
+from router.request.errors import ConstraintRefused, InvalidRequest
+from router.request.validation import Limits
+
+_MAX_TEXTS = 256
+_FAILURES = {429: "Too many constraints wait to be compiled"}
+
+
+class ConstraintCheckBody(Schema):
+    """A grammar as /generate takes it, and texts to judge: `text`, `texts`, or none."""
+
+    grammar: Grammar
+    text: str | None = None
+    texts: list[str] | None = Field(default=None, max_length=_MAX_TEXTS)
+
+
+class JudgedText(BaseModel):
+    """One text. `position`: characters of it that can stand, null where it is accepted.
+    `expected`: what may come there. `error`: why it could not be judged to its end."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str
+    accepted: bool
+    position: int | None
+    expected: list[str]
+    num_legal_tokens: int
+    error: str | None = None
+
+
+class ConstraintCheckResponse(BaseModel):
+    """A grammar that can be kept. `shortest`: the shortest text that was found under it.
+    `not_enforced`: JSON Pointers of what `lenient` leaves out. `dropped_phrases`: what ends an
+    output and is cut off it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    shortest: str | None
+    shortest_tokens: int | None
+    not_enforced: list[str]
+    dropped_phrases: list[str]
+    results: list[JudgedText]
+
+
+CONSTRAINT_MODELS: list[type[BaseModel]] = [ConstraintCheckBody, ConstraintCheckResponse]
+
+
+class Judges(Protocol):
+    """Judges texts; see `ConstraintCheck`."""
+
+    async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
+        """Judge each text under a constraint. Raises ConstraintRefused, Overloaded, Unsupported."""
+
+
+class ConstraintRoutes:
+    """The handler, over what it needs. `judges` is None where nothing is compiled."""
+
+    def __init__(self, judges: Judges | None, bodies: BodyReader, limits: Limits) -> None:
+        self._judges = judges
+        self._bodies = bodies
+        self._limits = limits
+
+    def router(self) -> APIRouter:
+        """The route, documented."""
+        router = APIRouter(tags=["Tandem"])
+        told = describe(
+            ConstraintCheckBody,
+            answer=ConstraintCheckResponse,
+            generates=False,
+            failures=_FAILURES,
+        )
+        router.add_api_route(
+            "/constraints/check",
+            self.check,
+            methods=["POST"],
+            operation_id="check_constraint",
+            **told,
+        )
+        return router
+
+    async def check(self, request: Request) -> Response:
+        """Judge texts by a grammar: accepted, or where and why not."""
+        body = await self._bodies.read(request, ConstraintCheckBody)
+        if body.text is not None and body.texts is not None:
+            raise InvalidRequest("`text` and `texts` exclude each other", "texts")
+        texts = body.texts or ([] if body.text is None else [body.text])
+        constraint = body.grammar.constraint("grammar")
+        if self._judges is None or not self._limits.takes_grammars:
+            raise InvalidRequest("grammar is not supported", "grammar")
+        try:
+            judging = self._judges.judge(constraint.spec, texts)
+            judged = await unless_disconnected(request, judging)
+        except ConstraintRefused as error:
+            told = f"`grammar`: {error}"
+            raise ConstraintRefused(told, error.reason, error.details, "grammar") from error
+        return Response(_answer(texts, judged), media_type="application/json")
+
+
+def _answer(texts: list[str], judged: Judged) -> bytes:
+    return orjson.dumps(
+        {
+            "shortest": judged.shortest,
+            "shortest_tokens": judged.min_len,
+            "not_enforced": list(judged.not_enforced),
+            "dropped_phrases": list(judged.dropped_phrases),
+            "results": [
+                _result(text, judgement)
+                for text, judgement in zip(texts, judged.judgements, strict=True)
+            ],
+        }
+    )
+
+
+def _result(text: str, judgement: Judgement) -> dict[str, object]:
+    told: dict[str, object] = {
+        "text": text,
+        "accepted": judgement.accepted,
+        "position": judgement.position,
+        "expected": list(judgement.expected),
+        "num_legal_tokens": judgement.num_legal,
+    }
+    return told if judgement.failure is None else told | {"error": judgement.failure}

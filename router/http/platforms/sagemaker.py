@@ -1,0 +1,84 @@
+"""/invocations, SageMaker's one route: the body says which of the other routes is meant.
+
+inputs -> POST /        messages -> /v1/chat/completions        prompt -> /v1/completions
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from router.http.body import BodyReader, Schema, parse
+from router.http.openapi import NO_MODEL, describe
+from router.http.request_validator import RequestValidator
+from router.request.errors import InvalidRequest
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class InvocationBody(Schema):
+    """The fields that tell one kind of body from another."""
+
+    inputs: Any = None
+    messages: Any = None
+    prompt: Any = None
+
+    @property
+    def kind(self) -> str:
+        """The field that is there. Raises InvalidRequest for none, or several."""
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) == 1:
+            return given[0]
+        found = " and ".join(f"`{name}`" for name in given) or "none of them"
+        raise InvalidRequest(
+            "the body must have `inputs` (as POST /), `messages` (as /v1/chat/completions) or "
+            f"`prompt` (as /v1/completions), and only one of them. Given: {found}"
+        )
+
+
+class InvocationRoutes:
+    """The handler, over those that it chooses from: by the field that their bodies need."""
+
+    def __init__(
+        self,
+        validator: RequestValidator,
+        bodies: BodyReader,
+        handlers: dict[str, tuple[Handler, type[Schema]]],
+    ) -> None:
+        self._validator = validator
+        self._bodies = bodies
+        self._handlers = handlers
+
+    def router(self) -> APIRouter:
+        """The route, documented."""
+        router = APIRouter(tags=["Text Generation Inference"])
+        refs = [
+            {"$ref": f"#/components/schemas/{body.__name__}"} for _, body in self._handlers.values()
+        ]
+        told = describe({"anyOf": refs}, answer={}, events={}, failures=NO_MODEL)
+        router.add_api_route("/invocations", self.invoke, methods=["POST"], **told)
+        return router
+
+    async def invoke(self, request: Request) -> Response:
+        """Generate text, for SageMaker: the body of POST /, of a chat or of a completion."""
+        self._validator.begin(request)
+        body = await self._bodies.read_json(request)
+        handler, _ = self._handlers[parse(body, InvocationBody).kind]
+        return await handler(_unread(request, body))
+
+
+def _unread(request: Request, body: bytes) -> Request:
+    """The request as it was before its body was read."""
+    is_read = False
+
+    async def receive() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await request.receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request(request.scope, receive)

@@ -1,0 +1,107 @@
+"""/vertex, for Google's Vertex AI: instances in, one text for each out.
+
+An instance is a body of /generate or of a chat. Its parameters all count, where TGI reads
+`max_new_tokens` and `seed` alone. What would be told beside the text (`details` and its kin) has
+no place in the answer.
+"""
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.http.body import BodyReader, Schema, parse, parse_part
+from router.http.openai.chat import ChatRoutes
+from router.http.openai.front import OpenAiFront
+from router.http.openai.schema import ChatBody
+from router.http.openapi import NO_MODEL, describe
+from router.http.platforms.batches import Batches, Draw, within
+from router.http.request_validator import RequestValidator
+from router.http.server.request_record import RequestRecord
+from router.http.tgi.answers import VertexResponse
+from router.http.tgi.schema import GenerateBody
+from router.request.errors import InvalidRequest, Unsupported
+
+_INSTANCE: dict[str, Any] = {
+    "anyOf": [
+        {"$ref": "#/components/schemas/GenerateBody"},
+        {"$ref": "#/components/schemas/ChatBody"},
+    ]
+}
+
+
+class VertexBody(Schema):
+    """Body of /vertex."""
+
+    instances: list[Any] = Field(min_length=1, json_schema_extra={"items": _INSTANCE})
+
+
+class VertexRoutes:
+    """The handler, over what it needs."""
+
+    def __init__(
+        self,
+        validator: RequestValidator,
+        bodies: BodyReader,
+        batches: Batches,
+        front: OpenAiFront,
+        chat: ChatRoutes,
+    ) -> None:
+        self._validator = validator
+        self._bodies = bodies
+        self._batches = batches
+        self._front = front
+        self._chat = chat
+
+    def router(self) -> APIRouter:
+        """The route, documented."""
+        router = APIRouter(tags=["Text Generation Inference"])
+        told = describe(VertexBody, answer=VertexResponse, failures=NO_MODEL)
+        router.add_api_route("/vertex", self.predict, methods=["POST"], **told)
+        return router
+
+    async def predict(self, request: Request) -> Response:
+        """Generate a text for each instance, for Vertex AI."""
+        record = self._validator.begin(request)
+        body = await self._bodies.read_json(request)
+        instances = parse(body, VertexBody).instances
+        self._batches.check_size("instances", len(instances))
+        draws = []
+        for index, instance in enumerate(instances):
+            with within(f"instances[{index}]"):
+                draws.append(await self._draw(record, body, index, instance))
+        texts, headers = await self._batches.texts(request, draws)
+        answer = orjson.dumps({"predictions": texts})
+        return Response(answer, headers=headers, media_type="application/json")
+
+    async def _draw(self, record: RequestRecord, body: bytes, index: int, instance: object) -> Draw:
+        place = ("instances", index)
+        if isinstance(instance, dict) and "messages" in instance and "inputs" not in instance:
+            chat = self._front.admit(parse_part(body, instance, place, ChatBody))
+            _check_whole(chat)
+            return Draw(await self._chat.check(record, chat), prefix=chat.echoed)
+        generate = parse_part(body, instance, place, GenerateBody)
+        return await self._batches.prepare(record, _sampling(generate))
+
+
+def _check_whole(chat: ChatBody) -> None:
+    for name, value, neutral in (("stream", chat.stream, False), ("n", chat.n, 1)):
+        if value not in (None, neutral):
+            raise InvalidRequest(
+                f"`{name}` means nothing here: an instance has one whole prediction; leave it out",
+                name,
+            )
+    if chat.offered is not None:
+        field = chat.offered.field
+        raise Unsupported(f"`{field}` cannot be called here: predictions are texts", field)
+
+
+def _sampling(body: GenerateBody) -> GenerateBody:
+    """Vertex' instances are sampled unless they say otherwise."""
+    if body.parameters is None or body.parameters.do_sample is not None:
+        return body
+    sampling = body.parameters.model_copy(update={"do_sample": True})
+    return body.model_copy(update={"parameters": sampling})

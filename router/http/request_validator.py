@@ -1,0 +1,109 @@
+"""The way in of all routes that generate: raw parameters to a request, timed, counted, traced."""
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from starlette.requests import Request
+
+from router.http.server.request_record import RequestRecord
+from router.request.errors import InvalidRequest
+from router.request.request import GenerateRequest
+from router.request.validation import RawParams, Validation
+from router.telemetry.metrics import Metrics
+from router.telemetry.tracing import NO_TRACES, Tracer
+
+TIMEOUT_HEADER = "x-request-timeout"
+_SECONDS = re.compile(r"\d{1,9}(\.\d{0,9})?|\.\d{1,9}", re.ASCII)
+
+
+class RequestValidator:
+    """Validates on behalf of the routes."""
+
+    def __init__(
+        self, validation: Validation, metrics: Metrics, tracer: Tracer = NO_TRACES
+    ) -> None:
+        self._validation = validation
+        self._metrics = metrics
+        self._tracer = tracer
+
+    def begin(self, request: Request) -> RequestRecord:
+        """Counts a request to generate, once, before anything can go wrong with it.
+
+        Raises InvalidRequest for a timeout that is no number of seconds.
+        """
+        record = RequestRecord.of(request)
+        if not record.is_generation:
+            # The route's template, not the path: names of spans are to be few.
+            route = getattr(request.scope.get("route"), "path", None)
+            self.open(record, request.method, route or request.url.path, request.headers.raw)
+            record.route = route
+            record.timeout_s = _timeout_s(request)
+        return record
+
+    def open(
+        self,
+        record: RequestRecord,
+        method: str,
+        route: str,
+        headers: Iterable[tuple[bytes, bytes]],
+    ) -> None:
+        """As `begin`, for a request of its own record, with what its span is called."""
+        self._metrics.request_count.inc()
+        record.is_generation = True
+        record.route = route
+        record.span = self._tracer.request(method, route, headers, record.started_s)
+
+    async def check(
+        self,
+        record: RequestRecord,
+        prompt: str | Sequence[int],
+        raw: RawParams,
+        *,
+        add_special_tokens: bool = True,
+    ) -> GenerateRequest:
+        """The request, valid, with its deadline, the earliest of those that the server, the
+        request's header and its body set. `prompt` is text or token ids.
+
+        Raises InvalidRequest.
+        """
+        durations_s = (self._validation.limits.max_duration_s, record.timeout_s, raw.max_time)
+        given_s = [duration_s for duration_s in durations_s if duration_s is not None]
+        if given_s:
+            raw = replace(raw, deadline_s=record.started_s + min(given_s))
+        clock = time.monotonic
+        begun_s = clock()
+        try:
+            if isinstance(prompt, str):
+                checked = await self._validation.validate(
+                    prompt, raw, add_special_tokens=add_special_tokens, trace_id=record.request_id
+                )
+            else:
+                checked = await self._validation.validate_ids(
+                    prompt, raw, trace_id=record.request_id
+                )
+        except InvalidRequest as error:
+            record.span.validated(clock() - begun_s, error)
+            raise
+        validation_s = clock() - begun_s
+        record.accepted(checked, validation_s)
+        record.span.validated(validation_s)
+        checked = replace(checked, trace=record.span.context, account=record.took)
+        self._metrics.validation_duration.observe(validation_s)
+        self._metrics.input_length.observe(len(checked.prompt_ids))
+        self._metrics.max_new_tokens.observe(checked.stop.max_new_tokens)
+        return checked
+
+
+def _timeout_s(request: Request) -> float | None:
+    """The client's own limit, in seconds from the request's arrival."""
+    values = request.headers.getlist(TIMEOUT_HEADER)
+    for value in values:
+        if not _SECONDS.fullmatch(value) or float(value) == 0.0:
+            raise InvalidRequest(
+                f"the header `{TIMEOUT_HEADER}` must be a number of seconds in digits, "
+                f"above 0 and below 1000000000, like 30 or 2.5. Given: {value[:40]!r}",
+                TIMEOUT_HEADER,
+            )
+    return min(map(float, values), default=None)

@@ -1,0 +1,265 @@
+"""/v1/responses: items in, a response or its events out; made, read again, gone on from, forgotten.
+
+What may be read again is for who made it: requests with the same credentials.
+"""
+
+import time
+import uuid
+from collections.abc import Awaitable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.http.conversation import AnswerFrames, Conversations, Turn
+from router.http.errors import Dialect, HttpError
+from router.http.openai.logprobs import ChatLogprobs, TokenNames
+from router.http.openapi import describe, tell
+from router.http.responses.fitting import fit
+from router.http.responses.input import Reference, check_outputs
+from router.http.responses.items import Item, turns_of
+from router.http.responses.output import Output
+from router.http.responses.reply import Reply, status_of
+from router.http.responses.schema import CountInputBody, ResponseBody
+from router.http.responses.store import ResponseStore, Stored
+from router.http.responses.stream import ResponseWords
+from router.request.errors import InvalidRequest
+from router.request.events import Finished
+
+_PATH = "/v1/responses"
+_UNKNOWN = {404: "The model is not served, or the response not known, or not any more"}
+_MAX_LISTED, _NUM_LISTED = 100, 20
+# The codes of what is not known, by the field that names it.
+_NOT_FOUND = {
+    "response_id": "response_not_found",
+    "previous_response_id": "previous_response_not_found",
+}
+
+_RESPONSE = {
+    "type": "object",
+    "description": "OpenAI's Response object",
+    "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+}
+_EVENT = {
+    "type": "object",
+    "description": "An event of OpenAI's, by its type",
+    "required": ["type", "sequence_number"],
+}
+_COUNT = {"type": "object", "required": ["object", "input_tokens"]}
+_DELETED = {"type": "object", "required": ["id", "object", "deleted"]}
+_LIST = {"type": "object", "required": ["object", "data", "first_id", "last_id", "has_more"]}
+_PAGING = [
+    {"name": name, "in": "query", "required": False, "schema": schema}
+    for name, schema in (
+        ("order", {"enum": ["asc", "desc"], "default": "desc"}),
+        ("after", {"type": "string"}),
+        ("limit", {"type": "integer", "minimum": 1, "maximum": _MAX_LISTED}),
+    )
+]
+
+
+class _ResponseId(StringConvertor):
+    """Ids of responses in paths, which no other path below theirs can be."""
+
+    regex = "resp_[^/]*"
+
+
+class ResponseRoutes:
+    """The handlers. They own the store: what is in it, was put there by `create`."""
+
+    def __init__(
+        self, conversations: Conversations, names: TokenNames, store: ResponseStore
+    ) -> None:
+        self._conversations = conversations
+        self._names = names
+        self._store = store
+
+    def router(self) -> APIRouter:
+        """The routes, documented."""
+        router = APIRouter(tags=["OpenAI"])
+        register_url_convertor("response", _ResponseId())
+        one = _PATH + "/{response_id:response}"
+        create = describe(ResponseBody, answer=_RESPONSE, events=_EVENT, failures=_UNKNOWN)
+        count = describe(CountInputBody, answer=_COUNT, generates=False, failures=_UNKNOWN)
+        items = {**tell(_LIST, failures=_UNKNOWN), "openapi_extra": {"parameters": _PAGING}}
+        for path, handler, method, told in (
+            (_PATH, self.create, "POST", create),
+            (f"{_PATH}/input_tokens", self.count, "POST", count),
+            (one, self.retrieve, "GET", tell(_RESPONSE, failures=_UNKNOWN)),
+            (one, self.delete, "DELETE", tell(_DELETED, failures=_UNKNOWN)),
+            (f"{one}/input_items", self.input_items, "GET", items),
+        ):
+            router.add_api_route(path, handler, methods=[method], **told)
+        return router
+
+    async def create(self, request: Request) -> Response:
+        """Answer the input, whole or as server-sent events."""
+        talk = self._conversations
+        record = talk.validator.begin(request)
+        body = await talk.read(request, ResponseBody)
+        model = talk.model_name(body.model)
+        body.check()
+        raw = body.to_raw(talk.limits)
+        given = self._given(request, body)
+        prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
+        offer, calling = body.offer, None
+        if offer is not None:
+            raw, calling = await talk.offer(raw, offer, "tools")
+        checked = await talk.check(record, prompt, raw)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        reply = Reply(response_id, int(time.time()), model, body)
+        logprobs = None
+        if body.has_logprobs:
+            logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
+        output = Output(calling, logprobs)
+
+        def keep(response: dict[str, Any], end: Finished) -> None:
+            if body.is_stored:
+                answered, previous_id = output.items(status_of(end)), body.previous_response_id
+                stored = Stored(orjson.dumps(response), given, answered, previous_id)
+                self._store.keep(_owner(request), response_id, stored)
+
+        if body.stream:
+            words = ResponseWords(reply, output, keep)
+            frames = AnswerFrames(record, words, Dialect.OPENAI)
+            return await talk.stream(record, checked, frames, {})
+        completion = await talk.complete(request, checked)
+        output.whole(completion.tokens, completion.finished)
+        end = output.settled(completion.finished)
+        response = reply.ended(end, output.fields(status_of(end)), int(time.time()))
+        keep(response, end)
+        return talk.reply(record, response, {})
+
+    async def count(self, request: Request) -> Response:
+        """How many tokens the same input would have as a prompt."""
+        body = await self._conversations.read(request, CountInputBody)
+        self._conversations.model_name(body.model)
+        body.check()
+        prompt = await self._prompt(request, body, self._given(request, body), 1)
+        num_tokens = await self._conversations.count(prompt)
+        return _json({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+    async def retrieve(self, request: Request) -> Response:
+        """A response that was made before."""
+        if request.query_params.get("stream", "false").lower() not in ("", "false", "0"):
+            raise InvalidRequest("`stream` is not served here: the response is complete", "stream")
+        return Response(self._known(request).response, media_type="application/json")
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a response; what went on from it cannot be gone on from any more."""
+        response_id = request.path_params["response_id"]
+        if not self._store.forget(_owner(request), response_id):
+            raise _not_found("Response", response_id, "response_id")
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        """The items that a response answers, the latest first unless `order` is `asc`."""
+        stored = self._known(request)
+        before = self._history(request, stored.previous_id)
+        return _json(_page([*before, *stored.given], request))
+
+    async def _prompt(
+        self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
+    ) -> str:
+        """The instructions, what was said before, and what is said now, as a prompt."""
+        talk = self._conversations
+        history = self._history(request, body.previous_response_id)
+        check_outputs(history, given)
+        turns: Sequence[Turn] = turns_of([*history, *given])
+        if body.instructions:
+            turns = [Turn("system", body.instructions), *turns]
+        tools, may_call = body.shown_tools, body.offer is not None
+
+        def render(turns: Sequence[Turn]) -> Awaitable[str]:
+            return talk.render(turns, body.settings, tools=tools, may_call=may_call)
+
+        if body.truncates:
+            limits = talk.limits
+            max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
+
+            async def count(turns: Sequence[Turn]) -> int:
+                return await talk.count(await render(turns))
+
+            turns = await fit(turns, max_len, count)
+        return await render(turns)
+
+    def _given(self, request: Request, body: CountInputBody) -> tuple[Item, ...]:
+        """The input, its references followed. Raises HttpError for one to what is not known."""
+        given: list[Item] = []
+        for index, item in enumerate(body.input):
+            if isinstance(item, Reference):
+                found = self._store.item(_owner(request), item.item_id)
+                if found is None:
+                    raise _not_found("Item", item.item_id, f"input[{index}].id")
+                item = found
+            given.append(item)
+        return tuple(given)
+
+    def _known(self, request: Request) -> Stored:
+        response_id = request.path_params["response_id"]
+        stored = self._store.get(_owner(request), response_id)
+        if stored is None:
+            raise _not_found("Response", response_id, "response_id")
+        return stored
+
+    def _history(self, request: Request, previous_id: str | None) -> tuple[Item, ...]:
+        """What was said up to a response. Raises HttpError if a part of it is not known."""
+        if previous_id is None:
+            return ()
+        try:
+            return self._store.conversation(_owner(request), previous_id)
+        except KeyError as error:
+            raise _not_found("Response", error.args[0], "previous_response_id") from error
+
+
+def _page(items: list[Item], request: Request) -> dict[str, Any]:
+    """One page of a list, by `order`, `after` and `limit`. Raises InvalidRequest."""
+    query = request.query_params
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"`order` must be `asc` or `desc`. Given: `{order[:60]}`", "order")
+    limit = query.get("limit", str(_NUM_LISTED))
+    is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MAX_LISTED))
+    if not (is_short and 1 <= int(limit) <= _MAX_LISTED):
+        rule = f"must be a whole number between 1 and {_MAX_LISTED}"
+        raise InvalidRequest(f"`limit` {rule}. Given: `{limit[:60]}`", "limit")
+    ordered = items if order == "asc" else items[::-1]
+    after = query.get("after")
+    if after is not None:
+        place = next((i for i, item in enumerate(ordered) if item.item_id == after), None)
+        if place is None:
+            raise InvalidRequest(f"`after` names no item: `{after[:60]}`", "after")
+        ordered = ordered[place + 1 :]
+    page = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": [item.fields() for item in page],
+        "first_id": page[0].item_id if page else None,
+        "last_id": page[-1].item_id if page else None,
+        "has_more": len(page) < len(ordered),
+    }
+
+
+def _owner(request: Request) -> bytes:
+    """Who asks, as far as credentials tell; a digest, so that no key is kept in memory."""
+    return blake2b(request.headers.get("authorization", "").encode(), digest_size=16).digest()
+
+
+def _not_found(what: str, wanted_id: str, field: str) -> HttpError:
+    # Of a path's id nobody asks where it stands.
+    place = "" if field == "response_id" else f"`{field}`: "
+    return HttpError(
+        404,
+        _NOT_FOUND.get(field, "item_not_found"),
+        f"{place}{what} `{wanted_id[:100]}` is not known: it was never stored, was deleted, or is "
+        "forgotten, since responses are kept in memory and within bounds",
+        field=field,
+    )
+
+
+def _json(answer: object) -> Response:
+    return Response(orjson.dumps(answer), media_type="application/json")

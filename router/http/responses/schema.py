@@ -1,0 +1,257 @@
+"""Bodies of /v1/responses, and their translation to raw parameters.
+
+Hints about users, caching and tiers are taken and have no effect. What would change the answer and
+cannot be served is refused by name, and so is what this API does not have.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from constraints.spec import Kind
+from router.http.body import Schema
+from router.http.conversation import Setting
+from router.http.fields import LogitBias, Strings
+from router.http.openai.common import MAX_TOP_LOGPROBS
+from router.http.responses.input import Items
+from router.http.responses.tools import Choice, Tool, check_tools, offered_tools, shown_tools
+from router.http.sampling_defaults import normalize
+from router.http.tools.grammar import AllowedTools
+from router.http.unsupported_fields import Harmless, WatchedSchema
+from router.request.error_text import wrong
+from router.request.errors import InvalidRequest
+from router.request.grammar import RawGrammar
+from router.request.validation import Limits, RawParams
+
+_ANY_OBJECT = {"type": "object"}
+_LOGPROBS = "message.output_text.logprobs"
+# But for the first, output that no response here has: to include it is to include nothing.
+_Includable = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_MAX_TOOL_CALLS = (1 << 31) - 1
+_MAX_PAIRS, _MAX_KEY_LEN, _MAX_VALUE_LEN = 16, 64, 512
+
+_COUNTED: Mapping[str, Harmless] = MappingProxyType(
+    {
+        "conversation": (),
+        "reasoning": {"effort": _EFFORTS},
+    }
+)
+_UNSERVED: Mapping[str, Harmless] = MappingProxyType(
+    {
+        **_COUNTED,
+        "access_programs": {},
+        "background": (False,),
+        "context_management": ([],),
+        "image": {},
+        "moderation": (),
+        "prompt": (),
+        # Whatever is computed is cached, for as long as there is room.
+        "prompt_cache_options": {
+            "mode": ("implicit", "explicit"),
+            "ttl": ("30m", "12h"),
+            "prewarm": (False,),
+        },
+        "stream_options": {"include_obfuscation": (False,)},
+    }
+)
+
+
+class TextFormat(Schema):
+    """`text.format`: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    def grammar(self) -> RawGrammar | None:
+        """What the answer must be; None: any text. Raises InvalidRequest without a schema."""
+        if self.type == "text":
+            return None
+        schema = _ANY_OBJECT if self.type == "json_object" else self.schema_
+        if schema is None:
+            raise InvalidRequest("`text.format.schema` is required", "text.format.schema")
+        return RawGrammar(Kind.JSON_SCHEMA, schema)
+
+
+class TextConfig(Schema):
+    """`text`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class CountInputBody(WatchedSchema):
+    """Body of /v1/responses/input_tokens."""
+
+    unserved = _COUNTED
+
+    input: Items
+    model: str | None = None
+    instructions: str | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    text: TextConfig | None = None
+    tool_choice: Choice | None = None
+    tools: list[Tool] | None = Field(default=None, fail_fast=True)
+    truncation: Literal["auto", "disabled"] | None = None
+
+    conversation: Any = None
+    reasoning: Any = None
+
+    @property
+    def effort(self) -> str | None:
+        """How hard the model is to think."""
+        return (self.reasoning or {}).get("effort")
+
+    @property
+    def verbosity(self) -> str | None:
+        """How much the model is to say."""
+        return None if self.text is None else self.text.verbosity
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """What the chat template may read."""
+        return (
+            Setting("reasoning_effort", "reasoning.effort", self.effort, "none"),
+            Setting("verbosity", "text.verbosity", self.verbosity, "medium"),
+        )
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the oldest turns may be left out where the conversation is too long."""
+        return self.truncation == "auto"
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """What the chat template sees."""
+        return shown_tools(self.tools or ())
+
+    @property
+    def offer(self) -> AllowedTools | None:
+        """What may be called; None: nothing. Raises InvalidRequest for what contradicts itself."""
+        in_parallel = self.parallel_tool_calls is not False
+        return offered_tools(self.tools or (), self.tool_choice, in_parallel=in_parallel)
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be served, or counted."""
+        self.refuse_unserved()
+        check_tools(self.tools or ())
+        _ = self.offer
+
+
+class ResponseBody(CountInputBody):
+    """Body of /v1/responses. The second group are extensions, as on OpenAI's other routes."""
+
+    unserved = _UNSERVED
+
+    include: list[_Includable] | None = Field(default=None, fail_fast=True)
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_logprobs: int | None = None
+    top_p: float | None = None
+    user: str | None = None
+
+    frequency_penalty: float | None = None
+    ignore_eos: bool | None = None
+    logit_bias: LogitBias | None = None
+    max_time: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Strings | None = None
+    top_k: int | None = None
+
+    access_programs: Any = None
+    background: Any = None
+    context_management: Any = None
+    image: Any = None
+    moderation: Any = None
+    prompt: Any = None
+    prompt_cache_options: Any = None
+    stream_options: Any = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities are told."""
+        return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is remembered."""
+        return self.store is not False
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be served."""
+        super().check()
+        _check_metadata(self.metadata or {})
+        # It has no effect, but is told back.
+        if not 0 <= (self.max_tool_calls or 0) <= _MAX_TOOL_CALLS:
+            rule = f"must be between 0 and {_MAX_TOOL_CALLS}"
+            raise wrong("max_tool_calls", rule, self.max_tool_calls)
+
+    def to_raw(self, limits: Limits) -> RawParams:
+        """The raw parameters. Raises InvalidRequest for what breaks a rule."""
+        text_format = None if self.text is None else self.text.format
+        raw = RawParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            max_time=self.max_time,
+            max_new_tokens=self.max_output_tokens,
+            stop=self.stop,
+            ignore_eos=bool(self.ignore_eos),
+            keep_stop_string=False,
+            top_n_tokens=self.top_logprobs,
+            max_top_n_tokens=MAX_TOP_LOGPROBS,
+            raw_logprobs=self.has_logprobs,
+            grammar=None if text_format is None else text_format.grammar(),
+            names={
+                "grammar": "text.format",
+                "inputs": "input",
+                "max_new_tokens": "max_output_tokens",
+                "top_n_tokens": "top_logprobs",
+            },
+        )
+        return normalize(raw, limits)
+
+
+def _check_metadata(pairs: Mapping[str, str]) -> None:
+    if len(pairs) > _MAX_PAIRS or any(
+        len(key) > _MAX_KEY_LEN or len(value) > _MAX_VALUE_LEN for key, value in pairs.items()
+    ):
+        raise InvalidRequest(
+            f"`metadata` must have at most {_MAX_PAIRS} pairs, their keys of at most "
+            f"{_MAX_KEY_LEN} and their values of at most {_MAX_VALUE_LEN} characters",
+            "metadata",
+        )

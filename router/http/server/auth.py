@@ -1,0 +1,154 @@
+"""API keys: who may ask at all.
+
+Every path wants a key but those that probes ask, which have none: the health routes and, unless
+it is told otherwise, /metrics. It knows no route beyond them, so what does not exist wants one too.
+
+Who opens a WebSocket often cannot set headers freely: there a key may also come as the password of
+Basic authentication (or the user, if there is no password), which is what a client makes of
+`http://KEY@host`, or as `?key=` of the address.
+"""
+
+import base64
+import binascii
+import hmac
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from urllib.parse import parse_qsl
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.request_record import RequestRecord
+from router.telemetry.instruments import Counter
+
+_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/v2/health/live", "/v2/health/ready"})
+_OPEN_BELOW = "/health/"
+_METRICS_PATH = "/metrics"
+_REFUSAL = HttpError(
+    401,
+    "invalid_api_key",
+    "a valid API key is needed; send it as `Authorization: Bearer KEY`",
+    headers={"www-authenticate": "Bearer"},
+)
+_SOCKET_REFUSAL = HttpError(
+    401,
+    "invalid_api_key",
+    "a valid API key is needed; send it as `Authorization: Bearer KEY`, as the password of Basic "
+    "authentication, or as `?key=KEY`",
+    headers={"www-authenticate": "Bearer, Basic"},
+)
+
+
+class Guard:
+    """Wraps the routes; `refusals` counts by reason what it turns away.
+
+    Of `keys` it keeps the digests alone. A refused body of up to `max_body_len` bytes is read
+    first, so that a client that still writes gets its answer and can go on using the connection.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        refusals: Counter,
+        *,
+        protects_metrics: bool,
+        max_body_len: int,
+    ) -> None:
+        assert keys, "a guard without keys lets nobody in"
+        self._app = app
+        self._digests = [sha256(key.encode()).digest() for key in keys]
+        self._refusals = refusals
+        self._open_paths = _OPEN_PATHS if protects_metrics else _OPEN_PATHS | {_METRICS_PATH}
+        self._max_body_len = max_body_len
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands one request on, or answers 401."""
+        if self._is_open(scope) or self._has_key(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._refuse(Request(scope, receive), send)
+        else:
+            await self._refuse_socket(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            return False
+        path: str = scope["path"]
+        return path in self._open_paths or path.startswith(_OPEN_BELOW)
+
+    def _has_key(self, scope: Scope) -> bool:
+        takes_x_api_key = Dialect.of_path(scope["path"]) is Dialect.ANTHROPIC
+        given_keys = [*_given_keys(scope["headers"], takes_x_api_key=takes_x_api_key)]
+        if scope["type"] == "websocket":
+            given_keys += _socket_keys(scope)
+        is_known = False
+        for given in given_keys:
+            # Of equal length, compared to the end, every one: time tells nothing of the keys.
+            digest = sha256(given).digest()
+            for known in self._digests:
+                is_known |= hmac.compare_digest(digest, known)
+        return is_known
+
+    async def _refuse(self, request: Request, send: Send) -> None:
+        record = RequestRecord.of(request)
+        record.error_type = _REFUSAL.error_type
+        self._refusals.inc(_REFUSAL.error_type)
+        if "expect" not in request.headers:
+            await self._drop_body(request)
+        dialect = Dialect.of_path(request.scope["path"])
+        problem = Problem.of(_REFUSAL, dialect, record.request_id)
+        await problem.response()(request.scope, request.receive, send)
+
+    async def _refuse_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = RequestRecord.within(scope)
+        if record is not None:
+            record.error_type = _SOCKET_REFUSAL.error_type
+        self._refusals.inc(_SOCKET_REFUSAL.error_type)
+        problem = Problem.of(_SOCKET_REFUSAL, Dialect.TGI)
+        await problem.response()(scope, receive, send)
+
+    async def _drop_body(self, request: Request) -> None:
+        body_len = 0
+        try:
+            async for chunk in request.stream():
+                body_len += len(chunk)
+                if body_len > self._max_body_len:
+                    return
+        except ClientDisconnect:
+            return
+
+
+def _given_keys(
+    headers: Iterable[tuple[bytes, bytes]], *, takes_x_api_key: bool
+) -> Iterable[bytes]:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield key.strip()
+        elif name == b"x-api-key" and takes_x_api_key:
+            yield value.strip()
+
+
+def _socket_keys(scope: Scope) -> Iterable[bytes]:
+    """What only those who open sockets may do; see the module's docstring."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, credentials = value.partition(b" ")
+            if scheme.lower() == b"basic":
+                yield from _basic_key(credentials.strip())
+    # A key may be of any bytes: Latin-1 has a character for each, plain or escaped.
+    query = scope["query_string"].decode("latin-1")
+    for name, text in parse_qsl(query, keep_blank_values=True, encoding="latin-1"):
+        if name == "key":
+            yield text.encode("latin-1")
+
+
+def _basic_key(credentials: bytes) -> Iterable[bytes]:
+    try:
+        user, _, password = base64.b64decode(credentials, validate=True).partition(b":")
+    except binascii.Error:
+        return
+    yield password or user

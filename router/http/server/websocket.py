@@ -1,0 +1,174 @@
+"""One WebSocket connection as uvicorn speaks it, with limits on how slow its client may be.
+
+What breaks the protocol, or is too large, ends in a close with a code and a reason, which the
+client gets even while it is still writing. It knows no messages.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn._types import ASGISendEvent
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.exceptions import InvalidMessage
+from websockets.http11 import Request
+from websockets.protocol import State
+
+from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.protocol import ConnectionRules
+from router.http.server.request_record import RequestRecord
+from router.http.server.write_limits import Outflow
+
+_logger = logging.getLogger(__name__)
+
+_INVALID_DATA = 1007
+_POLICY_VIOLATION = 1008
+_SERVICE_RESTART = 1012
+# How long a client that was told to go is listened to, so that it reads why.
+_LINGER_S = 1.0
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """One connection, from its handshake on."""
+
+    _outflow: Outflow
+
+    def __init__(
+        self,
+        rules: ConnectionRules,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._rules = rules
+        self._hangs_up = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client asked for a WebSocket."""
+        super().connection_made(transport)
+        self._outflow = Outflow(
+            self.loop, self.transport, self._rules.write_timeout_s, self._cut_slow_reader
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._outflow.close()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of frames; those of a client that was told to go are dropped."""
+        if self._hangs_up:
+            return
+        super().data_received(data)
+        if not self.handshake_initiated and self.conn.handshake_exc is not None:
+            self._refuse(self.conn.handshake_exc)
+
+    def handle_connect(self, event: Request) -> None:
+        """The head of a handshake is read; uvicorn would let the library word its refusal."""
+        self.conn.accept(event)
+        if self.conn.handshake_exc is None:
+            super().handle_connect(event)
+
+    def pause_writing(self) -> None:
+        """Much waits for the client."""
+        super().pause_writing()
+        self._outflow.fill()
+
+    def resume_writing(self) -> None:
+        """The client took most of it."""
+        super().resume_writing()
+        self._outflow.ease()
+
+    def send_receive_event_to_app(self) -> None:
+        """A message is whole."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError as error:
+                self._fail(_INVALID_DATA, f"a text frame is not UTF-8: byte {error.start}")
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """The client broke the protocol; the close frame that says so is waiting to be sent."""
+        assert self.conn.close_sent is not None
+        self._leave(self.conn.close_sent.code, self.conn.close_sent.reason)
+
+    def keepalive_timeout(self) -> None:
+        """The client does not answer pings."""
+        super().keepalive_timeout()
+        self._rules.cuts.inc("no_pong")
+        self._leave(1011, "keepalive ping timeout")
+
+    def shutdown(self) -> None:
+        """The server stops at once."""
+        if self.handshake_complete and not self.close_sent:
+            self._fail(_SERVICE_RESTART, "the server stops")
+        super().shutdown()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """What the application says."""
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            # A refusal is an end of the handshake too; uvicorn would call it a mistake.
+            self.handshake_complete = True
+
+    def _refuse(self, reason: Exception) -> None:
+        """Answers what the library takes for no handshake (one with a body, without a version)."""
+        self._hangs_up = True
+        what = reason.__cause__ if isinstance(reason, InvalidMessage) else reason
+        error = HttpError(400, "bad_request", f"no handshake of a WebSocket: {what}")
+        body = Problem.of(error, Dialect.TGI).body
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nsec-websocket-version: 13\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _cut_slow_reader(self) -> None:
+        self._rules.cuts.inc("slow_reader")
+        record = RequestRecord.within(self.scope)  # type: ignore[arg-type]
+        if record is not None:
+            record.cut("slow_reader")
+        _logger.info(
+            "request_id=%s error_type=slow_reader client=%s: cut with %d bytes untaken",
+            "unknown" if record is None else record.request_id,
+            ":".join(map(str, self.client or ())),
+            self._outflow.num_unsent,
+        )
+        timeout_s = self._rules.write_timeout_s
+        self._fail(_POLICY_VIOLATION, f"what was sent was not read within {timeout_s:g} s")
+
+    def _fail(self, code: int, reason: str) -> None:
+        if self.conn.state is State.OPEN:
+            self.conn.send_close(code, reason)
+        self._leave(code, reason)
+
+    def _leave(self, code: int, reason: str) -> None:
+        """Says what is left to say, tells the application, and hangs up soon, come what may."""
+        if self._hangs_up:
+            return
+        self._hangs_up = True
+        self.stop_keepalive()
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        if not self.transport.is_closing():
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        self.close_sent = True
+        # Who waits to write is told as well.
+        self.disconnected = True
+        self.writable.set()
+        self._outflow.close()
+        if self.read_paused:
+            # Bytes that nobody reads would take the close frame with them.
+            self.read_paused = False
+            self.transport.resume_reading()
+        # uvicorn's own handle too: it hangs up at once where there is none.
+        self.close_timer = self.loop.call_later(_LINGER_S, self.transport.abort)

@@ -1,0 +1,128 @@
+"""The router's errors, in domain words. Status codes appear only in `http/errors.py`.
+
+RouterError
+ +-- InvalidRequest            the request can never be served; names field, value and rule
+ |    +-- TemplateFailed       the chat template is missing, or refused the messages
+ |    +-- Unsupported             in order, but not something that this server does
+ |    +-- ToolsRefused         tools that cannot be used as asked
+ |    +-- ConstraintRefused    a constraint that cannot be kept; says why
+ +-- Refused                   a good request at a bad moment
+ |    +-- Overloaded           the queue is full
+ |    +-- Unhealthy            the shards do not answer
+ |    +-- Draining             the server is shutting down
+ +-- GenerationFailed          an accepted request came to a bad end
+ |    +-- RowFailed            its own row failed (NaN logits, a bad mask); others go on
+ |    +-- ShardFailed          a shard answered with an error, not in time, or not at all
+ |    |    +-- Displaced       another router has begun an epoch there; this one is over
+ |    +-- Cancelled            the client left
+ |    +-- ServerStopped        the drain's time was over
+ +-- StartupFailed             the router cannot begin: a port in use, no tokenizer, no shard
+"""
+
+from collections.abc import Mapping
+
+CONSTRAINT_REFUSALS = (
+    "malformed",
+    "not_enforced",
+    "contradiction",
+    "does_not_fit",
+    "too_complex",
+    "broken",
+)
+
+
+class RouterError(Exception):
+    """Root of everything that the router raises on purpose."""
+
+
+class InvalidRequest(RouterError):
+    """A request that breaks a rule.
+
+    `field` is the parameter's name as the client spelt it ("parameters.top_p", "messages"), or
+    None when the body as a whole is at fault.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TemplateFailed(InvalidRequest):
+    """The chat template is missing, or it refused the messages."""
+
+
+class Unsupported(InvalidRequest):
+    """In order as the API has it, but not something that this server does, or not yet."""
+
+
+class ToolsRefused(InvalidRequest):
+    """Tools that cannot be used as asked."""
+
+
+class ConstraintRefused(InvalidRequest):
+    """A constraint that cannot be kept, found out before any token is made.
+
+    Or one that the output made before has broken already, as its first step finds out.
+    `reason` is one of CONSTRAINT_REFUSALS; `details` are numbers and places for programs:
+    `position` (characters into the text), `pointer` (JSON Pointer of what is not enforced),
+    `parts` (what excludes each other), `needed_len` and `max_len` (tokens).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        reason: str,
+        details: Mapping[str, object] | None = None,
+        field: str | None = None,
+    ) -> None:
+        super().__init__(message, field)
+        self.reason = reason
+        self.details = dict(details or {})
+
+
+class Refused(RouterError):
+    """A good request at a bad moment; `retry_after_s` seconds later may be a better one."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Refused):
+    """More requests than the queue holds."""
+
+
+class Unhealthy(Refused):
+    """The shards do not answer; nothing was computed for this request."""
+
+
+class Draining(Refused):
+    """The server is shutting down and takes nothing new."""
+
+
+class GenerationFailed(RouterError):
+    """An accepted request came to a bad end."""
+
+
+class RowFailed(GenerationFailed):
+    """This sequence's own row failed in the shard; its batch mates go on."""
+
+
+class ShardFailed(GenerationFailed):
+    """A shard answered with an error, not in time, or not at all."""
+
+
+class Displaced(ShardFailed):
+    """Another router has begun an epoch on the shards, which serve one: this one is over."""
+
+
+class Cancelled(GenerationFailed):
+    """The client left before the end."""
+
+
+class ServerStopped(GenerationFailed):
+    """The time to drain was over before the request was."""
+
+
+class StartupFailed(RouterError):
+    """The router cannot begin."""

@@ -1,0 +1,118 @@
+"""What happens to a request, in the order its client sees it.
+
+    PromptScored?  TokenGenerated*  (Finished | Failed)
+
+Exactly one of the last two ends every accepted request. Frozen words, no behaviour.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from router.request.errors import RouterError
+
+
+class FinishReason(Enum):
+    """Why a sequence ended well."""
+
+    LENGTH = "length"
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    CONSTRAINT_COMPLETE = "constraint_complete"
+    DEADLINE = "deadline"
+    # After as many tokens as were asked for: it may be gone on with.
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token as reported: `text` is what it adds on its own; `logprob` None for a first token.
+
+    `hidden`: a generated token that is no part of the answer's text, though it has a text: a
+    special one, or the one that ended the answer.
+    """
+
+    token_id: int
+    text: str
+    logprob: float | None
+    special: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The prompt's tokens with their log-probabilities; sent only when asked for.
+
+    From the position on that was asked for; the very first token of a prompt has none.
+    """
+
+    tokens: tuple[TokenLogprob, ...]
+    top_tokens: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGenerated:
+    """One generated token.
+
+    `text` is what the client may show now: it never splits a character, never holds a stop
+    string that is to be dropped, and may be empty while text is held back. `token.text` is the
+    token's own incremental text, special tokens included, up to where a stop string ends the
+    output.
+    """
+
+    token: TokenLogprob
+    text: str
+    top_tokens: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one request's life; `inference_s` begins with its first step."""
+
+    queue_s: float
+    time_to_first_token_s: float
+    inference_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The good end. `text` is the whole output as shown: the concatenation of all event texts
+    and `tail`, what was held back until now. Of an output that goes on with one made before, it is
+    what was not shown then. A pause has no tail: what is held back is shown by who goes on.
+
+    `num_prompt_tokens` counts all that was given, tokens made before among them;
+    `num_generated_tokens` what is new.
+
+    Of an output that is told to pause, where it stood before: `text_before` was shown of the tokens
+    made before, `tail_before` held back; together they are its text if it ended there.
+
+    `constraint_satisfied`: whether it belongs to the request's constraint, None without one and at
+    a pause;
+    `violation` says what is wrong where that is known, which is where the text itself was checked.
+    """
+
+    reason: FinishReason
+    text: str
+    tail: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    seed: int | None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    timings: Timings | None = None
+    constraint_satisfied: bool | None = None
+    violation: str | None = None
+    text_before: str = ""
+    tail_before: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The bad end."""
+
+    error: RouterError
+
+
+Event = PromptScored | TokenGenerated | Finished | Failed

@@ -1,0 +1,320 @@
+"""What a client may ask for, and the rule for each parameter.
+
+`RawParams` is what either API was told; the functions here turn it into the frozen words of
+`request.py`, or raise InvalidRequest with the parameter's name, the rule and the value given.
+They know no HTTP, no prompt and no tokenizer; lengths that depend on the prompt are for
+`validation.py`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from router.request.error_text import cut
+from router.request.errors import InvalidRequest
+from router.request.grammar import RawGrammar
+from router.request.request import Constraint, LogprobParams, SamplingParams, StopParams
+from router.text.tokenizer import check_unicode
+
+_MAX_SEED = (1 << 64) - 1
+_MAX_BIAS = 100.0
+# Shards compute in float32. Beyond these values a temperature or penalty, or a share of the
+# distribution, acts as if it were the bound, but can overflow on the way.
+_SMALLEST = 1e-6
+_LARGEST = 1e6
+_WARPERS = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of this server. Lengths of prompts and outputs are in tokens.
+
+    `vocab_size` is the model's. `max_stop_string_len` is in characters.
+    `eos_token_ids` are the model's own ends.
+    `max_duration_s`: seconds that a request may take from its arrival; None: as long as it likes.
+    Without `takes_grammars` every grammar is refused.
+    """
+
+    max_input_len: int
+    max_total_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+    max_client_batch_size: int = 4
+    max_stop_string_len: int = 1000
+    max_duration_s: float | None = None
+    takes_grammars: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawParams:
+    """Parameters as a client gave them; None: not given.
+
+    `max_time` is in seconds from the request's arrival, `deadline_s` what follows from it and from
+    all other limits of its time.
+
+    `names` spells our words as the client's API does ("max_new_tokens" -> "max_tokens",
+    "inputs" -> "prompt"), for messages. `max_top_n_tokens` and `max_stop_sequences` are what its
+    API promises, whatever the server's own limit. `grammar_parts` are what `grammar` was made of,
+    by the fields that hold them: each must be a grammar that can be kept by itself.
+
+    `output_ids` are tokens of this output that were made before; `pause_after` so many further
+    ones it pauses. `prompt_from` is the position in the prompt from which on
+    `decoder_input_details` reports.
+    """
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    do_sample: bool | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    truncate: int | None = None
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    max_top_n_tokens: int = 0
+    max_stop_sequences: int = 0
+    logit_bias: Mapping[int, float] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    ignore_eos: bool = False
+    decoder_input_details: bool = False
+    raw_logprobs: bool = False
+    keep_stop_string: bool = True
+    skip_special_tokens: bool = True
+    grammar: RawGrammar | None = None
+    grammar_parts: tuple[tuple[str, RawGrammar], ...] = ()
+    watermark: bool = False
+    max_time: float | None = None
+    deadline_s: float | None = None
+    output_ids: tuple[int, ...] = ()
+    pause_after: int | None = None
+    prompt_from: int = 0
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def is_sampling(self) -> bool:
+        """True if asked for, or if any parameter is given that means nothing otherwise."""
+        return bool(self.do_sample) or any(getattr(self, word) is not None for word in _WARPERS)
+
+    def name(self, word: str) -> str:
+        """`word` as the client spells it."""
+        return self.names.get(word, word)
+
+    def refuse(self, word: str, rule: str, given: object) -> InvalidRequest:
+        """The error for a parameter that breaks its rule."""
+        return InvalidRequest(
+            f"`{self.name(word)}` must be {rule}. Given: {cut(str(given))}", self.name(word)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A rule for one number; the bounds themselves belong to it unless `open`."""
+
+    word: str
+    low: float
+    high: float = math.inf
+    is_open: bool = False
+    is_whole: bool = False
+
+    def check(self, raw: RawParams) -> None:
+        value = getattr(raw, self.word)
+        if value is None:
+            return
+        inside = self.low < value < self.high if self.is_open else self.low <= value <= self.high
+        # NaN is never inside; an infinite value is never meant.
+        if not inside or value in (math.inf, -math.inf):
+            raise raw.refuse(self.word, self._rule(), value)
+
+    def _rule(self) -> str:
+        if self.is_whole:
+            return f"a whole number of at least {self.low:g}"
+        if self.high == math.inf:
+            return f"finite and {'greater than' if self.is_open else 'at least'} {self.low:g}"
+        if self.is_open:
+            return f"greater than {self.low:g} and less than {self.high:g}"
+        return f"between {self.low:g} and {self.high:g}"
+
+
+# In TGI's order, ours beside their kin.
+_NUMBERS = (
+    _Range("temperature", 0, is_open=True),
+    _Range("repetition_penalty", 0, is_open=True),
+    _Range("frequency_penalty", -2, 2),
+    _Range("presence_penalty", -2, 2),
+    _Range("top_p", 0, 1, is_open=True),
+    _Range("typical_p", 0, 1, is_open=True),
+    _Range("min_p", 0, 1),
+    _Range("top_k", 1, is_whole=True),
+    _Range("max_new_tokens", 1, is_whole=True),
+    _Range("min_new_tokens", 0, is_whole=True),
+    _Range("max_time", 0, is_open=True),
+    _Range("pause_after", 1, is_whole=True),
+    _Range("prompt_from", 0, is_whole=True),
+)
+
+
+def check_parameters(raw: RawParams, limits: Limits) -> None:
+    """Raise InvalidRequest for the first rule that `raw` breaks whatever its prompt is.
+
+    The order is TGI's: best_of, the numbers, stops, the seed, top_n_tokens.
+    """
+    _check_best_of(raw, limits)
+    for number in _NUMBERS:
+        number.check(raw)
+    _check_stops(raw, limits)
+    _check_logit_bias(raw, limits)
+    if raw.seed is not None:
+        if (raw.best_of or 1) > 1:
+            raise raw.refuse("seed", f"absent when `{raw.name('best_of')}` > 1", raw.seed)
+        if not 0 <= raw.seed <= _MAX_SEED:
+            raise raw.refuse("seed", f"between 0 and {_MAX_SEED}", raw.seed)
+    most = max(limits.max_top_n_tokens, raw.max_top_n_tokens)
+    if raw.top_n_tokens is not None and not 0 <= raw.top_n_tokens <= most:
+        raise raw.refuse("top_n_tokens", f"between 0 and {most}", raw.top_n_tokens)
+    _check_output_ids(raw, limits)
+    if raw.prompt_from and not raw.decoder_input_details:
+        rule = f"0 without `{raw.name('decoder_input_details')}`"
+        raise raw.refuse("prompt_from", rule, raw.prompt_from)
+
+
+def check_deadline(raw: RawParams) -> None:
+    """Raise InvalidRequest for a deadline that is no time."""
+    if raw.deadline_s is not None and not math.isfinite(raw.deadline_s):
+        raise raw.refuse("deadline_s", "finite", raw.deadline_s)
+
+
+def constraint_of(raw: RawParams, limits: Limits) -> Constraint | None:
+    """What the grammar says, as far as text alone tells. Raises InvalidRequest."""
+    if raw.grammar is None:
+        return None
+    name = raw.name("grammar")
+    if not limits.takes_grammars:
+        raise InvalidRequest("grammar is not supported", name)
+    return raw.grammar.constraint(name)
+
+
+def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]) -> SamplingParams:
+    """How to draw, from checked parameters. `draw_seed` is asked if a seed is needed."""
+    bias = {token_id: float(value) for token_id, value in (raw.logit_bias or {}).items()}
+    seed = raw.seed
+    if seed is None:
+        seed = draw_seed() if raw.is_sampling else 0
+    return SamplingParams(
+        do_sample=raw.is_sampling,
+        temperature=_computable(raw.temperature) or 1.0,
+        top_k=None if raw.top_k is None else min(raw.top_k, limits.vocab_size),
+        top_p=_computable(raw.top_p),
+        typical_p=_computable(raw.typical_p),
+        min_p=None if raw.min_p is None else float(raw.min_p),
+        repetition_penalty=_computable(raw.repetition_penalty) or 1.0,
+        presence_penalty=float(raw.presence_penalty or 0.0),
+        frequency_penalty=float(raw.frequency_penalty or 0.0),
+        logit_bias=MappingProxyType(bias),
+        seed=seed,
+        watermark=raw.watermark,
+    )
+
+
+def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
+    """When to stop, from checked parameters and the room that the prompt leaves."""
+    return StopParams(
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=raw.min_new_tokens or 0,
+        ignore_eos=raw.ignore_eos,
+        stop_token_ids=tuple(dict.fromkeys(raw.stop_token_ids or ())),
+        stop_strings=tuple(dict.fromkeys(raw.stop or ())),
+        keep_stop_string=raw.keep_stop_string,
+        # Beyond the output's own end it means nothing, whatever its size.
+        pause_after=None if raw.pause_after is None else min(raw.pause_after, max_new_tokens + 1),
+    )
+
+
+def logprob_params(raw: RawParams) -> LogprobParams:
+    """What to report, from checked parameters."""
+    return LogprobParams(
+        num_top_tokens=raw.top_n_tokens or 0,
+        raw=raw.raw_logprobs,
+        prompt=raw.decoder_input_details,
+        prompt_from=raw.prompt_from,
+    )
+
+
+def _computable(value: float | None) -> float | None:
+    return None if value is None else float(min(max(value, _SMALLEST), _LARGEST))
+
+
+def _check_best_of(raw: RawParams, limits: Limits) -> None:
+    if raw.best_of is None:
+        return
+    if not 1 <= raw.best_of <= limits.max_best_of:
+        raise raw.refuse("best_of", f"between 1 and {limits.max_best_of}", raw.best_of)
+    if raw.best_of > 1 and not raw.is_sampling:
+        warpers = ", ".join(f"`{raw.name(word)}`" for word in _WARPERS)
+        rule = f"1 without sampling (`{raw.name('do_sample')}`, or any of {warpers})"
+        raise raw.refuse("best_of", rule, raw.best_of)
+
+
+def _check_stops(raw: RawParams, limits: Limits) -> None:
+    name, stops = raw.name("stop"), raw.stop or ()
+    most = max(limits.max_stop_sequences, raw.max_stop_sequences)
+    if len(stops) > most:
+        raise InvalidRequest(
+            f"`{name}` must have at most {most} strings. Given: {len(stops)}", name
+        )
+    for index, stop in enumerate(stops):
+        if not 1 <= len(stop) <= limits.max_stop_string_len:
+            rule = f"strings of 1 to {limits.max_stop_string_len} characters"
+            raise raw.refuse("stop", rule, f"{len(stop)} characters in string {index}")
+        check_unicode(stop, name)
+    for token_id in raw.stop_token_ids or ():
+        _check_token_id(raw, limits, "stop_token_ids", token_id)
+
+
+def _check_logit_bias(raw: RawParams, limits: Limits) -> None:
+    bias = raw.logit_bias
+    if not bias:
+        return
+    # A mask has as many entries as the vocabulary; looking at each is for naming a wrong one.
+    ids_fit = min(bias) >= 0 and max(bias) < limits.vocab_size
+    if ids_fit and min(bias.values()) >= -_MAX_BIAS and max(bias.values()) <= _MAX_BIAS:
+        return
+    for token_id, value in bias.items():
+        _check_token_id(raw, limits, "logit_bias", token_id)
+        if not -_MAX_BIAS <= value <= _MAX_BIAS:
+            rule = f"between {-_MAX_BIAS:g} and {_MAX_BIAS:g} for each token"
+            raise raw.refuse("logit_bias", rule, f"{value} for token {token_id}")
+
+
+def _check_output_ids(raw: RawParams, limits: Limits) -> None:
+    """What was made before are tokens of the model, and none of them ended the output."""
+    made = raw.output_ids
+    if not made:
+        return
+    if len(made) >= limits.max_total_len:
+        rule = f"of fewer than {limits.max_total_len} tokens"
+        raise raw.refuse("output_ids", rule, f"{len(made)} tokens")
+    eos_token_ids = () if raw.ignore_eos else limits.eos_token_ids
+    ends = frozenset((*eos_token_ids, *(raw.stop_token_ids or ())))
+    for index, token_id in enumerate(made):
+        _check_token_id(raw, limits, "output_ids", token_id)
+        if token_id in ends:
+            raise raw.refuse(
+                "output_ids", "an output that has not ended", f"token {token_id} at {index} ends it"
+            )
+
+
+def _check_token_id(raw: RawParams, limits: Limits, word: str, token_id: int) -> None:
+    if not 0 <= token_id < limits.vocab_size:
+        rule = f"of token ids between 0 and {limits.vocab_size - 1}"
+        raise raw.refuse(word, rule, token_id)

@@ -1,0 +1,147 @@
+"""What a client asked for, checked: a value of this module that exists is valid.
+
+Built by `validation.py` alone from raw parameters; everything below reads it. It knows no HTTP
+and no field names of a particular API.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from constraints.spec import ConstraintSpec, Kind
+from constraints.translation import Translation
+from router.telemetry.tracing import TraceContext
+
+# Seeds are 64 bits on the wire.
+NUM_SEEDS = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. Neutral values switch a processor off."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int = 0
+    watermark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When a sequence ends.
+
+    `max_new_tokens` counts what was made before, too. `pause_after` that many further tokens the
+    router ends the stream as PAUSED: another request may go on from there.
+    `stop_strings` are looked for in the text, by the router; everything else a shard decides.
+    `keep_stop_string` tells whether the matched string stays in the text (TGI) or not (OpenAI).
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    keep_stop_string: bool = True
+    pause_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobParams:
+    """Which log-probabilities to report.
+
+    `raw` reports the model's own distribution (OpenAI), else the one after penalties and
+    warping (TGI). `prompt` asks for those of the prompt's tokens as well, from position
+    `prompt_from` on; what comes before it need not be computed.
+    """
+
+    num_top_tokens: int = 0
+    raw: bool = False
+    prompt: bool = False
+    prompt_from: int = 0
+
+    @property
+    def first_scored(self) -> int:
+        """Position of the first prompt token with a log-probability; token 0 never has one."""
+        return max(self.prompt_from, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language that the output must belong to, as it was found in order.
+
+    `cuts`: the client prefers an output that is cut at `max_new_tokens` to one that is steered to
+    an end in time. `dropped_phrases` end the output and are no part of it, beside the stop strings
+    (`stops_before`); the check reads them off the constraint. `has_dead_ends`: masks may leave
+    tokens after which the text cannot be completed in time, and only a shard can say. `is_quick`:
+    it compiles in no more time than a step may wait for it, so that it need not be compiled ahead;
+    else that is to be done by `prepare_by_s`, of the monotonic clock. `translation` is what the
+    check has found, so that a shard need not.
+    """
+
+    spec: ConstraintSpec
+    cuts: bool = False
+    dropped_phrases: tuple[str, ...] = ()
+    has_dead_ends: bool = True
+    is_quick: bool = False
+    prepare_by_s: float | None = field(default=None, compare=False)
+    translation: Translation | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_judged_at_end(self) -> bool:
+        """True when masks enforce a part of it only, so that the finished text must be checked."""
+        return self.spec.lenient and self.spec.kind is Kind.JSON_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One sequence to generate. `prompt_ids` is never empty and fits the pool with its output.
+
+    `output_ids` are tokens of this very output that were made before, by a request that was cut:
+    draws, penalties, constraint and budget go on behind them as if there had been no cut.
+    `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
+    clock of the scheduler's caller (monotonic seconds); None: no deadline.
+    `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
+    `account` is told once, at its end, good or bad, how many of its prompt tokens were cached and
+    how many tokens were generated.
+    """
+
+    prompt_ids: tuple[int, ...]
+    prompt_text: str
+    sampling: SamplingParams
+    stop: StopParams
+    logprobs: LogprobParams = LogprobParams()
+    constraint: Constraint | None = None
+    skip_special_tokens: bool = True
+    deadline_s: float | None = None
+    trace_id: str = ""
+    trace: TraceContext | None = None
+    account: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
+    output_ids: tuple[int, ...] = ()
+
+    @property
+    def pause_len(self) -> int | None:
+        """Tokens of output, those made before among them, at which it pauses; None: it does not."""
+        pause_after = self.stop.pause_after
+        return None if pause_after is None else len(self.output_ids) + pause_after
+
+    @property
+    def last_len(self) -> int:
+        """Tokens of output at which it ends or pauses, if nothing ends it before."""
+        pause_len = self.pause_len
+        most = self.stop.max_new_tokens
+        return most if pause_len is None else min(most, pause_len)
+
+    def draw(self, index: int) -> "GenerateRequest":
+        """The request for one of several independent answers; the first is this one."""
+        if index == 0:
+            return self
+        seed = (self.sampling.seed + index) % NUM_SEEDS
+        return replace(self, sampling=replace(self.sampling, seed=seed))

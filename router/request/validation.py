@@ -1,0 +1,213 @@
+"""Raw parameters and a prompt to a GenerateRequest, or the reason why not.
+
+The rules and their order are TGI's, with one difference: a prompt and `max_new_tokens` that do
+not fit together are refused, where TGI looks at the first 1024 new tokens alone. It knows no
+HTTP; names are spelt as the caller says.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from constraints.spec import StopRule
+from router.engine.constraint_check import CheckedConstraint
+from router.engine.output_text import OutputText
+from router.request.error_text import cut
+from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported
+from router.request.parameters import (
+    Limits,
+    RawParams,
+    check_deadline,
+    check_parameters,
+    constraint_of,
+    logprob_params,
+    sampling_params,
+    stop_params,
+)
+from router.request.request import Constraint, GenerateRequest, StopParams
+from router.text.fitting import check_fits
+from router.text.tokenizer import Tokenizer, check_unicode
+
+__all__ = ["Limits", "RawParams", "Validation"]
+
+
+class Checks(Protocol):
+    """Says whether a constraint can be kept."""
+
+    async def check(
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
+    ) -> CheckedConstraint:
+        """See `ConstraintCheck`. Raises ConstraintRefused, Overloaded."""
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(64)
+
+
+class Validation:
+    """The one maker of GenerateRequests. `draw_seed` gives a u64 to who samples without one.
+
+    Without `checks` no grammar is taken.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        tokenizer: Tokenizer,
+        checks: Checks | None = None,
+        *,
+        draw_seed: Callable[[], int] = _draw_seed,
+    ) -> None:
+        self.limits = limits
+        self._tokenizer = tokenizer
+        self._checks = checks
+        self._draw_seed = draw_seed
+
+    async def validate(
+        self, text: str, raw: RawParams, *, add_special_tokens: bool = True, trace_id: str = ""
+    ) -> GenerateRequest:
+        """The request for a prompt of text. Raises InvalidRequest."""
+        self._check(raw, is_empty=not text)
+        check_unicode(text, raw.name("inputs"))
+        if raw.truncate is None:
+            await check_fits(self._tokenizer, text, self._max_input_len, raw.name("inputs"))
+        token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+        return await self._request(token_ids, text, raw, trace_id)
+
+    async def validate_ids(
+        self, token_ids: Sequence[int], raw: RawParams, *, trace_id: str = ""
+    ) -> GenerateRequest:
+        """The request for a prompt of token ids. Raises InvalidRequest."""
+        self._check(raw, is_empty=not token_ids)
+        if raw.truncate is None:
+            # Before anybody looks at each of them: there may be millions.
+            self._room(len(token_ids), raw)
+        self._check_ids(token_ids, raw)
+        text = await self._tokenizer.decode_async(
+            token_ids, skip_special_tokens=raw.skip_special_tokens
+        )
+        return await self._request(token_ids, text, raw, trace_id)
+
+    def _check(self, raw: RawParams, *, is_empty: bool) -> None:
+        """Everything that can be said before the prompt is tokenized, which is what costs."""
+        check_parameters(raw, self.limits)
+        if is_empty:
+            name = raw.name("inputs")
+            raise InvalidRequest(f"`{name}` must not be empty", name)
+        if raw.truncate is not None and not 1 <= raw.truncate <= self.limits.max_input_len:
+            raise raw.refuse("truncate", f"between 1 and {self.limits.max_input_len}", raw.truncate)
+        check_deadline(raw)
+
+    def _check_ids(self, token_ids: Sequence[int], raw: RawParams) -> None:
+        last_id = self.limits.vocab_size - 1
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id <= last_id:
+                rule = f"made of token ids between 0 and {last_id}, the model's vocabulary"
+                raise raw.refuse("inputs", rule, token_id)
+
+    async def _request(
+        self, token_ids: Sequence[int], text: str, raw: RawParams, trace_id: str
+    ) -> GenerateRequest:
+        if not token_ids:
+            name = raw.name("inputs")
+            raise InvalidRequest(f"`{name}` must not be empty: its text has no tokens", name)
+        self._check_ids(token_ids, raw)
+        # The end of a prompt is what the answer follows from.
+        prompt_ids = tuple(token_ids if raw.truncate is None else token_ids[-raw.truncate :])
+        max_new_tokens = self._room(len(prompt_ids), raw)
+        if raw.prompt_from >= len(prompt_ids):
+            rule = f"less than the prompt's {len(prompt_ids)} tokens"
+            raise raw.refuse("prompt_from", rule, raw.prompt_from)
+        if len(raw.output_ids) >= max_new_tokens:
+            name, num_made = raw.name("max_new_tokens"), len(raw.output_ids)
+            rule = f"of fewer tokens than `{name}`, which is {max_new_tokens} and counts them"
+            raise raw.refuse("output_ids", rule, f"{num_made} tokens")
+        stop = stop_params(raw, max_new_tokens)
+        request = GenerateRequest(
+            prompt_ids=prompt_ids,
+            prompt_text=text,
+            sampling=sampling_params(raw, self.limits, self._draw_seed),
+            stop=stop,
+            logprobs=logprob_params(raw),
+            constraint=await self._constraint(raw, stop),
+            skip_special_tokens=raw.skip_special_tokens,
+            deadline_s=raw.deadline_s,
+            trace_id=trace_id,
+            output_ids=raw.output_ids,
+        )
+        if request.output_ids:
+            matched = OutputText(request, self._tokenizer).matched
+            if matched is not None:
+                rule = "an output that has not ended"
+                raise raw.refuse("output_ids", rule, f"the stop string {matched!r} ends it")
+        return request
+
+    async def _constraint(self, raw: RawParams, stop: StopParams) -> Constraint | None:
+        """The constraint, if it can be kept within the request's tokens. Raises InvalidRequest."""
+        name = raw.name("grammar")
+        if raw.grammar is not None and self._checks is None:
+            raise InvalidRequest("grammar is not supported", name)
+        constraint = constraint_of(raw, self.limits)
+        if constraint is None or self._checks is None:
+            return None
+        max_len = stop.max_new_tokens
+        for field, part in raw.grammar_parts:
+            await _checked(self._checks, part.constraint(field), StopRule(), max_len, field)
+        stops = StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids)
+        try:
+            return await _checked(self._checks, constraint, stops, max_len, name)
+        except ConstraintRefused as error:
+            raise _retold(error, {} if raw.grammar is None else raw.grammar.told) from error
+
+    @property
+    def _max_input_len(self) -> int:
+        return min(self.limits.max_input_len, self.limits.max_total_len - 1)
+
+    def _room(self, prompt_len: int, raw: RawParams) -> int:
+        """max_new_tokens: as given, or all that the prompt leaves. Raises InvalidRequest."""
+        limits, inputs, new = self.limits, raw.name("inputs"), raw.name("max_new_tokens")
+        max_new_tokens = raw.max_new_tokens
+        if max_new_tokens is not None and prompt_len + max_new_tokens > limits.max_total_len:
+            raise InvalidRequest(
+                f"`{inputs}` tokens + `{new}` must be at most {limits.max_total_len}. "
+                f"Given: {prompt_len} `{inputs}` tokens and {cut(str(max_new_tokens))} `{new}`",
+                new,
+            )
+        if prompt_len > self._max_input_len:
+            raise InvalidRequest(
+                f"`{inputs}` must have at most {self._max_input_len} tokens. Given: {prompt_len}",
+                inputs,
+            )
+        if max_new_tokens is None:
+            max_new_tokens = limits.max_total_len - prompt_len
+        if raw.min_new_tokens is not None and raw.min_new_tokens > max_new_tokens:
+            rule = f"at most `{new}`, which is {max_new_tokens}"
+            raise raw.refuse("min_new_tokens", rule, raw.min_new_tokens)
+        return max_new_tokens
+
+
+async def _checked(
+    checks: Checks, constraint: Constraint, stops: StopRule, max_new_tokens: int, field: str
+) -> Constraint:
+    """The constraint as it was found in order. Raises InvalidRequest, which names `field`."""
+    try:
+        checked = await checks.check(constraint, stops, max_new_tokens, cuts=constraint.cuts)
+    except ConstraintRefused as error:
+        raise ConstraintRefused(
+            f"`{field}`: {error}", error.reason, error.details, field
+        ) from error
+    except Unsupported as error:
+        raise Unsupported(f"`{field}`: {error}", field) from error
+    return checked.constraint
+
+
+def _retold(error: ConstraintRefused, told: Mapping[str, str]) -> ConstraintRefused:
+    """The refusal with parts of the constraint as the client wrote them."""
+    message = str(error)
+    for part in sorted(told, key=len, reverse=True):
+        message = message.replace(f"`{part}`", told[part])
+    details = dict(error.details)
+    parts = details.get("parts")
+    if isinstance(parts, list):
+        details["parts"] = [told.get(part, part) for part in parts]
+    return ConstraintRefused(message, error.reason, details, error.field)

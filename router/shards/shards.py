@@ -1,0 +1,339 @@
+"""The ranks of one model behind one object: every call goes to all of them and waits for all.
+
+It owns the connection's epoch and the id of the running batch, nothing else. It knows no block,
+no text and no request beyond ids; protobuf fields are wire.py's.
+
+One batch runs in the shards at any time:
+
+    nothing runs   --Prefill(new)------------------> batch b runs
+    b runs         --Prefill(new, cached b)--------> b runs, grown
+    b runs         --Decode(b)---------------------> b runs, or nothing if all its requests ended
+    b runs         --FilterBatch(b, kept)----------> b runs, smaller
+    b runs         --ClearCache(b)-----------------> nothing runs
+    anything       --ClearCache(), a new epoch-----> nothing runs
+
+Whatever goes wrong in a call, on whatever rank, is a ShardFailed that names the rank, the method
+and the reason. After one the ranks may disagree, so that the next call must be `reset`. If that
+finds an epoch later than its own, another router has the shards now: Displaced, and no call will
+ever be answered again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from proto import generate_pb2 as pb
+from router.request.errors import (
+    ConstraintRefused,
+    Displaced,
+    GenerationFailed,
+    Overloaded,
+    ShardFailed,
+    StartupFailed,
+)
+from router.request.request import GenerateRequest
+from router.shards import wire
+from router.shards.batch import Batch, StepResult
+from router.shards.rank import Rank, answer_of, told
+from router.shards.wire import PoolLimits, Prepared, ShardInfo
+from router.telemetry.tracing import NO_TRACES, Metadata, Tracer
+
+# Rank 0 has so long at least, also for who comes back because it was not enough.
+_SHORTEST_PREPARE_S = 0.1
+_PREPARED_SOON_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTimeouts:
+    """Seconds after which a call counts as failed; `control_s` is for all without their own.
+
+    `lockstep_s`: how long ranks may go on once another one has failed.
+    """
+
+    connect_s: float = 60.0
+    warmup_s: float = 1800.0
+    step_s: float = 120.0
+    control_s: float = 30.0
+    prepare_s: float = 30.0
+    lockstep_s: float = 5.0
+
+
+class Shards:
+    """All ranks. Built by `connect`; only the batcher steps."""
+
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        timeouts: ShardTimeouts,
+        first_epoch: int,
+        tracer: Tracer = NO_TRACES,
+    ) -> None:
+        self._ranks = tuple(ranks)
+        self._timeouts = timeouts
+        self._tracer = tracer
+        self._epoch = first_epoch
+        self._running_id: int | None = None
+        self._num_batches = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        timeouts: ShardTimeouts,
+        first_epoch: int,
+        tracer: Tracer = NO_TRACES,
+    ) -> "Shards":
+        """Dials rank 0, asks it for the others, dials them, and begins an epoch on all.
+
+        `first_epoch` must be above that of every router before this one (a shard may outlive
+        them); nanoseconds of the day's clock are. Raises StartupFailed.
+        """
+        first = Rank(0, address)
+        ranks = [first]
+        try:
+            discovery = first.call("ServiceDiscovery")
+            answer = await discovery(
+                pb.ServiceDiscoveryRequest(), timeout=timeouts.connect_s, wait_for_ready=True
+            )
+            urls = wire.urls_from_pb(answer)
+            ranks += [Rank(rank, url) for rank, url in enumerate(urls) if rank > 0]
+            shards = cls(ranks, timeouts, first_epoch, tracer)
+            await shards._call_all("Health", pb.HealthRequest(), timeouts.connect_s, waits=True)
+            await shards.reset()
+        except grpc.aio.AioRpcError as error:
+            await _close(ranks)
+            raise StartupFailed(_unreachable(address, timeouts.connect_s, error)) from error
+        except ShardFailed as error:
+            await _close(ranks)
+            raise StartupFailed(str(error)) from error
+        return shards
+
+    @property
+    def num_ranks(self) -> int:
+        """How many there are."""
+        return len(self._ranks)
+
+    async def info(self) -> ShardInfo:
+        """What rank 0 loaded. Raises ShardFailed."""
+        answers = await self._call_all("Info", pb.InfoRequest(), self._timeouts.control_s)
+        info = wire.info_from_pb(answers[0])
+        if info.world_size != self.num_ranks:
+            raise ShardFailed(
+                f"{self._ranks[0].name} is one of {info.world_size} ranks, but names "
+                f"{self.num_ranks} addresses"
+            )
+        return info
+
+    async def warmup(
+        self, max_step_tokens: int, max_batch_size: int, max_total_len: int | None
+    ) -> PoolLimits:
+        """Runs the largest step once; the limits of the smallest rank. Raises ShardFailed."""
+        request = wire.warmup_to_pb(self._epoch, max_step_tokens, max_batch_size, max_total_len)
+        answers = await self._call_state("Warmup", request, self._timeouts.warmup_s)
+        limits = [wire.limits_from_pb(answer) for answer in answers]
+        if len({limit.block_size for limit in limits}) > 1:
+            raise ShardFailed(f"Warmup: the ranks' block sizes differ: {limits}")
+        return PoolLimits(
+            num_blocks=min(limit.num_blocks for limit in limits),
+            block_size=limits[0].block_size,
+            max_total_len=min(limit.max_total_len for limit in limits),
+        )
+
+    async def prepare(self, request: GenerateRequest) -> Prepared:
+        """Has rank 0, which masks for all, compile the request's constraint beside its steps.
+
+        Raises ConstraintRefused when it cannot, GenerationFailed when it takes too long, Overloaded
+        when it takes longer than this request may wait, though rank 0 goes on and the next one may
+        find it done, and ShardFailed when rank 0 does not answer for another reason.
+        """
+        first, timeout_s = self._ranks[0], self._prepare_s(request)
+        call = first.call("PrepareConstraint")
+        try:
+            return wire.prepared_from_pb(await call(wire.prepare_to_pb(request), timeout=timeout_s))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                # The router's own check let it pass, so that it is none of the author's mistakes.
+                raise ConstraintRefused(error.details() or told(error), "too_complex") from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                message = f"{first.name} did not compile the constraint within {timeout_s:.3g} s"
+                if timeout_s < self._timeouts.prepare_s:
+                    raise Overloaded(message, _PREPARED_SOON_S) from error
+                raise GenerationFailed(message) from error
+            raise ShardFailed(f"{first.name}, PrepareConstraint: {told(error)}") from error
+
+    def _prepare_s(self, request: GenerateRequest) -> float:
+        """What the constraint's check has left of the time, which is little where it was slow."""
+        by_s = None if request.constraint is None else request.constraint.prepare_by_s
+        longest_s = self._timeouts.prepare_s
+        if by_s is None:
+            return longest_s
+        return min(longest_s, max(_SHORTEST_PREPARE_S, by_s - monotonic()))
+
+    async def check_health(self) -> None:
+        """Raises ShardFailed unless every rank answers."""
+        await self._call_all("Health", pb.HealthRequest(), self._timeouts.control_s)
+
+    async def reset(self) -> None:
+        """All ranks forget everything, and a new epoch begins. Raises ShardFailed, Displaced."""
+        self._epoch += 1
+        self._running_id = None
+        await self._call_state(
+            "ClearCache", wire.clear_to_pb(self._epoch), self._timeouts.control_s
+        )
+
+    async def drop(self, batch: Batch) -> None:
+        """What comes before a step: forgets `dropped_ids`, keeps `running_ids`.
+
+        Raises ShardFailed.
+        """
+        if not batch.dropped_ids or self._running_id is None:
+            return
+        timeout_s = self._timeouts.control_s
+        if not batch.running_ids:
+            clear = wire.clear_to_pb(self._epoch, self._running_id)
+            self._running_id = None
+            await self._call_state("ClearCache", clear, timeout_s)
+            return
+        keep = wire.filter_to_pb(self._epoch, self._running_id, batch.running_ids)
+        answers = await self._call_state("FilterBatch", keep, timeout_s)
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            if set(wire.kept_from_pb(answer)) != set(batch.running_ids):
+                raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than it was told")
+
+    def step(self, batch: Batch) -> Awaitable[StepResult]:
+        """Computes the batch's tokens. Raises ShardFailed, when awaited.
+
+        The calls are on their way when this returns, so that there is time for other work before
+        the answer is awaited; it must be. A batch without work only drops, and is answered
+        without a call.
+        """
+        if not batch.has_work:
+            return _answered(StepResult(batch.step_id, (), batch.running_ids))
+        cached_id = self._running_id
+        metadata = None
+        if batch.is_prefill:
+            self._num_batches += 1
+            new_id = self._num_batches
+            method = "Prefill"
+            request: Any = wire.prefill_to_pb(batch, self._epoch, new_id, cached_id)
+            metadata = self._tracer.step_metadata(new.request_id for new in batch.new)
+            expected_id = new_id if cached_id is None else cached_id
+        elif cached_id is None:
+            raise ShardFailed(f"step {batch.step_id} decodes, but the shards hold no batch")
+        else:
+            method = "Decode"
+            request = wire.decode_to_pb(batch, self._epoch, cached_id)
+            expected_id = cached_id
+        calls = self._begin(method, request, self._timeouts.step_s, metadata=metadata)
+        return self._finish_step(method, calls, batch.step_id, expected_id)
+
+    async def close(self) -> None:
+        """Hangs up."""
+        await _close(self._ranks)
+
+    async def _finish_step(
+        self, method: str, calls: Sequence[Any], step_id: int, expected_id: int
+    ) -> StepResult:
+        answers = await self._finish(method, calls)
+        self._check_epoch(method, answers)
+        return self._agreed(method, answers, step_id, expected_id)
+
+    def _agreed(
+        self, method: str, messages: Sequence[Any], step_id: int, expected_id: int
+    ) -> StepResult:
+        """Rank 0's result, once every rank holds the same requests in the expected batch."""
+        first = wire.step_from_pb(messages[0], step_id)
+        if first.batch_id not in (None, expected_id):
+            raise ShardFailed(
+                f"{self._ranks[0].name}, {method}: answered batch {first.batch_id}, not "
+                f"{expected_id}"
+            )
+        held_ids = set(first.result.remaining_ids)
+        for rank, message in zip(self._ranks[1:], messages[1:], strict=True):
+            other = wire.step_from_pb(message, step_id)
+            if other.batch_id != first.batch_id or set(other.result.remaining_ids) != held_ids:
+                raise ShardFailed(
+                    f"{rank.name}, {method}: holds requests "
+                    f"{sorted(other.result.remaining_ids)} in batch {other.batch_id}, shard 0 "
+                    f"holds {sorted(held_ids)} in batch {first.batch_id}"
+                )
+        self._running_id = first.batch_id
+        return first.result
+
+    async def _call_state(self, method: str, request: Any, timeout_s: float) -> Sequence[Any]:
+        """A call that touches state: its answers must be of this epoch."""
+        answers = await self._call_all(method, request, timeout_s)
+        self._check_epoch(method, answers)
+        return answers
+
+    async def _call_all(
+        self, method: str, request: Any, timeout_s: float, *, waits: bool = False
+    ) -> Sequence[Any]:
+        return await self._finish(method, self._begin(method, request, timeout_s, waits))
+
+    def _begin(
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        waits: bool = False,
+        metadata: Metadata | None = None,
+    ) -> Sequence[Any]:
+        return [
+            rank.call(method)(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
+            for rank in self._ranks
+        ]
+
+    async def _finish(self, method: str, calls: Sequence[Any]) -> Sequence[Any]:
+        """Every rank's answer.
+
+        Waits for all, since they are in lockstep; but once one has failed, the others, which may
+        be waiting for it, get no more than `lockstep_s`.
+        """
+        first = answer_of(self._ranks[0], method, calls[0])
+        if len(calls) == 1:
+            return [await first]
+        asked = [asyncio.ensure_future(first)]
+        for rank, call in zip(self._ranks[1:], calls[1:], strict=True):
+            asked.append(asyncio.ensure_future(answer_of(rank, method, call)))
+        try:
+            _, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+            if pending:
+                await asyncio.wait(pending, timeout=self._timeouts.lockstep_s)
+        finally:
+            for answer in asked:
+                answer.cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, ShardFailed)]
+        if failures:
+            is_over = any(isinstance(failure, Displaced) for failure in failures)
+            kind = Displaced if is_over else ShardFailed
+            raise kind("; ".join(map(str, failures)))
+        return answers
+
+    def _check_epoch(self, method: str, answers: Sequence[Any]) -> None:
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            try:
+                wire.check_epoch(answer, self._epoch)
+            except ShardFailed as error:
+                raise ShardFailed(f"{rank.name}, {method}: {error}") from None
+
+
+async def _answered(result: StepResult) -> StepResult:
+    return result
+
+
+async def _close(ranks: Sequence[Rank]) -> None:
+    for rank in ranks:
+        await rank.channel.close()
+
+
+def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:
+    if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+        return f"no shard answers at {address} (waited {timeout_s:g} s); is it started?"
+    return f"the shard at {address} refused ServiceDiscovery: {told(error)}"

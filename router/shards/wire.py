@@ -1,0 +1,362 @@
+"""Between the router's words and protobuf: the only file of this tier that names message fields.
+
+It knows no connection and no rank. What a shard says is judged here by its form alone (known enum
+values, the right epoch); whether it fits the books is the scheduler's to say. A malformed answer
+raises ShardFailed; a log-probability that is not a number is the error of its row alone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isnan
+from typing import Protocol
+
+from constraints.spec import Kind, Whitespace
+from proto import generate_pb2 as pb
+from router.request.errors import ShardFailed
+from router.request.events import FinishReason
+from router.request.request import Constraint, GenerateRequest, SamplingParams
+from router.shards.batch import (
+    Batch,
+    Generation,
+    Growth,
+    NewRequest,
+    SampledToken,
+    StepResult,
+    TopToken,
+)
+
+_CONSTRAINT_KINDS = {
+    Kind.JSON_SCHEMA: pb.CONSTRAINT_KIND_JSON_SCHEMA,
+    Kind.REGEX: pb.CONSTRAINT_KIND_REGEX,
+    Kind.LARK: pb.CONSTRAINT_KIND_LARK,
+    Kind.CHOICE: pb.CONSTRAINT_KIND_CHOICE,
+    Kind.WHERE: pb.CONSTRAINT_KIND_WHERE,
+    Kind.GBNF: pb.CONSTRAINT_KIND_GBNF,
+}
+_WHITESPACES = {
+    Whitespace.FLEXIBLE: pb.CONSTRAINT_WHITESPACE_FLEXIBLE,
+    Whitespace.COMPACT: pb.CONSTRAINT_WHITESPACE_COMPACT,
+    Whitespace.SPACED: pb.CONSTRAINT_WHITESPACE_SPACED,
+}
+_FINISH_REASONS: dict[int, FinishReason | None] = {
+    pb.FINISH_REASON_NONE: None,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    pb.FINISH_REASON_EOS: FinishReason.EOS,
+    pb.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
+    pb.FINISH_REASON_CONSTRAINT_COMPLETE: FinishReason.CONSTRAINT_COMPLETE,
+    # The row's error says so; it is no reason of a good end.
+    pb.FINISH_REASON_ERROR: None,
+    pb.FINISH_REASON_PAUSED: FinishReason.PAUSED,
+}
+_NANOSECOND = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """What rank 0 loaded. `window_len`: smallest sliding window of any layer, None without one."""
+
+    model_id: str
+    model_type: str
+    dtype: str
+    device_type: str
+    attention_backend: str
+    block_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    window_len: int | None
+    eos_token_ids: tuple[int, ...]
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What warm-up found: the KV pool, and the longest sequence that model and pool hold."""
+
+    num_blocks: int
+    block_size: int
+    max_total_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """One rank's answer to a step; only rank 0 brings generations."""
+
+    result: StepResult
+    batch_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A constraint that rank 0 holds, compiled; `was_cached`: it did already."""
+
+    compile_s: float
+    was_cached: bool
+
+
+class HasEpoch(Protocol):
+    """Any answer of a call that touches state."""
+
+    epoch: int
+
+
+def check_epoch(message: HasEpoch, epoch: int) -> None:
+    """Raises ShardFailed for an answer from before a restart, or from another router's time."""
+    if message.epoch != epoch:
+        raise ShardFailed(f"answered for epoch {message.epoch} in epoch {epoch}")
+
+
+def prefill_to_pb(
+    batch: Batch, epoch: int, batch_id: int, cached_batch_id: int | None
+) -> pb.PrefillRequest:
+    """A step that carries new requests, beside what runs in `cached_batch_id`."""
+    return pb.PrefillRequest(
+        epoch=epoch,
+        batch=pb.Batch(id=batch_id, requests=[_request_to_pb(new) for new in batch.new]),
+        cached_batch_id=cached_batch_id,
+        growth=[_growth_to_pb(growth) for growth in batch.growth],
+    )
+
+
+def decode_to_pb(batch: Batch, epoch: int, batch_id: int) -> pb.DecodeRequest:
+    """A step of the running batch alone."""
+    return pb.DecodeRequest(
+        epoch=epoch,
+        batch_ids=(batch_id,),
+        growth=[_growth_to_pb(growth) for growth in batch.growth],
+    )
+
+
+def filter_to_pb(epoch: int, batch_id: int, kept_ids: tuple[int, ...]) -> pb.FilterBatchRequest:
+    """Keeps `kept_ids` of the batch."""
+    return pb.FilterBatchRequest(epoch=epoch, batch_id=batch_id, request_ids=kept_ids)
+
+
+def clear_to_pb(epoch: int, batch_id: int | None = None) -> pb.ClearCacheRequest:
+    """Forgets one batch; without an id all of them, and begins the epoch."""
+    return pb.ClearCacheRequest(epoch=epoch, batch_id=batch_id)
+
+
+def warmup_to_pb(
+    epoch: int, max_step_tokens: int, max_batch_size: int, max_total_len: int | None
+) -> pb.WarmupRequest:
+    """The largest step that the router will ever ask for."""
+    return pb.WarmupRequest(
+        epoch=epoch,
+        max_step_tokens=max_step_tokens,
+        max_batch_size=max_batch_size,
+        max_total_len=max_total_len,
+    )
+
+
+def prepare_to_pb(request: GenerateRequest) -> pb.PrepareConstraintRequest:
+    """The request's constraint, to be compiled before the request comes."""
+    return pb.PrepareConstraintRequest(constraint=_constraint_to_pb(request, prepares=True))
+
+
+def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
+    """What preparing took."""
+    return Prepared(message.compile_ns * _NANOSECOND, message.was_cached)
+
+
+def step_from_pb(message: pb.StepResponse, step_id: int) -> StepAnswer:
+    """Raises ShardFailed when a generation is malformed."""
+    has_batch = message.HasField("batch")
+    return StepAnswer(
+        StepResult(
+            step_id=step_id,
+            generations=tuple([_generation_from_pb(made) for made in message.generations]),
+            remaining_ids=tuple(message.batch.request_ids) if has_batch else (),
+            forward_s=message.forward_ns * _NANOSECOND,
+            sample_s=message.sample_ns * _NANOSECOND,
+            total_s=message.total_ns * _NANOSECOND,
+            mask_s=message.mask_ns * _NANOSECOND,
+            mask_wait_s=message.mask_wait_ns * _NANOSECOND,
+            num_masked_rows=message.num_masked_rows,
+        ),
+        message.batch.id if has_batch else None,
+    )
+
+
+def kept_from_pb(message: pb.FilterBatchResponse) -> tuple[int, ...]:
+    """What FilterBatch left."""
+    return tuple(message.batch.request_ids)
+
+
+def urls_from_pb(message: pb.ServiceDiscoveryResponse) -> tuple[str, ...]:
+    """The addresses of all ranks. Raises ShardFailed when there is none."""
+    urls = tuple(message.urls)
+    if not urls or not all(urls):
+        raise ShardFailed(f"ServiceDiscovery answered {list(urls)}: not one address for each rank")
+    return urls
+
+
+def info_from_pb(message: pb.InfoResponse) -> ShardInfo:
+    """Raises ShardFailed for a model without tokens or blocks without slots."""
+    if message.vocab_size < 1 or message.block_size < 1 or message.world_size < 1:
+        raise ShardFailed(
+            f"Info answered vocab_size {message.vocab_size}, block_size {message.block_size}, "
+            f"world_size {message.world_size}: each must be at least 1"
+        )
+    return ShardInfo(
+        model_id=message.model_id,
+        model_type=message.model_type,
+        dtype=message.dtype,
+        device_type=message.device_type,
+        attention_backend=message.attention_backend,
+        block_size=message.block_size,
+        vocab_size=message.vocab_size,
+        max_position_embeddings=message.max_position_embeddings,
+        window_len=message.window_len if message.HasField("window_len") else None,
+        eos_token_ids=tuple(message.eos_token_ids),
+        world_size=message.world_size,
+    )
+
+
+def limits_from_pb(message: pb.WarmupResponse) -> PoolLimits:
+    """Raises ShardFailed for a pool that can hold no sequence."""
+    if message.num_blocks < 1 or message.block_size < 1 or message.max_total_len < 2:
+        raise ShardFailed(
+            f"Warmup answered num_blocks {message.num_blocks}, block_size {message.block_size}, "
+            f"max_total_len {message.max_total_len}: no sequence fits"
+        )
+    return PoolLimits(message.num_blocks, message.block_size, message.max_total_len)
+
+
+def _growth_to_pb(growth: Growth) -> pb.Growth:
+    return pb.Growth(
+        request_id=growth.request_id, block_ids=growth.block_ids, chunk_len=growth.chunk_len
+    )
+
+
+def _request_to_pb(new: NewRequest) -> pb.Request:
+    request: GenerateRequest = new.request
+    stop = request.stop
+    logprobs = request.logprobs
+    return pb.Request(
+        id=new.request_id,
+        token_ids=new.token_ids,
+        prompt_len=len(request.prompt_ids),
+        cached_len=new.cached_len,
+        chunk_len=new.chunk_len,
+        block_ids=new.block_ids,
+        sampling=_sampling_to_pb(request.sampling),
+        stopping=pb.StoppingParameters(
+            max_new_tokens=stop.max_new_tokens,
+            min_new_tokens=stop.min_new_tokens,
+            ignore_eos=stop.ignore_eos,
+            stop_token_ids=stop.stop_token_ids,
+            pause_len=request.pause_len,
+        ),
+        logprobs=pb.LogprobParameters(
+            num_top_tokens=logprobs.num_top_tokens,
+            raw=logprobs.raw,
+            prompt=logprobs.prompt,
+            prompt_from=logprobs.prompt_from,
+        ),
+        constraint=_constraint_to_pb(request),
+    )
+
+
+def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParameters:
+    return pb.SamplingParameters(
+        do_sample=sampling.do_sample,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k or 0,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        typical_p=1.0 if sampling.typical_p is None else sampling.typical_p,
+        min_p=0.0 if sampling.min_p is None else sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        seed=sampling.seed,
+        watermark=sampling.watermark,
+    )
+
+
+def _constraint_to_pb(request: GenerateRequest, *, prepares: bool = False) -> pb.Constraint | None:
+    """With what was found of it for the first time that the shard hears of it.
+
+    That is when it is prepared, or with its request where it is so quick that nobody does.
+    """
+    constraint = request.constraint
+    if constraint is None:
+        return None
+    spec = constraint.spec
+    return pb.Constraint(
+        kind=_CONSTRAINT_KINDS[spec.kind],
+        text=spec.text,
+        whitespace=_WHITESPACES[spec.whitespace],
+        lenient=spec.lenient,
+        stop_strings=request.stop.stop_strings,
+        keeps_stop_string=request.stop.keep_stop_string,
+        cuts=constraint.cuts,
+        translation=_translation_to_pb(constraint) if prepares or constraint.is_quick else None,
+    )
+
+
+def _translation_to_pb(constraint: Constraint) -> pb.Translation | None:
+    found = constraint.translation
+    if found is None:
+        return None
+    completion = found.completion
+    return pb.Translation(
+        grammar=found.grammar,
+        not_enforced=found.not_enforced,
+        hints=found.hints,
+        may_run_on=found.may_run_on,
+        completion=None if completion is None else pb.Completion(token_ids=completion),
+    )
+
+
+def _generation_from_pb(message: pb.Generation) -> Generation:
+    code = message.finish_reason
+    tokens = tuple([_token_from_pb(token) for token in message.tokens])
+    if not message.error and any(isnan(token.logprob) for token in tokens):
+        return Generation(
+            message.request_id, error="the log-probability of its token is not a number"
+        )
+    if code == pb.FINISH_REASON_NONE and not message.prompt_logprobs and not message.error:
+        return Generation(
+            message.request_id, tokens, num_forced=message.num_forced, is_late=message.is_late
+        )
+    if code not in _FINISH_REASONS:
+        raise ShardFailed(f"request {message.request_id}: unknown finish reason {code}")
+    if bool(message.error) != (code == pb.FINISH_REASON_ERROR):
+        raise ShardFailed(
+            f"request {message.request_id}: finish reason {pb.FinishReason.Name(code)} with the "
+            f"error {message.error!r}; one demands the other"
+        )
+    prompt_logprobs = tuple(message.prompt_logprobs)
+    if not message.error and any(map(isnan, prompt_logprobs)):
+        return Generation(
+            message.request_id, error="a log-probability of its prompt is not a number"
+        )
+    return Generation(
+        request_id=message.request_id,
+        tokens=tokens if not message.error else (),
+        finish_reason=_FINISH_REASONS[code],
+        error=message.error or None,
+        prompt_logprobs=prompt_logprobs,
+        prompt_top_tokens=tuple(
+            [_top_tokens_from_pb(scored.tokens) for scored in message.prompt_top_tokens]
+        ),
+        num_forced=message.num_forced,
+        constraint_satisfied=(
+            message.constraint_satisfied if message.HasField("constraint_satisfied") else None
+        ),
+        is_refused=message.is_refused,
+        is_late=message.is_late,
+    )
+
+
+def _token_from_pb(message: pb.SampledToken) -> SampledToken:
+    logprob = message.logprob
+    top_tokens = message.top_tokens
+    if not top_tokens:
+        return SampledToken(message.id, logprob)
+    return SampledToken(message.id, logprob, _top_tokens_from_pb(top_tokens))
+
+
+def _top_tokens_from_pb(messages: Iterable[pb.TopToken]) -> tuple[TopToken, ...]:
+    return tuple([TopToken(top.id, top.logprob) for top in messages])

@@ -1,0 +1,337 @@
+"""The router's instruments, every one declared once, in `Metrics`.
+
+It knows nothing of what it measures: numbers come in, Prometheus text goes out.
+
+TGI's `tgi_batch_concat_duration` is missing on purpose: there it is the time that a separate step
+takes to merge two batches, while here new prompts join the running batch inside of their own step,
+whose time is in `tgi_batch_inference_duration`.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from router.telemetry.instruments import Counter, Gauge, Histogram
+
+METHODS = ("prefill", "decode")
+# Causes known beforehand; alerts on a rate want to see them before the first failure.
+FAILURES = (
+    "validation",
+    "template",
+    "overloaded",
+    "unhealthy",
+    "draining",
+    "generation",
+    "incomplete",
+    "dropped",
+    "payload_too_large",
+    "unsupported_media_type",
+    "slow_sender",
+    "slow_reader",
+    "internal_error",
+)
+CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong")
+CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
+BEAM_ENDS = ("complete", "hole", "budget", "full", "deadline", "cancelled")
+FRAMES = (
+    "GENERATE",
+    "SCORE",
+    "CANCEL",
+    "HELLO",
+    "MODEL_INFO",
+    "BUFFER",
+    "DROP",
+    "BEAMS",
+    "BEST",
+    "other",
+)
+REFUSALS = ("overloaded", "unhealthy", "draining")
+CONSTRAINT_REFUSALS = (
+    "malformed",
+    "not_enforced",
+    "contradiction",
+    "does_not_fit",
+    "too_complex",
+    "overloaded",
+    "unserved",
+)
+
+# TGI's: 35 geometric steps from 150 us to 145.6 s.
+DURATION_BUCKETS = tuple(0.00015 * 1.5**k for k in range(35))
+# The gaps between tokens are milliseconds; twice the resolution where they lie.
+TOKEN_GAP_BUCKETS = tuple(0.0005 * 2 ** (k / 2) for k in range(31))
+BATCH_SIZE_BUCKETS = tuple(float(2**k) for k in range(11))
+
+
+def _equal_steps(limit: int) -> tuple[float, ...]:
+    return tuple(limit * (k + 1) / 100 for k in range(100))
+
+
+class Metrics(Collector):
+    """Every instrument of the router, registered in the registry that it is given.
+
+    `max_input_len` and `max_total_len` (tokens) end the buckets of the length histograms.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, *, max_input_len: int, max_total_len: int
+    ) -> None:
+        self._registry = registry
+        # Written by http/: one request as a client sees it.
+        self.request_count = Counter("tgi_request_count", "Generation requests received")
+        self.request_success = Counter("tgi_request_success", "Requests answered in full")
+        self.request_failure = Counter(
+            "tgi_request_failure",
+            "Requests that failed, by cause",
+            label="err",
+            label_values=FAILURES,
+        )
+        self.connections_cut = Counter(
+            "tandem_connections_cut",
+            "Connections that were cut because their client was too slow, by what it was slow at",
+            label="cause",
+            label_values=CUTS,
+        )
+        self.sockets = Gauge("tandem_sockets", "WebSockets that are open")
+        self.socket_streams = Gauge("tandem_socket_streams", "Streams open on WebSockets")
+        self.socket_frames = Counter(
+            "tandem_socket_frames",
+            "Frames that came over WebSockets, by type",
+            label="type",
+            label_values=FRAMES,
+        )
+        self.beam_groups = Counter(
+            "tandem_beam_groups",
+            "Groups of beams that were searched, by how that ended",
+            label="reason",
+            label_values=BEAM_ENDS,
+        )
+        self.beam_steps = Counter("tandem_beam_steps", "Tokens by which searched beams grew")
+        self.socket_closes = Counter(
+            "tandem_socket_closes",
+            "WebSockets that were closed, by code",
+            label="code",
+            label_values=CLOSE_CODES,
+        )
+        self.request_duration = Histogram(
+            "tgi_request_duration", "Seconds from receipt to the last token", DURATION_BUCKETS
+        )
+        self.validation_duration = Histogram(
+            "tgi_request_validation_duration", "Seconds spent in validation", DURATION_BUCKETS
+        )
+        self.input_length = Histogram(
+            "tgi_request_input_length", "Prompt tokens", _equal_steps(max_input_len)
+        )
+        self.max_new_tokens = Histogram(
+            "tgi_request_max_new_tokens", "Tokens asked for", _equal_steps(max_total_len)
+        )
+        self._declare_sequences(max_total_len)
+        self._declare_steps()
+        self._declare_books()
+        self._declare_constraint_checks()
+        self._declare_constrained_steps()
+        registry.register(self)
+
+    def _declare_sequences(self, max_total_len: int) -> None:
+        """Written by the batcher, once for each sequence or each of its tokens."""
+        self.queue_duration = Histogram(
+            "tgi_request_queue_duration", "Seconds until the first step", DURATION_BUCKETS
+        )
+        self.inference_duration = Histogram(
+            "tgi_request_inference_duration", "Seconds from first step to end", DURATION_BUCKETS
+        )
+        self.mean_time_per_token = Histogram(
+            "tgi_request_mean_time_per_token_duration",
+            "Inference seconds divided by generated tokens",
+            DURATION_BUCKETS,
+        )
+        self.generated_tokens = Histogram(
+            "tgi_request_generated_tokens", "Tokens generated", _equal_steps(max_total_len)
+        )
+        self.skipped_tokens = Histogram(
+            "tgi_request_skipped_tokens",
+            "Prompt tokens found in the prefix cache",
+            _equal_steps(max_total_len),
+        )
+        self.time_to_first_token = Histogram(
+            "tandem_time_to_first_token_seconds",
+            "Seconds from submission to the first token",
+            DURATION_BUCKETS,
+        )
+        self.inter_token_latency = Histogram(
+            "tandem_inter_token_latency_seconds",
+            "Seconds between two tokens of one sequence",
+            TOKEN_GAP_BUCKETS,
+        )
+        self.output_tokens = Counter("tandem_output_tokens", "Tokens generated for all sequences")
+        self.sequence_ends = Counter(
+            "tandem_sequence_ends", "Sequences ended, by reason", label="reason"
+        )
+        self.rejected = Counter(
+            "tandem_rejected",
+            "Requests refused before they were queued, by reason",
+            label="reason",
+            label_values=REFUSALS,
+        )
+        self.retry_after = Gauge(
+            "tandem_retry_after_seconds", "What the last refused request was told to wait"
+        )
+        self.drain_rate = Gauge(
+            "tandem_drain_rate", "Sequences finished per second, measured while the server is busy"
+        )
+        self.cancel_to_free = Histogram(
+            "tandem_cancel_to_free_seconds",
+            "Seconds from a client's leaving until its request has no blocks and is in no shard",
+            DURATION_BUCKETS,
+        )
+
+    def _declare_steps(self) -> None:
+        """Written by the batcher, once for each step."""
+        self.batch_inference_count = Counter(
+            "tgi_batch_inference_count", "Steps begun", label="method", label_values=METHODS
+        )
+        self.batch_inference_success = Counter(
+            "tgi_batch_inference_success", "Steps answered", label="method", label_values=METHODS
+        )
+        self.batch_inference_failure = Counter(
+            "tgi_batch_inference_failure", "Steps failed", label="method", label_values=METHODS
+        )
+        self.batch_concat = Counter(
+            "tgi_batch_concat", "Steps in which prompts joined a running batch", label="reason"
+        )
+        self.batch_inference_duration = Histogram(
+            "tgi_batch_inference_duration", "Seconds of a step", DURATION_BUCKETS, label="method"
+        )
+        self.batch_forward_duration = Histogram(
+            "tgi_batch_forward_duration",
+            "Seconds of the model's forward",
+            DURATION_BUCKETS,
+            label="method",
+        )
+        self.batch_decode_duration = Histogram(
+            "tgi_batch_decode_duration",
+            "Seconds from logits to tokens",
+            DURATION_BUCKETS,
+            label="method",
+        )
+        self.batch_filter_duration = Histogram(
+            "tgi_batch_filter_duration",
+            "Seconds to tell shards what to forget",
+            DURATION_BUCKETS,
+            label="method",
+        )
+        self.batch_next_size = Histogram(
+            "tgi_batch_next_size", "Requests that a step admits", BATCH_SIZE_BUCKETS
+        )
+        self.step_phase = Histogram(
+            "tandem_step_phase_seconds",
+            "Seconds of a step by phase: schedule, rpc (forward and sample taken off), forward, "
+            "sample, apply",
+            DURATION_BUCKETS,
+            label="phase",
+        )
+
+    def _declare_constraint_checks(self) -> None:
+        """Written by the check of constraints, before their requests are accepted."""
+        self.constraint_check_duration = Histogram(
+            "tandem_constraint_check_seconds",
+            "Seconds from asking whether a constraint can be kept to the answer, by its kind",
+            DURATION_BUCKETS,
+            label="kind",
+        )
+        self.constraint_compile_duration = Histogram(
+            "tandem_constraint_compile_seconds",
+            "Seconds that compiling a constraint and finding a text took, by its kind",
+            DURATION_BUCKETS,
+            label="kind",
+        )
+        self.constraint_checks = Counter(
+            "tandem_constraint_checks",
+            "Constraints checked, by where the answer came from",
+            label="source",
+            label_values=("worker", "cache"),
+        )
+        self.constraint_refusals = Counter(
+            "tandem_constraint_refusals",
+            "Constraints refused, by reason",
+            label="reason",
+            label_values=CONSTRAINT_REFUSALS,
+        )
+        self.constraint_workers_ended = Counter(
+            "tandem_constraint_workers_ended",
+            "Compiling processes ended for their use of time or memory",
+        )
+
+    def _declare_constrained_steps(self) -> None:
+        """Written by the batcher: constraints in the shard, and what they cost a step."""
+        self.constraint_prepare_duration = Histogram(
+            "tandem_constraint_prepare_seconds",
+            "Seconds that requests waited until the shard had compiled their constraint, by "
+            "whether it had before",
+            DURATION_BUCKETS,
+            label="source",
+        )
+        self.mask_duration = Histogram(
+            "tandem_mask_seconds",
+            "Seconds that the token masks of a step took, beside its forward",
+            DURATION_BUCKETS,
+        )
+        self.mask_wait_duration = Histogram(
+            "tandem_mask_wait_seconds",
+            "Seconds that sampling waited for the token masks of a step",
+            DURATION_BUCKETS,
+        )
+        self.masked_rows = Counter("tandem_masked_rows", "Rows that had a token mask, of all steps")
+        self.late_rows = Counter(
+            "tandem_late_rows", "Rows that drew nothing since their token mask came too late"
+        )
+        self.forced_tokens = Counter(
+            "tandem_forced_tokens", "Generated tokens for which a constraint left no choice"
+        )
+        self.constrained_sequences = Gauge(
+            "tandem_constrained_sequences", "Running sequences that have a constraint"
+        )
+        self.constraint_ends = Counter(
+            "tandem_constraint_ends",
+            "Sequences with a constraint that ended well, by whether it is satisfied",
+            label="outcome",
+            label_values=("satisfied", "unsatisfied"),
+        )
+
+    def _declare_books(self) -> None:
+        """Written by the batcher from the scheduler's and the pool's numbers."""
+        self.queue_size = Gauge("tgi_queue_size", "Requests waiting for their first step")
+        self.batch_current_size = Gauge("tgi_batch_current_size", "Requests running")
+        self.batch_current_max_tokens = Gauge(
+            "tgi_batch_current_max_tokens", "Tokens that the blocks in use can hold"
+        )
+        self.batch_max_total_tokens = Gauge(
+            "tgi_batch_max_total_tokens", "Tokens that the KV cache can hold"
+        )
+        self.paused_sequences = Gauge(
+            "tandem_paused_sequences", "Running sequences that wait for their readers"
+        )
+        self.kv_blocks_total = Gauge("tandem_kv_blocks_total", "Blocks of the KV cache")
+        self.kv_blocks_used = Gauge("tandem_kv_blocks_used", "Blocks held by running requests")
+        self.kv_blocks_cached = Gauge(
+            "tandem_kv_blocks_cached", "Blocks kept for reuse and held by nobody"
+        )
+        self.prompt_tokens = Counter("tandem_prompt_tokens", "Prompt tokens of admitted requests")
+        self.prefix_hit_tokens = Counter(
+            "tandem_prefix_cache_hit_tokens", "Prompt tokens that were in the prefix cache"
+        )
+        self.preemptions = Counter(
+            "tandem_preemptions", "Sequences put back because the KV cache was full"
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, for the registry."""
+        for instrument in list(vars(self).values()):
+            if isinstance(instrument, Counter | Gauge | Histogram):
+                yield from instrument.families()
+
+    def exposition(self) -> bytes:
+        """The registry in Prometheus' text format 0.0.4 (UTF-8)."""
+        return generate_latest(self._registry)

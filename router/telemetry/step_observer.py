@@ -1,0 +1,181 @@
+"""What the batcher tells metrics and traces: which of them each moment of a step or stream feeds.
+
+It decides nothing and keeps nothing; the batcher could run without it. The method of a step is
+TGI's word: "prefill" when a prompt begins in it, else "decode".
+"""
+
+import re
+
+from router.engine.stream import Stream
+from router.request.errors import ConstraintRefused, Refused, RouterError
+from router.request.events import Failed, Finished
+from router.scheduler.scheduler import SchedulerStats
+from router.shards.batch import Batch, Generation, StepResult
+from router.shards.wire import Prepared
+from router.telemetry.metrics import Metrics
+from router.telemetry.tracing import NO_TRACES, SequenceLife, TraceContext, Tracer
+
+_INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+class StepObserver:
+    """Writes the batcher's half of `Metrics`, and sequences' spans. `block_size` in tokens."""
+
+    def __init__(self, metrics: Metrics, block_size: int, tracer: Tracer = NO_TRACES) -> None:
+        self._metrics = metrics
+        self._block_size = block_size
+        self._tracer = tracer
+
+    def rejected(self, error: Refused) -> None:
+        """A request was refused at the door."""
+        self._metrics.rejected.inc(_word(error))
+        self._metrics.retry_after.set(error.retry_after_s)
+
+    def drains(self, drain_rate: float) -> None:
+        """How fast sequences end now, per second."""
+        self._metrics.drain_rate.set(drain_rate)
+
+    def gone(self, since_s: float) -> None:
+        """A cancelled request is out of the shards and has no blocks, so long after its cancel."""
+        self._metrics.cancel_to_free.observe(since_s)
+
+    def scheduled(self, batch: Batch, schedule_s: float) -> None:
+        """The scheduler made a step."""
+        self._metrics.step_phase.observe(schedule_s, "schedule")
+        if batch.new:
+            self._metrics.batch_next_size.observe(len(batch.new))
+            if batch.running_ids:
+                self._metrics.batch_concat.inc("chunking")
+            for new in batch.new:
+                if new.request.trace is not None:
+                    self._tracer.admitted(
+                        new.request_id, new.request.trace, batch.step_id, schedule_s
+                    )
+
+    def began(self, batch: Batch) -> None:
+        """A step goes to the shards."""
+        if batch.has_work:
+            self._metrics.batch_inference_count.inc(_method(batch))
+
+    def dropped(self, batch: Batch, drop_s: float) -> None:
+        """The shards forgot what the step drops."""
+        self._metrics.batch_filter_duration.observe(drop_s, _method(batch))
+
+    def failed(self, batch: Batch) -> None:
+        """The shards did not answer it."""
+        self._metrics.batch_inference_failure.inc(_method(batch))
+
+    def finished(self, batch: Batch, result: StepResult, step_s: float, apply_s: float) -> None:
+        """A step was answered after `step_s` and applied in `apply_s`."""
+        if not batch.has_work:
+            return
+        metrics, method = self._metrics, _method(batch)
+        metrics.batch_inference_success.inc(method)
+        metrics.batch_inference_duration.observe(step_s, method)
+        metrics.batch_forward_duration.observe(result.forward_s, method)
+        metrics.batch_decode_duration.observe(result.sample_s, method)
+        phase = metrics.step_phase.observe
+        phase(result.forward_s, "forward")
+        phase(result.sample_s, "sample")
+        phase(max(0.0, step_s - result.forward_s - result.sample_s), "rpc")
+        phase(apply_s, "apply")
+        if result.num_masked_rows:
+            metrics.mask_duration.observe(result.mask_s)
+            metrics.masked_rows.inc(amount=result.num_masked_rows)
+        num_late = sum([generation.is_late for generation in result.generations])
+        if num_late:
+            metrics.late_rows.inc(amount=num_late)
+        if result.num_masked_rows or num_late:
+            metrics.mask_wait_duration.observe(result.mask_wait_s)
+
+    def generated(self, generation: Generation, last_s: float | None, now_s: float) -> None:
+        """A step brought a sequence tokens, its first ones where `last_s` is None.
+
+        Several of one step come together: there is nothing between them.
+        """
+        metrics, num_tokens = self._metrics, len(generation.tokens)
+        metrics.output_tokens.inc(amount=num_tokens)
+        if last_s is not None:
+            metrics.inter_token_latency.observe(now_s - last_s)
+        if num_tokens > 1:
+            metrics.inter_token_latency.observe(0.0, count=num_tokens - 1)
+            metrics.forced_tokens.inc(amount=generation.num_forced)
+
+    def prepared(self, prepared: Prepared, waited_s: float) -> None:
+        """Requests waited for their constraint to be compiled in the shard, or to be found."""
+        source = "cache" if prepared.was_cached else "compiled"
+        self._metrics.constraint_prepare_duration.observe(waited_s, source)
+
+    def refused(self, error: ConstraintRefused) -> None:
+        """The shard cannot serve a constraint that had passed the router's check."""
+        self._metrics.constraint_refusals.inc(error.reason)
+
+    def paused(self, num_paused: int) -> None:
+        """So many sequences wait for their readers."""
+        self._metrics.paused_sequences.set(num_paused)
+
+    def books(self, stats: SchedulerStats) -> None:
+        """The scheduler's numbers after a step."""
+        metrics = self._metrics
+        metrics.queue_size.set(stats.num_waiting)
+        metrics.batch_current_size.set(stats.num_running)
+        metrics.batch_current_max_tokens.set(stats.num_blocks_used * self._block_size)
+        metrics.batch_max_total_tokens.set(stats.num_blocks_total * self._block_size)
+        metrics.kv_blocks_total.set(stats.num_blocks_total)
+        metrics.kv_blocks_used.set(stats.num_blocks_used)
+        metrics.kv_blocks_cached.set(stats.num_blocks_cached)
+        metrics.constrained_sequences.set(stats.num_constrained)
+        metrics.preemptions.set_total(stats.num_preemptions)
+        metrics.prompt_tokens.set_total(stats.num_prompt_tokens)
+        metrics.prefix_hit_tokens.set_total(stats.num_cached_tokens)
+
+    def ended(self, stream: Stream) -> None:
+        """A stream has its end."""
+        metrics, end = self._metrics, stream.end
+        if stream.request.account is not None:
+            stream.request.account(stream.cached_len, stream.num_generated)
+        if stream.request.trace is not None:
+            self._tracer.ended(_life(stream, stream.request.trace))
+        if isinstance(end, Failed):
+            metrics.sequence_ends.inc(_word(end.error))
+        if not isinstance(end, Finished) or end.timings is None:
+            return
+        timings = end.timings
+        metrics.sequence_ends.inc(end.reason.value)
+        if end.constraint_satisfied is not None:
+            word = "satisfied" if end.constraint_satisfied else "unsatisfied"
+            metrics.constraint_ends.inc(word)
+        metrics.queue_duration.observe(timings.queue_s)
+        metrics.skipped_tokens.observe(end.num_cached_tokens)
+        metrics.generated_tokens.observe(end.num_generated_tokens)
+        if end.num_generated_tokens:
+            metrics.time_to_first_token.observe(timings.time_to_first_token_s)
+            metrics.inference_duration.observe(timings.inference_s)
+            metrics.mean_time_per_token.observe(timings.inference_s / end.num_generated_tokens)
+
+
+def _life(stream: Stream, context: TraceContext) -> SequenceLife:
+    end = stream.end
+    constraint = stream.request.constraint
+    return SequenceLife(
+        request_id=stream.request_id,
+        context=context,
+        submitted_s=stream.submitted_s,
+        first_scheduled_s=stream.first_scheduled_s,
+        first_token_s=stream.first_token_s,
+        num_cached_tokens=stream.cached_len,
+        num_generated_tokens=stream.num_generated,
+        finish_reason=end.reason.value if isinstance(end, Finished) else None,
+        error=end.error if isinstance(end, Failed) else None,
+        constraint_kind=None if constraint is None else constraint.spec.kind.value,
+        constraint_satisfied=end.constraint_satisfied if isinstance(end, Finished) else None,
+    )
+
+
+def _word(error: RouterError) -> str:
+    """The error's class in the words of the other reasons: RowFailed is row_failed."""
+    return _INNER_CAPITAL.sub("_", type(error).__name__).lower()
+
+
+def _method(batch: Batch) -> str:
+    return "prefill" if batch.is_prefill else "decode"

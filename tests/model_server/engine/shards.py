@@ -1,0 +1,40 @@
+"""A shard without its wire, for tests: a loaded checkpoint, a sampler, a runner and its pool."""
+
+from pathlib import Path
+
+import torch
+
+from model_server.engine.distributed import World
+from model_server.engine.runner import Runner
+from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.model import PagedModel
+from model_server.sampling.sampler import Sampler
+from tests.model_server.engine.driver import Driver
+
+NUM_BLOCKS = 64
+
+
+def load(folder: Path, world: World, dtype: str = "float32", device: str = "cpu") -> PagedModel:
+    """The model of a checkpoint."""
+    settings = ModelSettings(folder.name, folder, torch.device(device), dtype=dtype)
+    return PagedModel.load(settings, world)
+
+
+def runner_of(model: PagedModel, world: World) -> Runner:
+    """A runner, with a sampler where there has to be one."""
+    sampler = None
+    if world.is_first:
+        sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=8)
+    return Runner(model, sampler, world)
+
+
+def warmed_up(model: PagedModel, world: World | None = None) -> Runner:
+    """A runner whose pool is made."""
+    runner = runner_of(model, world or World())
+    runner.warmup(max_step_tokens=32, max_batch_size=4, max_total_len=None, num_blocks=NUM_BLOCKS)
+    return runner
+
+
+def driver_of(model: PagedModel, world: World | None = None, seed: int = 0) -> Driver:
+    """A driver of such a runner."""
+    return Driver(warmed_up(model, world), NUM_BLOCKS, model.block_size, seed)

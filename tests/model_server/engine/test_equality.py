@@ -1,0 +1,144 @@
+"""Every architecture answers as generate() does, in float32, however it is scheduled."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from model_server.engine.distributed import World
+from model_server.model.model import PagedModel
+from tests.model_server.engine.driver import Driver
+from tests.model_server.engine.shards import driver_of, load
+from tests.model_server.model import tiny_models
+
+NUM_NEW = 12
+# Shorter and longer than window and block, and one of a single token.
+PROMPT_LENS = (5, 41, 1, 18)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, prompts and the answers of generate()."""
+
+    model: PagedModel
+    prompts: tuple[tuple[int, ...], ...]
+    expected: tuple[list[int], ...]
+
+    def driver(self, seed: int = 0) -> Driver:
+        return driver_of(self.model, seed=seed)
+
+
+def prompt(index: int, length: int) -> tuple[int, ...]:
+    """Tokens that look like no other prompt's."""
+    return tuple((index * 31 + position * 17 + 7) % 150 + 3 for position in range(length))
+
+
+@cache
+def case(name: str, device: str) -> Case:
+    """Made once for all tests of an architecture."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    reference = tiny_models.build(name).to(device)
+    prompts = tuple(prompt(index, length) for index, length in enumerate(PROMPT_LENS))
+    expected = tuple(tiny_models.greedy(reference, list(p), NUM_NEW) for p in prompts)
+    with TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        return Case(load(Path(folder), World(), device=device), prompts, expected)
+
+
+def architectures(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with each architecture on each device."""
+    on_devices = pytest.mark.parametrize(
+        "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+    )
+    decorated: Callable[..., None] = on_devices(
+        pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)(test)
+    )
+    return decorated
+
+
+@architectures
+def test_generate_says_something_that_a_fault_would_change(name: str, device: str) -> None:
+    """A model that repeats itself, or ignores its prompt, would make the other tests blind."""
+    expected = case(name, device).expected
+    assert all(len(tokens) == NUM_NEW for tokens in expected)
+    assert len({tuple(tokens) for tokens in expected}) == len(expected)
+    assert sum(len(set(tokens)) for tokens in expected) >= 2 * NUM_NEW
+
+
+@architectures
+def test_alone(name: str, device: str) -> None:
+    for prompt_ids, expected in zip(
+        case(name, device).prompts, case(name, device).expected, strict=True
+    ):
+        driver = case(name, device).driver()
+        driver.add(1, prompt_ids, NUM_NEW)
+        driver.run()
+        assert driver.outputs[1] == expected
+
+
+@architectures
+@pytest.mark.parametrize("step_tokens", [7, 64])
+def test_in_mixed_batches_and_chunks(name: str, device: str, step_tokens: int) -> None:
+    driver = case(name, device).driver()
+    for index, prompt_ids in enumerate(case(name, device).prompts):
+        driver.add(index, prompt_ids, NUM_NEW)
+    driver.run(step_tokens)
+    assert tuple(driver.outputs.values()) == case(name, device).expected
+
+
+@architectures
+def test_on_a_prefix_that_another_request_computed(name: str, device: str) -> None:
+    """Two full blocks are shared; the first request still decodes when the second comes."""
+    driver = case(name, device).driver()
+    prompt_ids = case(name, device).prompts[1]
+    first = driver.add(1, prompt_ids, NUM_NEW)
+    driver.step()
+    cached_len = len(prompt_ids) // driver.block_size * driver.block_size
+    num_shared = cached_len // driver.block_size
+    assert num_shared == 2
+    driver.add(2, prompt_ids, NUM_NEW, shared=(first.block_ids[:num_shared], cached_len))
+    driver.run()
+    assert driver.outputs[1] == driver.outputs[2] == case(name, device).expected[1]
+
+
+@architectures
+def test_after_preemption(name: str, device: str) -> None:
+    """Taken off the shard in the middle of its answer, then computed anew in chunks."""
+    driver = case(name, device).driver()
+    for index, prompt_ids in enumerate(case(name, device).prompts):
+        driver.add(index, prompt_ids, NUM_NEW)
+    for _ in range(10):
+        driver.step(16)
+    for index in (1, 3):
+        driver.preempt(index)
+    assert 0 < len(driver.outputs[3]) < NUM_NEW
+    driver.run(16)
+    assert tuple(driver.outputs.values()) == case(name, device).expected
+
+
+@pytest.mark.slow
+@architectures
+@pytest.mark.parametrize("seed", range(8))
+def test_under_any_schedule(name: str, device: str, seed: int) -> None:
+    """Budgets, arrivals and preemptions at random; every answer is still generate()'s."""
+    rng = random.Random(seed)
+    driver = case(name, device).driver(seed)
+    waiting = list(enumerate(case(name, device).prompts)) * 2
+    rng.shuffle(waiting)
+    expected: dict[int, list[int]] = {}
+    while waiting or not all(request.finish_reason for request in driver.requests.values()):
+        if waiting and (rng.random() < 0.3 or driver.batch_id is None):
+            index, prompt_ids = waiting.pop()
+            expected[len(expected)] = case(name, device).expected[index]
+            driver.add(len(expected) - 1, prompt_ids, NUM_NEW)
+        held = [r.request_id for r in driver.requests.values() if r.is_held and not r.finish_reason]
+        if held and rng.random() < 0.1:
+            driver.preempt(rng.choice(held))
+        driver.step(rng.choice((3, 8, 20, 64)))
+    assert driver.outputs == expected

@@ -1,0 +1,136 @@
+"""What fails in a step: one row alone, or the step, and what the books are worth afterwards."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_server.engine.distributed import World
+from model_server.engine.request import FinishReason, LogprobParams
+from model_server.engine.runner import Runner
+from model_server.errors import OutOfMemory, UnknownBatch
+from model_server.model.model import PagedModel
+from tests.model_server.engine.driver import Driver
+from tests.model_server.engine.shards import driver_of, load, warmed_up
+from tests.model_server.engine.test_runner import PROMPT, new, token_ids
+from tests.model_server.model import tiny_models
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    return load(tiny_models.save("llama", tmp_path_factory.mktemp("llama")), World())
+
+
+@pytest.fixture
+def runner(model: PagedModel) -> Runner:
+    return warmed_up(model)
+
+
+@pytest.fixture
+def driver(model: PagedModel) -> Driver:
+    return driver_of(model)
+
+
+@pytest.fixture
+def poisoned_id(model: PagedModel) -> Iterator[int]:
+    """A token whose embedding is not a number: whoever reads it has no logits."""
+    token_id = 77
+    weight = model._model.module.get_input_embeddings().weight.data
+    saved = weight[token_id].clone()
+    weight[token_id] = torch.nan
+    yield token_id
+    weight[token_id] = saved
+
+
+def test_a_row_that_fails_takes_nobody_with_it(
+    model: PagedModel, driver: Driver, poisoned_id: int
+) -> None:
+    alone = driver_of(model)
+    alone.add(1, PROMPT, 8)
+    alone.run()
+
+    driver.add(1, PROMPT, 8)
+    driver.add(2, (*PROMPT, poisoned_id), 8)
+    driver.run(step_tokens=16)
+    failed = driver.requests[2]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "NaN" in str(failed.generations[-1].error)
+    assert failed.output == []
+    assert driver.outputs[1] == alone.outputs[1]
+
+
+def test_a_failed_row_is_logged_by_the_name_that_the_router_logs(
+    driver: Driver, poisoned_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.add(2, (*PROMPT, poisoned_id), 8)
+    driver.run()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("shard_request_id=2 failed alone: ")
+    assert "NaN" in record.getMessage()
+    assert vars(record)["shard_request_id"] == 2
+
+
+@pytest.mark.parametrize("step_tokens", [16, 64])
+def test_a_prompt_that_cannot_be_scored_fails_alone(
+    model: PagedModel, driver: Driver, poisoned_id: int, step_tokens: int
+) -> None:
+    alone = driver_of(model)
+    alone.add(1, PROMPT, 8)
+    alone.run()
+
+    driver.add(1, PROMPT, 8)
+    scored = LogprobParams(num_top_tokens=1, prompt=True)
+    failed = driver.add(2, (*PROMPT[:5], poisoned_id, *PROMPT), 8, logprobs=scored)
+    good = driver.add(3, PROMPT, 8, logprobs=scored)
+    driver.run(step_tokens)
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "NaN" in str(failed.generations[-1].error)
+    # In chunks it fails with the chunk in which the bad token lies, and reports no score of it.
+    reported = [score for g in failed.generations for score in g.prompt_logprobs]
+    assert all(score <= 0.0 for score in reported)
+    assert failed.output == []
+    assert driver.outputs[1] == driver.outputs[3] == alone.outputs[1]
+    assert sum(len(g.prompt_logprobs) for g in good.generations) == len(PROMPT) - 1
+
+
+def test_a_failed_forward_leaves_books_that_can_be_cleared(
+    model: PagedModel, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runner.prefill(1, [new(1)], None, ())
+
+    def fail(inputs: object) -> Tensor:
+        raise RuntimeError("the device fell off")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(model, "forward", fail)
+        with pytest.raises(RuntimeError, match="fell off"):
+            runner.prefill(2, [new(2)], 1, ())
+    runner.clear(None)
+    with pytest.raises(UnknownBatch):
+        runner.decode([1], ())
+    assert token_ids(runner.prefill(1, [new(1)], None, ())) == token_ids(first)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_a_lone_rank_outlives_a_step_that_does_not_fit(
+    model: PagedModel, runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    first = runner.prefill(1, [new(1)], None, ())
+
+    def fail(inputs: object) -> Tensor:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(model, "forward", fail)
+        with pytest.raises(OutOfMemory, match="a step of 21 tokens does not fit"):
+            runner.prefill(2, [new(2)], 1, ())
+    runner.clear(None)
+    assert token_ids(runner.prefill(1, [new(1)], None, ())) == token_ids(first)

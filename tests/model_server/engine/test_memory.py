@@ -1,0 +1,70 @@
+"""What a host has to give is the least that anybody says, and a pool takes its share of that."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_server.engine import memory
+from model_server.errors import OutOfMemory
+from processes.host_memory import HostMemory
+
+CPU = torch.device("cpu")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostMemory:
+    """A host of 6 GiB available."""
+    (tmp_path / "meminfo").write_text(f"MemAvailable: {6 * GIB // 1024} kB\n")
+    return HostMemory(tmp_path, tmp_path)
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> HostMemory:
+    """A host that tells nothing."""
+    return HostMemory(tmp_path / "none", tmp_path / "none")
+
+
+def pool_bytes(host: HostMemory, num_ranks: int = 1) -> int:
+    return memory.pool_bytes(CPU, peak_bytes=0, memory_fraction=0.9, num_ranks=num_ranks, host=host)
+
+
+def test_a_host_may_not_tell(silent: HostMemory) -> None:
+    assert pool_bytes(silent) == 2 * GIB
+    memory.require_room(CPU, 1 << 60, silent)
+    memory.require_weights_fit(CPU, 1 << 60, memory.available_bytes(CPU, silent))
+
+
+def test_a_pool_takes_a_quarter_and_ranks_share_it(host: HostMemory) -> None:
+    assert pool_bytes(host) == 6 * GIB // 4
+    assert pool_bytes(host, num_ranks=2) == 6 * GIB // 8
+
+
+def test_a_pool_of_a_large_host_is_capped(host: HostMemory) -> None:
+    (host.proc / "meminfo").write_text(f"MemAvailable: {99 * GIB // 1024} kB\n")
+    assert pool_bytes(host) == 2 * GIB
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers(host: HostMemory) -> None:
+    memory.require_room(CPU, 6 * GIB, host)
+    with pytest.raises(OutOfMemory, match=r"7\.00 GiB does not fit into the 6\.00 GiB"):
+        memory.require_room(CPU, 7 * GIB, host)
+
+
+def test_a_step_on_the_host_has_no_peak_to_tell() -> None:
+    ran = []
+    assert memory.peak_of(CPU, lambda: ran.append(1)) == 0
+    assert ran == [1]
+
+
+def test_weights_may_take_what_is_available(host: HostMemory) -> None:
+    available = memory.available_bytes(CPU, host)
+    memory.require_weights_fit(CPU, 6 * GIB, available)
+    with pytest.raises(OutOfMemory, match=r"weights of 7\.00 GiB do not fit into the 6\.00 GiB"):
+        memory.require_weights_fit(CPU, 7 * GIB, available)
+
+
+@pytest.mark.parametrize(("device", "needed"), [("cpu", 12), ("cuda", 4)])
+def test_ranks_share_the_host_and_have_a_gpu_each(device: str, needed: int) -> None:
+    assert memory.weights_of_all(torch.device(device), 4, 3) == needed

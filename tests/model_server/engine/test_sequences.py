@@ -1,0 +1,209 @@
+"""The books of a shard: what a step may do to a sequence, and who is in which batch."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from model_server.engine.request import (
+    FinishReason,
+    Growth,
+    LogprobParams,
+    NewSequence,
+    SamplingParams,
+    StopParams,
+)
+from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
+from model_server.errors import InvalidStep, UnknownBatch
+
+BLOCK_SIZE = 4
+
+
+def sequence(
+    num_tokens: int = 10,
+    *,
+    request_id: int = 1,
+    prompt_len: int | None = None,
+    num_blocks: int = 3,
+    stop: StopParams | None = None,
+    prompt_logprobs: bool = False,
+) -> SequenceState:
+    return SequenceState.of(
+        NewSequence(
+            request_id=request_id,
+            token_ids=tuple(range(100, 100 + num_tokens)),
+            prompt_len=prompt_len or num_tokens,
+            cached_len=0,
+            chunk_len=0,
+            block_ids=tuple(range(num_blocks)),
+            sampling=SamplingParams(),
+            stop=stop or StopParams(max_new_tokens=5),
+            logprobs=LogprobParams(prompt=prompt_logprobs),
+        )
+    )
+
+
+def decoding() -> SequenceState:
+    state = sequence()
+    state.computed_len, state.is_decoding = len(state.token_ids) - 1, True
+    return state
+
+
+def test_a_decoding_sequence_computes_one_token_unless_told_otherwise() -> None:
+    chunk = PlannedChunk.of(decoding(), None, BLOCK_SIZE)
+    assert (chunk.chunk_len, chunk.num_logits, chunk.samples) == (1, 1, True)
+    assert chunk.step() == ([109], 9, chunk.block_ids, 1)
+
+
+def test_a_prompt_under_way_sits_the_step_out_unless_told_otherwise() -> None:
+    assert PlannedChunk.of(sequence(), None, BLOCK_SIZE).chunk_len == 0
+    assert PlannedChunk.of(sequence(), Growth(1, chunk_len=4), BLOCK_SIZE).chunk_len == 4
+    assert PlannedChunk.of(decoding(), Growth(1, chunk_len=0), BLOCK_SIZE).chunk_len == 0
+
+
+def test_a_chunk_in_the_middle_of_a_prompt_needs_no_logits() -> None:
+    chunk = PlannedChunk.of(sequence(), Growth(1, chunk_len=9), BLOCK_SIZE)
+    assert (chunk.num_logits, chunk.samples) == (0, False)
+
+
+def test_the_last_chunk_of_a_prompt_samples() -> None:
+    chunk = PlannedChunk.of(sequence(), Growth(1, chunk_len=10), BLOCK_SIZE)
+    assert (chunk.num_logits, chunk.samples) == (1, True)
+
+
+def test_a_prompt_to_be_scored_needs_the_logits_of_all_its_rows() -> None:
+    state = sequence(prompt_logprobs=True)
+    assert PlannedChunk.of(state, Growth(1, chunk_len=4), BLOCK_SIZE).num_logits == 4
+    state.computed_len = 9
+    assert PlannedChunk.of(state, Growth(1, chunk_len=1), BLOCK_SIZE).num_logits == 1
+
+
+@pytest.mark.parametrize(
+    ("growth", "reason"),
+    [
+        (Growth(1, chunk_len=11), r"chunk_len 11 is not in 0\.\.10"),
+        (Growth(1, chunk_len=-1), r"chunk_len -1 is not in 0\.\.10"),
+    ],
+)
+def test_a_chunk_beyond_the_tokens_is_refused(growth: Growth, reason: str) -> None:
+    with pytest.raises(InvalidStep, match=reason):
+        PlannedChunk.of(sequence(), growth, BLOCK_SIZE)
+
+
+def test_a_chunk_beyond_the_blocks_is_refused() -> None:
+    with pytest.raises(InvalidStep, match="2 blocks of 4 tokens do not cover 9 tokens"):
+        PlannedChunk.of(sequence(num_blocks=2), Growth(1, chunk_len=9), BLOCK_SIZE)
+
+
+def test_planning_changes_nothing() -> None:
+    state = sequence(num_blocks=2)
+    chunk = PlannedChunk.of(state, Growth(1, (7,), chunk_len=9), BLOCK_SIZE)
+    assert list(chunk.block_ids) == [0, 1, 7]
+    assert list(state.block_ids) == [0, 1]
+    assert state.computed_len == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "stop", "expected"),
+    [
+        (5, StopParams(max_new_tokens=3), None),
+        (2, StopParams(max_new_tokens=3), FinishReason.EOS),
+        (2, StopParams(max_new_tokens=3, ignore_eos=True), None),
+        (9, StopParams(max_new_tokens=3, stop_token_ids=(8, 9)), FinishReason.STOP_TOKEN),
+        (5, StopParams(max_new_tokens=2), FinishReason.LENGTH),
+        (2, StopParams(max_new_tokens=2), FinishReason.EOS),
+        (2, StopParams(max_new_tokens=2, ignore_eos=True), FinishReason.LENGTH),
+    ],
+)
+def test_a_sequence_ends_for_the_first_reason_that_holds(
+    last: int, stop: StopParams, expected: FinishReason | None
+) -> None:
+    state = sequence(num_tokens=5, prompt_len=4, stop=stop)
+    state.token_ids.append(last)
+    assert state.finish_reason(eos_token_ids=(2,)) == expected
+
+
+def test_output_made_before_a_preemption_counts_towards_the_length() -> None:
+    state = sequence(num_tokens=8, prompt_len=4, stop=StopParams(max_new_tokens=5))
+    assert state.finish_reason(()) is None
+    state.token_ids.append(3)
+    assert state.finish_reason(()) is FinishReason.LENGTH
+
+
+@given(num_tokens=st.integers(1, 30), computed=st.integers(0, 29), chunk=st.integers(0, 30))
+def test_a_chunk_is_either_refused_or_covered(num_tokens: int, computed: int, chunk: int) -> None:
+    state = sequence(num_tokens=num_tokens, num_blocks=4)
+    state.computed_len = min(computed, num_tokens)
+    end = state.computed_len + chunk
+    if end > num_tokens or end > 4 * BLOCK_SIZE:
+        with pytest.raises(InvalidStep):
+            PlannedChunk.of(state, Growth(1, chunk_len=chunk), BLOCK_SIZE)
+        return
+    planned = PlannedChunk.of(state, Growth(1, chunk_len=chunk), BLOCK_SIZE)
+    assert planned.samples == (chunk > 0 and end == num_tokens)
+    assert len(planned.step().token_ids) == chunk
+
+
+def test_an_unknown_batch_is_an_error_of_its_own() -> None:
+    with pytest.raises(UnknownBatch, match="batch 3 is not held here"):
+        Batches().of(3)
+
+
+def test_a_request_is_in_one_batch() -> None:
+    batches = Batches()
+    batches.add(1, [sequence(request_id=5)])
+    with pytest.raises(InvalidStep, match="request 5 is in batch 1 already"):
+        batches.require_new(2, [5])
+    with pytest.raises(InvalidStep, match="batch 1 exists already"):
+        batches.require_new(1, [6])
+    with pytest.raises(InvalidStep, match="comes twice"):
+        batches.require_new(2, [6, 6])
+
+
+class BatchBooks(RuleBasedStateMachine):
+    """Batches against a plain dictionary of request -> batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = Batches()
+        self.batch_of: dict[int, int] = {}
+        self.next_id = 1
+
+    def _ids(self) -> list[int]:
+        return sorted(set(self.batch_of.values()))
+
+    @rule(batch_id=st.integers(1, 4), count=st.integers(0, 3))
+    def add(self, batch_id: int, count: int) -> None:
+        ids = range(self.next_id, self.next_id + count)
+        self.next_id += count
+        self.batches.add(batch_id, [sequence(request_id=request_id) for request_id in ids])
+        self.batch_of.update(dict.fromkeys(ids, batch_id))
+
+    @precondition(lambda self: self.batch_of)
+    @rule(data=st.data())
+    def merge(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self._ids()), min_size=1, unique=True))
+        self.batches.merge(chosen)
+        for request_id, batch_id in self.batch_of.items():
+            if batch_id in chosen:
+                self.batch_of[request_id] = chosen[0]
+
+    @precondition(lambda self: self.batch_of)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        batch_id = data.draw(st.sampled_from(self._ids()))
+        held = [request_id for request_id, own in self.batch_of.items() if own == batch_id]
+        gone = data.draw(st.lists(st.sampled_from(held), unique=True))
+        self.batches.remove(batch_id, gone)
+        for request_id in gone:
+            del self.batch_of[request_id]
+
+    @invariant()
+    def agree(self) -> None:
+        assert sorted(self.batches.batch_ids()) == self._ids()
+        for batch_id in self._ids():
+            held = {request_id for request_id, own in self.batch_of.items() if own == batch_id}
+            assert set(self.batches.request_ids(batch_id)) == held
+
+
+TestBatchBooks = BatchBooks.TestCase

@@ -1,0 +1,138 @@
+"""A step's tensors say for each row which token, where, into which slot, seeing what."""
+
+from array import array
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_server.engine.step import SequenceStep, StepInputs
+from model_server.errors import InvalidStep
+from tests.model_server.attention.attention_cases import CPU
+
+SCRATCH = 99
+
+
+def build(*sequences: SequenceStep, min_tokens: int | None = 1) -> StepInputs:
+    return StepInputs.build(
+        sequences, block_size=4, scratch_block_id=SCRATCH, device=CPU, min_tokens=min_tokens
+    )
+
+
+def test_a_chunk_and_a_decode_are_flattened_in_order() -> None:
+    step = build(
+        SequenceStep([11, 12, 13], cached_len=3, block_ids=[7, 5], num_logits=0),
+        SequenceStep([21], cached_len=8, block_ids=[1, 2, 3]),
+    )
+    assert step.token_ids.tolist() == [11, 12, 13, 21]
+    assert step.positions.tolist() == [3, 4, 5, 8]
+    assert step.slot_mapping.tolist() == [7 * 4 + 3, 5 * 4, 5 * 4 + 1, 3 * 4]
+    assert step.query_lens == (3, 1)
+    assert step.context_lens == (6, 9)
+    assert step.device_context_lens.tolist() == [6, 9]
+    assert step.block_tables.tolist() == [[7, 5, SCRATCH], [1, 2, 3]]
+    assert step.cu_query_lens.tolist() == [0, 3, 4]
+    assert step.logits_indices.tolist() == [3]
+
+
+def test_the_last_rows_of_a_chunk_may_all_need_logits() -> None:
+    step = build(
+        SequenceStep([1, 2, 3], 0, [4], num_logits=2), SequenceStep([1, 2], 0, [5], num_logits=2)
+    )
+    assert step.logits_indices.tolist() == [1, 2, 3, 4]
+
+
+def test_a_short_step_is_filled_up_on_a_cpu_with_rows_that_nobody_reads() -> None:
+    step = build(SequenceStep([11], 5, [7, 5]), min_tokens=None)
+    assert step.token_ids.shape == (4,)
+    assert step.query_lens == (1, 3)
+    assert step.block_tables.tolist() == [[7, 5], [SCRATCH, SCRATCH]]
+    assert step.slot_mapping.tolist()[1:] == [SCRATCH * 4, SCRATCH * 4 + 1, SCRATCH * 4 + 2]
+    assert step.logits_indices.tolist() == [0]
+    assert step.head_indices.tolist() == [0, 0, 0, 0]
+
+
+def test_a_long_enough_step_is_not_filled_up() -> None:
+    step = build(SequenceStep([1, 2, 3, 4], 0, [0]), min_tokens=None)
+    assert step.num_tokens == 4
+    assert step.num_seqs == 1
+
+
+def test_a_step_without_logits_has_no_head_rows() -> None:
+    step = build(SequenceStep([1, 2, 3, 4], 0, [0], num_logits=0), min_tokens=4)
+    assert step.logits_indices.tolist() == []
+    assert step.head_indices.tolist() == []
+
+
+@pytest.mark.parametrize("blocks", [[3, 1], array("i", [3, 1]), np.array([3, 1], dtype=np.int32)])
+def test_block_ids_come_in_any_sequence(blocks: list[int]) -> None:
+    assert build(SequenceStep([1], 4, blocks)).slot_mapping.tolist() == [4]
+
+
+def test_blocks_granted_ahead_are_ignored() -> None:
+    assert build(SequenceStep([1], 0, [3, 1, 2])).block_tables.tolist() == [[3]]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "reason"),
+    [
+        (SequenceStep([], 0, [1]), "sequence 0 of the step has no token"),
+        (SequenceStep([1], 4, [1]), "has 1 blocks of 4 tokens for a context of 5"),
+        (SequenceStep([1], 0, [SCRATCH]), "names block 99; the pool has blocks 0 to 98"),
+        (SequenceStep([1], 0, [-1]), "names block -1"),
+        (SequenceStep([1], -1, [1]), "cached_len must not be negative, got -1"),
+        (SequenceStep([1], 0, [1], 2), "has 1 rows and cannot give logits of 2"),
+        (SequenceStep([-5], 0, [1]), "token ids must not be negative, got -5"),
+    ],
+)
+def test_a_broken_promise_is_refused(sequence: SequenceStep, reason: str) -> None:
+    with pytest.raises(InvalidStep, match=reason):
+        build(sequence)
+
+
+def test_a_step_of_nothing_is_refused() -> None:
+    with pytest.raises(InvalidStep, match="at least one sequence"):
+        build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=6),
+    block_size=st.integers(1, 5),
+    min_tokens=st.integers(1, 12),
+    data=st.data(),
+)
+def test_equals_the_plain_loop(
+    shapes: list[tuple[int, int]], block_size: int, min_tokens: int, data: st.DataObject
+) -> None:
+    num_blocks = 0
+    sequences: list[SequenceStep] = []
+    rows: list[tuple[int, int, int]] = []
+    logits_rows: list[int] = []
+    for cached_len, query_len in shapes:
+        needed = -(-(cached_len + query_len) // block_size)
+        blocks = list(range(num_blocks, num_blocks + needed))[::-1]
+        num_blocks += needed
+        num_logits = data.draw(st.integers(0, query_len))
+        sequences.append(SequenceStep(range(query_len), cached_len, blocks, num_logits))
+        for index in range(query_len):
+            position = cached_len + index
+            if index >= query_len - num_logits:
+                logits_rows.append(len(rows))
+            block = blocks[position // block_size]
+            rows.append((index, position, block * block_size + position % block_size))
+    step = StepInputs.build(
+        sequences,
+        block_size=block_size,
+        scratch_block_id=num_blocks,
+        device=CPU,
+        min_tokens=min_tokens,
+    )
+    columns = (step.token_ids, step.positions, step.slot_mapping)
+    assert torch.stack(columns, 1)[: len(rows)].tolist() == [list(row) for row in rows]
+    assert step.logits_indices.tolist() == logits_rows
+    assert step.num_tokens == max(min_tokens, len(rows))
+    padding = step.slot_mapping[len(rows) :]
+    assert bool((padding // block_size >= num_blocks).all())

@@ -1,0 +1,303 @@
+"""Two ranks are one model: the same tokens as one rank, and an end when one of them fails."""
+
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from launcher.settings import free_port
+from model_server.engine.distributed import FAILED, LATE, Drawn, World
+from model_server.engine.step import StepInputs
+from model_server.errors import ModelRefused, RanksDiverged
+from tests.model_server.engine.driver import Driver
+from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
+from tests.model_server.model import tiny_models
+
+pytestmark = pytest.mark.slow
+
+WORLD_SIZE = 2
+TIMEOUT_S = 120.0
+NUM_NEW = 10
+PROMPTS = tuple(
+    [(index * 31 + position * 17 + 7) % 150 + 3 for position in range(length)]
+    for index, length in enumerate((5, 41, 1))
+)
+
+# One token, none, forced tokens behind the first, and an end that the tokens do not tell of.
+ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True), LATE)
+PLAIN_ROWS = (Drawn((5,)), FAILED, LATE)
+
+Work = Callable[[World], Any]
+
+
+def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:
+    """The life of one rank's process."""
+    try:
+        torch.set_num_threads(1)
+        world = World.connect(
+            rank=rank,
+            world_size=WORLD_SIZE,
+            master_addr="127.0.0.1",
+            master_port=port,
+            device=torch.device("cpu"),
+            load_timeout_s=60.0,
+            step_timeout_s=20.0,
+        )
+        answer.send(work(world))
+        # As a shard does: the process group's own clean-up waits for its peers.
+        os._exit(0)
+    except BaseException:
+        answer.send(traceback.format_exc())
+        raise
+
+
+def on_two_ranks(work: Work) -> list[Any]:
+    """Run `work` on both ranks, each in a process of its own; answers what each returned."""
+    context = multiprocessing.get_context("spawn")
+    port = free_port()
+    pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
+    processes = [
+        context.Process(target=_rank, args=(rank, port, work, sender))
+        for rank, (_, sender) in enumerate(pipes)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        answers = []
+        for receiver, _ in pipes:
+            assert receiver.poll(TIMEOUT_S), "a rank did not answer"
+            answers.append(receiver.recv())
+        for process in processes:
+            process.join(TIMEOUT_S)
+        return answers
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+class Mirror:
+    """Drives rank 0 and repeats its calls on the other rank, as the router does."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self.folders = folders
+
+    def __call__(self, world: World) -> dict[str, Any]:
+        return {name: self._answers(folder, world) for name, folder in self.folders.items()}
+
+    def _answers(self, folder: Path, world: World) -> dict[str, Any]:
+        model = load(folder, world)
+        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
+        for index, prompt in enumerate(PROMPTS):
+            driver.add(index, prompt, NUM_NEW)
+        for _ in range(6):
+            driver.step(16)
+        driver.preempt(1)
+        driver.run(16)
+        geometry = model._plans[0].geometry
+        return {"outputs": driver.outputs, "num_kv_heads": geometry.num_kv_heads}
+
+
+class ShadowDriver(Driver):
+    """Learns a rank's tokens from its own books, since only rank 0 answers with generations."""
+
+    def _apply(self, output: Any, chunk_lens: dict[int, int]) -> None:
+        if output.generations:
+            super()._apply(output, chunk_lens)
+            return
+        self.batch_id = output.batch_id
+        for request_id, chunk_len in chunk_lens.items():
+            request = self.requests[request_id]
+            samples = 0 < chunk_len == request.uncomputed_len
+            request.computed_len += chunk_len
+            if samples:
+                self._learn(request_id, output)
+
+    def _learn(self, request_id: int, output: Any) -> None:
+        request = self.requests[request_id]
+        if request_id in output.request_ids:
+            state = self.runner._batches.of(output.batch_id)[request_id]
+            request.token_ids = list(state.token_ids)
+            # One less than was computed, where the draw was late.
+            request.computed_len = state.computed_len
+        else:
+            # Its last token went with it; that it ended is what the other rank must agree on.
+            request.token_ids.append(0)
+            request.finish_reason = "ended"  # type: ignore[assignment]
+
+
+def _refusal(folder: Path, world: World) -> str:
+    try:
+        load(folder, world)
+    except ModelRefused as refusal:
+        return str(refusal)
+    return "loaded"
+
+
+def _tokens(world: World) -> Any:
+    if world.is_first:
+        world.broadcast_drawn(ROWS, 5)
+        world.broadcast_drawn(PLAIN_ROWS, 3)
+        world.abandon(2)
+        return world.smallest(30)
+    received = world.broadcast_drawn(None, 5), world.broadcast_drawn(None, 3)
+    with pytest.raises(RanksDiverged, match="rank 0 abandoned the step"):
+        world.broadcast_drawn(None, 2)
+    return received, world.smallest(20)
+
+
+def _all(works: dict[str, Work], world: World) -> dict[str, Any]:
+    return {name: work(world) for name, work in works.items()}
+
+
+def _save_undividable(folder: Path) -> Path:
+    config = transformers.LlamaConfig(
+        vocab_size=160,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What either rank returned. All in one pair of processes: to start them takes long."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {name: tiny_models.save(name, folder / name) for name in tiny_models.CONFIGS}
+    works: dict[str, Work] = {
+        "models": Mirror(models),
+        "undividable": partial(_refusal, _save_undividable(folder / "undividable")),
+        "tokens": _tokens,
+    }
+    first, second = on_two_ranks(partial(_all, works))
+    assert isinstance(first, dict), first
+    assert isinstance(second, dict), second
+    return first, second
+
+
+@pytest.mark.parametrize("name", tiny_models.CONFIGS)
+def test_two_ranks_answer_as_generate_does(
+    answers: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
+    first, second = (answer["models"][name]["outputs"] for answer in answers)
+    reference = tiny_models.build(name)
+    expected = {
+        index: tiny_models.greedy(reference, prompt, NUM_NEW)
+        for index, prompt in enumerate(PROMPTS)
+    }
+    assert first == expected
+    # The other rank holds the same tokens, but is not told the last one of what ended.
+    heads = {index: tokens[:-1] for index, tokens in expected.items()}
+    assert {index: tokens[:-1] for index, tokens in second.items()} == heads
+
+
+def test_keys_and_values_are_divided_between_the_ranks(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    for answer in answers:
+        assert answer["models"]["llama"]["num_kv_heads"] == 1
+        assert answer["models"]["gpt_neox"]["num_kv_heads"] == 2
+        # transformers has no plan for it: each rank holds all of it.
+        assert answer["models"]["gpt2"]["num_kv_heads"] == 4
+
+
+def test_heads_that_cannot_be_divided_are_refused_with_the_numbers(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    for answer in answers:
+        assert "num_key_value_heads 3 is no multiple of 2 shards" in answer["undividable"]
+
+
+def test_rank_0_decides_for_all(answers: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    assert [answer["tokens"] for answer in answers] == [20, ((ROWS, PLAIN_ROWS), 20)]
+
+
+def _survive(world: World) -> str:
+    if not world.is_first:
+        return "left"
+    try:
+        world.broadcast_drawn((Drawn((1,)),), 1)
+        world.smallest(1)
+    except RanksDiverged as error:
+        return str(error)
+    return "noticed nothing"
+
+
+def test_a_rank_that_is_gone_is_noticed() -> None:
+    first, second = on_two_ranks(_survive)
+    assert second == "left"
+    assert "rank 0 lost the others" in first
+
+
+def test_a_rank_that_never_comes_is_given_up() -> None:
+    with pytest.raises(RanksDiverged, match="rank 0 of 2 could not meet the others at tcp://"):
+        World.connect(
+            rank=0,
+            world_size=2,
+            master_addr="127.0.0.1",
+            master_port=free_port(),
+            device=torch.device("cpu"),
+            load_timeout_s=1.0,
+        )
+
+
+class _FailingStep:
+    """A step that one rank fails in; what it says on this rank, and after how long."""
+
+    def __init__(self, folder: Path, failing_rank: int, *, after_forward: bool) -> None:
+        self.folder = folder
+        self.failing_rank = failing_rank
+        self.after_forward = after_forward
+
+    def __call__(self, world: World) -> tuple[str, float]:
+        model = load(self.folder, world)
+        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
+        driver.add(0, PROMPTS[0], NUM_NEW)
+        if world.rank == self.failing_rank:
+            forward = model.forward
+
+            def fail(inputs: StepInputs) -> torch.Tensor:
+                if self.after_forward:
+                    forward(inputs)
+                raise torch.OutOfMemoryError("no memory left")
+
+            model.forward = fail  # type: ignore[method-assign]
+        started_s = time.monotonic()
+        try:
+            driver.step()
+        except RanksDiverged as error:
+            return str(error), time.monotonic() - started_s
+        return "noticed nothing", 0.0
+
+
+@pytest.mark.parametrize(("failing_rank", "after_forward"), [(0, True), (0, False), (1, False)])
+def test_a_step_that_fails_on_one_rank_ends_soon_on_all(
+    tmp_path: Path, failing_rank: int, after_forward: bool
+) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    answers = on_two_ranks(_FailingStep(folder, failing_rank, after_forward=after_forward))
+    for rank, (said, took_s) in enumerate(answers):
+        assert f"rank {rank} " in said
+        # Well below the step's time limit.
+        assert took_s < 15.0
+    assert "OutOfMemoryError: no memory left" in answers[failing_rank][0]
+
+
+def test_one_rank_needs_no_group() -> None:
+    world = World()
+    assert world.broadcast_drawn(ROWS, 5) == ROWS
+    assert world.smallest(4) == 4

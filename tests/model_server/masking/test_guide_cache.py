@@ -1,0 +1,106 @@
+"""Equal requests begin with the same guide, each with a copy of its own."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from constraints.errors import DoesNotFit, Malformed
+from constraints.guide import Guide
+from constraints.matcher import Language
+from constraints.spec import Budget, ConstraintSpec, Kind
+from constraints.translation import Translation
+from constraints.vocabulary import Vocabulary
+from model_server.masking.constraint_cache import ConstraintCache
+from model_server.masking.guide_cache import Beginning, GuideCache
+from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, of
+
+
+class Counting(ConstraintCache):
+    """ConstraintCache that count how often one was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(DEMO), VOCAB_SIZE, (EOS_ID,))
+        self.num_compiled = 0
+
+    def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
+        self.num_compiled += 1
+        return super().compile(spec, translation)
+
+
+def beginning(text: str = "[ab]{5}", max_len: int = 20) -> Beginning:
+    return Beginning(of(Kind.REGEX, text), Budget(max_len), (), takes_forced=True)
+
+
+@pytest.fixture
+def languages() -> Counting:
+    return Counting()
+
+
+def token_of(vocabulary: Vocabulary, text: str) -> int:
+    return vocabulary.tokens.index(text.encode())
+
+
+def test_a_copy_moves_alone(languages: Counting) -> None:
+    beginnings = GuideCache(languages)
+    first, second = (beginnings.guide(beginning()) for _ in range(2))
+    a = token_of(languages.vocabulary(), "a")
+    for _ in range(5):
+        first.advance(a)
+    assert first.is_over
+    assert not second.is_satisfied
+    assert not beginnings.guide(beginning()).is_over
+    assert languages.num_compiled == 1
+
+
+@pytest.mark.parametrize("other", [beginning("[ab]{6}"), beginning(max_len=30)], ids=repr)
+def test_another_constraint_or_budget_begins_anew(languages: Counting, other: Beginning) -> None:
+    beginnings = GuideCache(languages)
+    beginnings.guide(beginning())
+    beginnings.guide(other)
+    assert languages.num_compiled == 2
+
+
+def test_those_who_come_at_once_wait_for_one(languages: Counting) -> None:
+    beginnings = GuideCache(languages)
+    guides: list[Guide] = []
+    threads = [
+        threading.Thread(target=lambda: guides.append(beginnings.guide(beginning())))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+    assert len({id(guide) for guide in guides}) == 8
+    assert languages.num_compiled == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"), [(beginning("a(b"), Malformed), (beginning(max_len=1), DoesNotFit)]
+)
+def test_what_cannot_begin_says_so_each_time(
+    languages: Counting, asked: Beginning, error: type[Exception]
+) -> None:
+    beginnings = GuideCache(languages)
+    for _ in range(2):
+        with pytest.raises(error):
+            beginnings.guide(asked)
+    assert languages.num_compiled == 2
+
+
+def test_only_so_many_are_kept(languages: Counting) -> None:
+    beginnings = GuideCache(languages)
+    for max_len in range(10, 300):
+        beginnings.guide(beginning(max_len=max_len))
+    beginnings.guide(beginning(max_len=299))
+    assert languages.num_compiled == 290
+    beginnings.guide(beginning(max_len=10))
+    assert languages.num_compiled == 291
+
+
+def test_a_guide_that_has_moved_cannot_be_started_again(languages: Counting) -> None:
+    guide = GuideCache(languages).guide(beginning())
+    guide.advance(token_of(languages.vocabulary(), "a"))
+    with pytest.raises(AssertionError, match="has moved"):
+        guide.restart()

@@ -1,0 +1,61 @@
+"""A model looked over before its weights are read: what is known then, which faults are told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused
+from model_server.model.checkpoint_check import Examined, ModelSettings, examine
+from tests.model_server.model import tiny_models
+
+
+def look(folder: Path, world_size: int = 1, **options: Any) -> Examined:
+    settings = ModelSettings("m", folder, torch.device("cpu"), **{"dtype": "float32", **options})
+    return examine(settings, world_size)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "mixtral"])
+def test_the_bytes_of_the_weights_are_known_before_they_are_read(name: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(name, tmp_path)
+    stored = load_file(folder / "model.safetensors").values()
+    num_bytes = sum(tensor.numel() * 4 for tensor in stored)
+    assert look(folder).weights_bytes == num_bytes
+    assert look(folder, dtype="bfloat16").weights_bytes == num_bytes // 2
+
+
+def test_ranks_divide_the_bytes_where_they_divide_the_weights(tmp_path: Path) -> None:
+    whole = look(tiny_models.save("llama", tmp_path))
+    assert whole.bytes_of_rank(1) == whole.weights_bytes
+    divided = look(tmp_path, world_size=2)
+    assert divided.is_sharded
+    assert divided.bytes_of_rank(2) == whole.bytes_of_rank(1) // 2
+
+
+def changed(folder: Path, name: str, **changes: Any) -> None:
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**content, **changes}))
+
+
+def test_what_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    changed(folder, "generation_config.json", eos_token_id="</s>")
+    with pytest.raises(CheckpointBroken, match=r"eos_token_id '</s>': must be the id of a token"):
+        look(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointBroken, match=r"generation_config\.json"):
+        look(folder)
+    (folder / "generation_config.json").unlink()
+    changed(folder, "config.json", model_type="no-such-type")
+    with pytest.raises(ModelRefused, match=r"config\.json.*no-such-type"):
+        look(folder)
+    changed(folder, "config.json", model_type="t5")
+    with pytest.raises(ArchitectureUnfit, match="an encoder and a decoder"):
+        look(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(CheckpointBroken, match=r"model\.safetensors: is truncated"):
+        look(folder)

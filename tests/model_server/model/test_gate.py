@@ -1,0 +1,191 @@
+"""The gate lets pass what agrees with itself on paged batches, and names the reason otherwise."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from model_server.attention.base import LayerOptions
+from model_server.attention.reference import ReferenceAttention
+from model_server.engine.kv_cache import LayerCache
+from model_server.engine.step import StepInputs
+from model_server.errors import ArchitectureUnfit
+from model_server.model import gate, zoo
+from model_server.model.small_config import WINDOW_LEN, shrink
+from tests.model_server.model import tiny_models
+
+build_small = partial(zoo.build_small, trust_remote_code=False)
+
+# Configs as a checkpoint has them: full size, nothing shrunk by hand.
+SERVED = (
+    "Llama Qwen2 Qwen3 Mistral Gemma2 Gemma3Text GPT2 GPTNeoX Phi3 OPT Mixtral Qwen3Moe GptOss"
+    " Llama4Text DeepseekV3 Cohere2 Olmo2 Granite SmolLM3 Starcoder2"
+    " Gemma4Text Gemma3nText"
+).split()
+REFUSED = {
+    "Bloom": "does not route its attention",
+    "Falcon": "does not route its attention",
+    "GPTJ": "does not route its attention",
+    "Mamba": "linear_attention do not store plain keys and values",
+    "Qwen3Next": "linear_attention do not store plain keys and values",
+    "Bert": "is not causal",
+    "DiffLlama": "layer 0 attends more than once",
+    "Doge": "brings an attention mask of its own",
+}
+
+
+def _pass(config: Any) -> None:
+    """As loading does it, up to the weights."""
+    with zoo.quiet():
+        gate.check_class(zoo.build_empty(config, trust_remote_code=False).facts)
+    assert gate.self_test(config, build_small) is None
+
+
+def _config(name: str) -> Any:
+    return getattr(transformers, f"{name}Config")()
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_an_architecture_that_can_be_paged_passes(name: str) -> None:
+    _pass(_config(name))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_architecture_that_cannot_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ArchitectureUnfit, match=REFUSED[name]) as refusal:
+        _pass(_config(name))
+    assert "cannot be served" in str(refusal.value)
+
+
+class ForgetfulAttention(ReferenceAttention):
+    """Attention that ignores some of its options."""
+
+    def __init__(self, **forgotten: Any) -> None:
+        super().__init__(block_size=4)
+        self._forgotten = forgotten
+
+    def attend(
+        self,
+        cache: LayerCache,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: StepInputs,
+        options: LayerOptions,
+    ) -> Tensor:
+        options = replace(options, **self._forgotten)
+        return super().attend(cache, query, key, value, step, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "forgotten"),
+    [
+        ("Mistral", {"window_len": None}),
+        ("Mistral", {"window_len": WINDOW_LEN - 1}),
+        ("Gemma2", {"softcap": None}),
+        ("Gemma3Text", {"window_len": None}),
+        ("GptOss", {"sinks": None}),
+        ("Llama4Text", {"chunk_len": None}),
+        ("Llama", {"scale": 0.1}),
+    ],
+)
+def test_the_self_test_notices_attention_that_forgets(
+    name: str, forgotten: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gate, "ReferenceAttention", lambda block_size: ForgetfulAttention(**forgotten)
+    )
+    with pytest.raises(ArchitectureUnfit, match="its logits are not its own"):
+        gate.self_test(_config(name), build_small)
+
+
+def test_a_config_of_which_nothing_small_can_be_built_says_why() -> None:
+    config = transformers.LlamaConfig(hidden_act="no such function")
+    reason = gate.self_test(config, build_small)
+    assert reason is not None
+    assert "no such function" in reason
+
+
+def _probe(model: Any) -> tuple[gate.LayerPlan, ...]:
+    device = torch.device("cpu")
+    wrapped = zoo.ZooModel(model)
+    expected = gate.expected_logits(wrapped, device)
+    return gate.probe_layers(wrapped, ReferenceAttention(), torch.float32, device, expected)
+
+
+def test_the_probe_learns_what_each_layer_stores_and_how_far_it_sees() -> None:
+    plans = _probe(tiny_models.build("gemma2"))
+    assert [plan.options.window_len for plan in plans] == [tiny_models.WINDOW_LEN, None]
+    assert [plan.options.softcap for plan in plans] == [2.0, 2.0]
+    assert plans[0].options.scale == pytest.approx(24**-0.5)
+    geometry = plans[0].geometry
+    assert (geometry.num_kv_heads, geometry.head_dim, geometry.value_dim) == (2, 16, 16)
+
+
+def test_the_probe_finds_keys_and_values_of_unlike_sizes() -> None:
+    config = shrink(transformers.DeepseekV3Config())
+    plans = _probe(build_small(config).module)
+    assert plans[0].geometry.head_dim != plans[0].geometry.value_dim
+
+
+def test_the_probe_finds_sinks() -> None:
+    plans = _probe(tiny_models.build("gpt_oss"))
+    assert plans[0].options.sinks is not None
+    assert plans[0].options.sinks.shape == (4,)
+
+
+def _break_a_window(model: Any) -> None:
+    model.model.layers[0].self_attn.sliding_window = None
+
+
+def _break_a_layer_index(model: Any) -> None:
+    model.model.layers[1].self_attn.layer_idx = 0
+
+
+def _make_it_see_the_future(model: Any) -> None:
+    model.model.layers[1].self_attn.is_causal = False
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_break_a_window, "layer 0 has a sliding window but does not say how long it is"),
+        (_break_a_layer_index, "layer 0 attends more than once"),
+        (_make_it_see_the_future, "layer 1 is not causal"),
+    ],
+)
+def test_a_loaded_model_that_calls_attention_wrongly_is_refused(
+    damage: Callable[[Any], None], reason: str
+) -> None:
+    model = tiny_models.build("gemma2")
+    damage(model)
+    with pytest.raises(ArchitectureUnfit, match=reason):
+        _probe(model)
+
+
+def test_a_layer_whose_state_lies_elsewhere_is_found_missing() -> None:
+    wrapped = zoo.ZooModel(tiny_models.build("llama"))
+    wrapped.facts = replace(wrapped.facts, num_layers=3)
+    with pytest.raises(ArchitectureUnfit, match="1 of its 3 layers, 2 first"):
+        gate.probe_layers(wrapped, ReferenceAttention(), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma3Text", "Gemma3", "Qwen3Moe", "Phi3", "GptOss"])
+def test_a_shrunk_config_keeps_what_decides_about_attention(name: str) -> None:
+    config = _config(name)
+    small = shrink(config).get_text_config()
+    text = config.get_text_config()
+    assert set(getattr(small, "layer_types", None) or ()) == set(
+        getattr(text, "layer_types", None) or ()
+    )
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    assert (getattr(small, "head_dim", None) or small.hidden_size // small.num_attention_heads) == (
+        head_dim
+    )
+    assert small.num_hidden_layers <= 8
+    assert text.vocab_size > small.vocab_size

@@ -1,0 +1,288 @@
+"""Loading: a whole checkpoint becomes a model that knows itself, a faulty one a reason."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from model_server.engine.distributed import World
+from model_server.engine.step import SequenceStep, StepInputs
+from model_server.errors import (
+    ArchitectureUnfit,
+    CheckpointBroken,
+    ConfigRefused,
+    ModelRefused,
+    OutOfMemory,
+)
+from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.model import PagedModel
+from tests.model_server.model import tiny_models
+
+
+def load(folder: Path, **settings: Any) -> PagedModel:
+    """Load on the CPU, in float32 unless told otherwise."""
+    options: dict[str, Any] = {"dtype": "float32", **settings}
+    return PagedModel.load(
+        ModelSettings(folder.name, folder, torch.device("cpu"), **options), World()
+    )
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return tiny_models.save("llama", tmp_path / "llama")
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def test_a_loaded_model_tells_what_the_router_must_know(llama: Path) -> None:
+    model = load(llama)
+    assert model.model_type == "llama"
+    assert model.vocab_size == tiny_models.VOCAB_SIZE
+    assert model.max_position_embeddings == 512
+    assert model.window_len is None
+    assert model.dtype == torch.float32
+    # Keys and values of 2 layers, 2 heads, 16 numbers of 4 bytes.
+    assert model.bytes_per_block == model.block_size * 2 * 2 * 2 * 16 * 4
+
+
+def test_the_shortest_window_of_any_layer_is_told(tmp_path: Path) -> None:
+    assert load(tiny_models.save("gemma3", tmp_path)).window_len == tiny_models.WINDOW_LEN
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": 7}, {"eos_token_id": 2}, (7,)),
+        ({"eos_token_id": [7, 9]}, {"eos_token_id": 2}, (7, 9)),
+        ({}, {"eos_token_id": 2}, (2,)),
+        ({}, {"eos_token_id": [3, 4]}, (3, 4)),
+        ({}, {"eos_token_id": None}, ()),
+    ],
+)
+def test_eos_tokens_come_from_the_generation_config_first(
+    llama: Path, generation: dict[str, Any], config: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    (llama / "generation_config.json").write_text(json.dumps(generation))
+    edit_json(llama / "config.json", **config)
+    assert load(llama).eos_token_ids == expected
+
+
+def test_eos_tokens_need_no_generation_config(llama: Path) -> None:
+    (llama / "generation_config.json").unlink()
+    edit_json(llama / "config.json", eos_token_id=5)
+    assert load(llama).eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("name", "rope", "limit"),
+    [
+        ("llama", {"rope_type": "default", "rope_theta": 1e4}, 512),
+        (
+            "phi3",
+            {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 64,
+            },
+            64,
+        ),
+        ("llama", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, 512),
+    ],
+)
+def test_rope_that_changes_with_the_batch_ends_where_it_would_change(
+    tmp_path: Path, name: str, rope: dict[str, Any], limit: int
+) -> None:
+    folder = tiny_models.save(name, tmp_path)
+    original = {"original_max_position_embeddings": 64} if name == "phi3" else {}
+    edit_json(folder / "config.json", rope_parameters=rope, **original)
+    assert load(folder).max_position_embeddings == limit
+
+
+def test_tied_embeddings_need_no_head_of_their_own(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama-tied", tmp_path)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    assert load(folder).vocab_size == tiny_models.VOCAB_SIZE
+
+
+def test_a_step_gives_the_logits_of_the_rows_that_were_asked_for(llama: Path) -> None:
+    model = load(llama)
+    model.allocate(4)
+    steps = [SequenceStep([5, 6, 7], 0, [0], 2), SequenceStep([9], 0, [2], 0)]
+    inputs = StepInputs.build(
+        steps, block_size=model.block_size, scratch_block_id=4, device=model.device
+    )
+    logits = model.forward(inputs)
+    native = tiny_models.build("llama")(torch.tensor([[5, 6, 7]])).logits[0, 1:]
+    assert logits.shape == (2, tiny_models.VOCAB_SIZE)
+    torch.testing.assert_close(logits, native.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_step_that_needs_no_logits_gives_none(llama: Path) -> None:
+    model = load(llama)
+    model.allocate(4)
+    inputs = StepInputs.build(
+        [SequenceStep([5, 6, 7], 0, [0], 0)],
+        block_size=model.block_size,
+        scratch_block_id=4,
+        device=model.device,
+    )
+    assert model.forward(inputs).shape == (0, tiny_models.VOCAB_SIZE)
+
+
+def test_a_pool_that_does_not_fit_leaves_none(llama: Path) -> None:
+    model = load(llama)
+    with pytest.raises(OutOfMemory, match="blocks of"):
+        model.allocate(1 << 50)
+    assert model.num_blocks is None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_dtype_is_as_asked_for(llama: Path, dtype: str) -> None:
+    assert load(llama, dtype=dtype).dtype == getattr(torch, dtype)
+
+
+def test_the_automatic_dtype_of_a_cpu_is_one_that_it_computes_in(llama: Path) -> None:
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    expected = torch.bfloat16 if has_bfloat16 else torch.float32
+    assert load(llama, dtype="auto").dtype == expected
+
+
+def _drop_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _widen_the_config(folder: Path) -> None:
+    edit_json(folder / "config.json", intermediate_size=112)
+
+
+def _drop_a_layer_of_the_config(folder: Path) -> None:
+    edit_json(folder / "config.json", num_hidden_layers=3)
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "reason"),
+    [
+        (_drop_a_weight, CheckpointBroken, r"lacks weights .* \(1\): model.layers.1.mlp.up_proj"),
+        (_drop_a_layer_of_the_config, CheckpointBroken, "lacks weights that the model needs"),
+        (_widen_the_config, ModelRefused, "cannot be loaded|another shape"),
+        (_truncate, CheckpointBroken, "is truncated"),
+        (
+            lambda folder: edit_json(folder / "config.json", model_type="no-such-model"),
+            ModelRefused,
+            "no-such-model",
+        ),
+        (
+            lambda folder: edit_json(folder / "config.json", num_attention_heads=0),
+            ModelRefused,
+            "cannot",
+        ),
+        (
+            lambda folder: edit_json(folder / "config.json", hidden_size="wide"),
+            ModelRefused,
+            "'hidden_size' expected int, got str",
+        ),
+        (
+            lambda folder: (folder / "generation_config.json").write_text("{"),
+            CheckpointBroken,
+            "generation_config.json",
+        ),
+    ],
+)
+def test_a_faulty_checkpoint_is_refused_with_the_reason(
+    llama: Path, damage: Callable[[Path], object], error: type[Exception], reason: str
+) -> None:
+    damage(llama)
+    with pytest.raises(error, match=reason):
+        load(llama)
+
+
+def test_an_encoder_decoder_is_no_causal_language_model(tmp_path: Path) -> None:
+    transformers.BartConfig().save_pretrained(tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(ArchitectureUnfit, match="bart is an encoder and a decoder"):
+        load(tmp_path)
+
+
+def test_an_encoder_is_no_causal_language_model(tmp_path: Path) -> None:
+    transformers.ViTConfig().save_pretrained(tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(ArchitectureUnfit, match="vit is no causal language model"):
+        load(tmp_path)
+
+
+def test_code_of_a_checkpoint_is_not_run_unasked(tmp_path: Path) -> None:
+    config = {
+        "model_type": "own-thing",
+        "auto_map": {"AutoConfig": "thing.C", "AutoModelForCausalLM": "thing.M"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "thing.py").write_text("raise SystemExit('ran')")
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelRefused, match="trust"):
+        load(tmp_path)
+
+
+def test_an_architecture_that_cannot_be_paged_is_refused_before_its_weights(tmp_path: Path) -> None:
+    transformers.BloomConfig().save_pretrained(tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(ArchitectureUnfit, match="BloomForCausalLM cannot be served"):
+        load(tmp_path)
+
+
+def test_an_unknown_attention_backend_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigRefused, match="no-such-attention"):
+        load(llama, attention="no-such-attention")
+
+
+def test_an_unknown_dtype_is_refused(llama: Path) -> None:
+    with pytest.raises(ModelRefused, match="dtype 'int3'"):
+        load(llama, dtype="int3")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_bitwise_the_same_whatever_the_load(llama: Path, dtype: str) -> None:
+    model = load(llama, dtype=dtype)
+    if model.attention_backend != "cpu-op":
+        pytest.skip("only the compiled operator adds up in one order whatever the step")
+
+    def last_logits(chunk_lens: Sequence[int], num_others: int) -> torch.Tensor:
+        """Of a sequence of 40 tokens, computed in these chunks beside other prompts."""
+        model.allocate(60)
+        done = 0
+        for chunk_len in chunk_lens:
+            token_ids = [(7 * i) % 150 + 3 for i in range(done, done + chunk_len)]
+            steps = [SequenceStep(token_ids, done, [9, 2, 5], 1)]
+            steps += [SequenceStep([i + 3] * (i % 5 + 1), 0, [20 + i]) for i in range(num_others)]
+            inputs = StepInputs.build(
+                steps, block_size=model.block_size, scratch_block_id=60, device=model.device
+            )
+            logits = model.forward(inputs)[0]
+            done += chunk_len
+        return logits
+
+    alone = last_logits([40], 0)
+    for chunk_lens, num_others in (
+        ([40], 6),
+        ([39, 1], 0),
+        ([39, 1], 31),
+        ([1] * 40, 2),
+        ([17, 23], 3),
+    ):
+        assert torch.equal(last_logits(chunk_lens, num_others), alone), (chunk_lens, num_others)

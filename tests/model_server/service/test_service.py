@@ -1,0 +1,281 @@
+"""The shard's gRPC face: a real runner behind a real server at a socket of its own."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from model_server.engine.distributed import World
+from model_server.errors import ConfigRefused
+from model_server.model.model import PagedModel
+from model_server.service.server import listening
+from model_server.service.service import TextGenerationService
+from model_server.service.wire import ModelInfo
+from proto import generate_pb2 as pb
+from proto import generate_pb2_grpc as pb_grpc
+from tests.model_server.engine.shards import NUM_BLOCKS, load, runner_of
+from tests.model_server.model import tiny_models
+
+EPOCH = 7
+SERVICE = "tandem.v1.TextGenerationService"
+PROMPT = tuple(range(10, 30))
+
+
+@dataclass
+class Shard:
+    """A served shard, as its client sees it."""
+
+    path: Path
+    stub: Any
+    channel: Any  # the stubs of probes are typed for the blocking one alone
+    fatal: list[str] = field(default_factory=list)
+
+    async def warm_up(self) -> pb.WarmupResponse:
+        """Begin the epoch and make the pool."""
+        await self.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))
+        call = pb.WarmupRequest(
+            epoch=EPOCH, max_step_tokens=64, max_batch_size=4, num_blocks=NUM_BLOCKS
+        )
+        answer: pb.WarmupResponse = await self.stub.Warmup(call)
+        return answer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    return load(tiny_models.save("llama", tmp_path_factory.mktemp("llama")), World())
+
+
+@pytest.fixture
+def service(model: PagedModel) -> Iterator[TextGenerationService]:
+    info = ModelInfo(
+        model_id="tiny",
+        model_type=model.model_type,
+        dtype="float32",
+        device_type="cpu",
+        attention_backend=model.attention_backend,
+        block_size=model.block_size,
+        vocab_size=model.vocab_size,
+        max_position_embeddings=model.max_position_embeddings,
+        window_len=model.window_len,
+        eos_token_ids=(),
+        world_size=1,
+        rank=0,
+    )
+    with ThreadPoolExecutor(max_workers=1) as device_thread:
+        runner = runner_of(model, World())
+        yield TextGenerationService(runner, info, ("unix:///run/x-0",), device_thread)
+
+
+@pytest.fixture
+async def shard(service: TextGenerationService, tmp_path: Path) -> AsyncIterator[Shard]:
+    path = tmp_path / "s"
+    fatal: list[str] = []
+    async with (
+        listening(service, path, fatal.append),
+        grpc.aio.insecure_channel(f"unix:{path}") as channel,
+    ):
+        yield Shard(path, pb_grpc.TextGenerationServiceStub(channel), channel, fatal)
+
+
+def _unexpected(reason: str) -> None:
+    raise AssertionError(reason)
+
+
+def request(request_id: int, **changes: Any) -> pb.Request:
+    """A greedy request of 20 prompt tokens, computed at once."""
+    fields: dict[str, Any] = {
+        "id": request_id,
+        "token_ids": PROMPT,
+        "prompt_len": 20,
+        "chunk_len": 20,
+        "block_ids": [request_id * 3, request_id * 3 + 1, request_id * 3 + 2],
+        "sampling": pb.SamplingParameters(
+            temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0
+        ),
+        "stopping": pb.StoppingParameters(max_new_tokens=8),
+        **changes,
+    }
+    return pb.Request(**fields)
+
+
+def prefill(batch_id: int, *requests: pb.Request, **changes: Any) -> pb.PrefillRequest:
+    return pb.PrefillRequest(
+        **{"epoch": EPOCH, "batch": pb.Batch(id=batch_id, requests=requests), **changes}
+    )
+
+
+async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
+    stub = shard.stub
+    assert (await stub.Info(pb.InfoRequest())).vocab_size == tiny_models.VOCAB_SIZE
+    discovery = await stub.ServiceDiscovery(pb.ServiceDiscoveryRequest())
+    assert list(discovery.urls) == ["unix:///run/x-0"]
+    limits = await shard.warm_up()
+    assert (limits.epoch, limits.num_blocks) == (EPOCH, NUM_BLOCKS)
+
+    first = await stub.Prefill(prefill(1, request(1)))
+    joined = await stub.Prefill(prefill(2, request(2), cached_batch_id=1))
+    await stub.Prefill(prefill(3, request(3)))
+    both = await stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1, 3]))
+    kept = await stub.FilterBatch(
+        pb.FilterBatchRequest(epoch=EPOCH, batch_id=1, request_ids=[2, 3])
+    )
+    cleared = await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH, batch_id=1))
+
+    assert [answer.epoch for answer in (first, joined, both, kept, cleared)] == [EPOCH] * 5
+    assert (joined.batch.id, list(joined.batch.request_ids)) == (1, [1, 2])
+    assert (both.batch.id, list(both.batch.request_ids)) == (1, [1, 2, 3])
+    assert list(kept.batch.request_ids) == [2, 3]
+    tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    for answer in (first, joined, both):
+        for generation in answer.generations:
+            tokens[generation.request_id] += [token.id for token in generation.tokens]
+    expected = tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 3)
+    # The third's first token came with its own batch, whose answer is not looked at.
+    assert tokens == {1: expected, 2: expected[:2], 3: expected[1:2]}
+    assert shard.fatal == []
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "code", "said"),
+    [
+        pytest.param(
+            *("Decode", pb.DecodeRequest(epoch=EPOCH, batch_ids=[41])),
+            *(grpc.StatusCode.NOT_FOUND, "batch 41 is not held here"),
+            id="unknown-batch",
+        ),
+        pytest.param(
+            *("Prefill", prefill(1, request(1), epoch=EPOCH - 1)),
+            *(grpc.StatusCode.FAILED_PRECONDITION, "epoch 6 is not the present one, 7"),
+            id="stale-epoch",
+        ),
+        pytest.param(
+            *("ClearCache", pb.ClearCacheRequest(epoch=EPOCH - 1)),
+            *(grpc.StatusCode.FAILED_PRECONDITION, "epoch 6 is over: epoch 7 has begun"),
+            id="epoch-that-is-over",
+        ),
+        pytest.param(
+            *("Prefill", prefill(1, request(5, prompt_len=21))),
+            *(grpc.StatusCode.INVALID_ARGUMENT, "request 5: prompt_len 21 is not in 1..20"),
+            id="contradiction",
+        ),
+        pytest.param(
+            *("Prefill", prefill(1, request(5, block_ids=[1]))),
+            *(grpc.StatusCode.INVALID_ARGUMENT, "request 5: 1 blocks of 16 tokens do not cover 20"),
+            id="too-few-blocks",
+        ),
+    ],
+)
+async def test_a_refusal_has_its_code_and_names_the_numbers_and_the_shard_goes_on(
+    shard: Shard, method: str, call: Any, code: grpc.StatusCode, said: str
+) -> None:
+    await shard.warm_up()
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await getattr(shard.stub, method)(call)
+    assert refusal.value.code() is code
+    assert said in str(refusal.value.details())
+    assert shard.fatal == []
+    assert (await shard.stub.Prefill(prefill(1, request(1)))).batch.id == 1
+
+
+async def test_running_out_of_memory_is_told_and_survived(
+    shard: Shard, model: PagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shard.warm_up()
+
+    def fail(inputs: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(model, "forward", fail)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await shard.stub.Prefill(prefill(1, request(1)))
+    assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert shard.fatal == []
+
+
+async def test_an_unexpected_error_ends_the_shard(
+    shard: Shard, model: PagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shard.warm_up()
+
+    def fail(inputs: object) -> None:
+        raise RuntimeError("the device fell off")
+
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await shard.stub.Prefill(prefill(1, request(1)))
+    assert failure.value.code() is grpc.StatusCode.INTERNAL
+    assert shard.fatal == ["Prefill: RuntimeError: the device fell off"]
+
+
+async def test_health_answers_while_a_step_runs(
+    shard: Shard, model: PagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shard.warm_up()
+    begun, released = threading.Event(), threading.Event()
+    forward = model.forward
+
+    def wait_and_compute(inputs: Any) -> Any:
+        begun.set()
+        assert released.wait(30.0)
+        return forward(inputs)
+
+    monkeypatch.setattr(model, "forward", wait_and_compute)
+    step = asyncio.ensure_future(shard.stub.Prefill(prefill(1, request(1))))
+    try:
+        assert await asyncio.to_thread(begun.wait, 30.0)
+        await shard.stub.Health(pb.HealthRequest(), timeout=10.0)
+        assert not step.done()
+    finally:
+        released.set()
+    assert (await step).batch.id == 1
+
+
+async def test_reflection_lists_the_service(shard: Shard) -> None:
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(shard.channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    answers = [answer async for answer in stub.ServerReflectionInfo(iter([asked]))]
+    names = {service.name for service in answers[0].list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+@pytest.mark.parametrize("name", ["", SERVICE])
+async def test_the_standard_health_service_says_serving(shard: Shard, name: str) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(shard.channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_stale_socket_is_replaced_and_gone_at_the_end(
+    service: TextGenerationService, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert path.is_socket()
+    async with (
+        listening(service, path, _unexpected),
+        grpc.aio.insecure_channel(f"unix:{path}") as channel,
+    ):
+        stub: Any = pb_grpc.TextGenerationServiceStub(channel)
+        assert (await stub.Info(pb.InfoRequest())).model_id == "tiny"
+    assert not path.exists()
+
+
+async def test_a_socket_in_use_is_refused_and_left_alone(
+    shard: Shard, service: TextGenerationService
+) -> None:
+    with pytest.raises(ConfigRefused, match=f"socket {shard.path} is in use"):
+        async with listening(service, shard.path, _unexpected):
+            pass
+    assert (await shard.stub.Info(pb.InfoRequest())).model_id == "tiny"

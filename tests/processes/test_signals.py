@@ -1,0 +1,72 @@
+"""Who asks a process to stop: a service, a key, a terminal that is gone; not under nohup."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from processes.signals import Signals, stop_signals
+
+# Whatever these tests are run by.
+pytestmark = pytest.mark.usefixtures("no_nohup")
+
+_WAITS = """
+import asyncio, sys
+from processes.signals import Signals
+async def main():
+    signals = Signals(None)
+    print("ready", flush=True)
+    try:
+        await asyncio.wait_for(signals.first.wait(), float(sys.argv[1]))
+        print("asked")
+    except TimeoutError:
+        print("not asked")
+asyncio.run(main())
+"""
+
+
+def told(signum: signal.Signals, *before: str, wait_s: float = 60.0) -> str:
+    """What a process says that gets this signal."""
+    argv = [*before, sys.executable, "-c", _WAITS, str(wait_s)]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signum)
+        return process.communicate(timeout=60)[0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_these_signals_ask_for_the_end(signum: signal.Signals) -> None:
+    assert told(signum) == "asked\n"
+
+
+@pytest.mark.parametrize(
+    ("signals", "has_second"),
+    [
+        pytest.param((signal.SIGHUP, signal.SIGHUP), False, id="terminal"),
+        pytest.param((signal.SIGTERM, signal.SIGHUP), False, id="terminal-behind"),
+        pytest.param((signal.SIGHUP, signal.SIGTERM), True, id="service-behind"),
+        pytest.param((signal.SIGINT, signal.SIGINT), True, id="keys"),
+    ],
+)
+async def test_a_terminal_that_is_gone_is_no_second_signal(
+    signals: tuple[signal.Signals, ...], has_second: bool
+) -> None:
+    told = Signals(None)
+    try:
+        for signum in signals:
+            signal.raise_signal(signum)
+            await asyncio.sleep(0.01)
+    finally:
+        for signum in stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(signum)
+    assert told.first.is_set()
+    assert told.second.is_set() == has_second
+
+
+def test_a_terminal_that_is_gone_is_no_matter_to_what_nohup_runs() -> None:
+    assert told(signal.SIGHUP, "nohup", wait_s=0.3) == "not asked\n"

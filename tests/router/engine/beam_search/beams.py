@@ -1,0 +1,35 @@
+"""Searches over a router without HTTP, for tests."""
+
+from dataclasses import replace
+
+from router.engine.beam_search.run import BeamRun
+from router.engine.beam_search.texts import OutputTexts, num_kept_of_beams
+from router.engine.beam_search.types import Beam, Group, Hole, Outcome
+from router.request.request import GenerateRequest, LogprobParams
+from tests.byte_tokenizer import EOS_ID
+from tests.router.rig import Rig, byte_tokenizer
+
+
+def searching(
+    rig: Rig,
+    request: GenerateRequest,
+    width: int = 2,
+    report_s: float | None = None,
+    *,
+    is_last: bool = True,
+) -> BeamRun[Group, Outcome]:
+    """The search of one hole from its beginning; the caller closes it."""
+    stepped = replace(
+        request,
+        stop=replace(request.stop, pause_after=1),
+        logprobs=LogprobParams(num_top_tokens=2 * width + 1),
+    )
+    group = Group(
+        width=width,
+        holes=(Hole(stepped, is_last),),
+        beams=(Beam(hole=0),),
+        end_token_ids=frozenset({EOS_ID}),
+    )
+    return rig.infer.search_beams(
+        group, OutputTexts(byte_tokenizer(), num_kept_of_beams(width)), report_s
+    )

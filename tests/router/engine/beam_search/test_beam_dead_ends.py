@@ -1,0 +1,125 @@
+"""Tokens that masks leave though nothing may follow them: they cost no beam its place."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from constraints.spec import ConstraintSpec, Kind
+from router.engine.beam_search.search import BeamSearch
+from router.engine.beam_search.texts import OutputTexts
+from router.engine.beam_search.types import (
+    Ask,
+    Beam,
+    Close,
+    Closed,
+    Dead,
+    Group,
+    Hole,
+    Outcome,
+    Probe,
+    Probed,
+    Told,
+)
+from router.request.errors import ConstraintRefused
+from router.request.request import Constraint
+from tests.byte_tokenizer import EOS_ID, byte_ids
+from tests.router.rig import ANY_TEXT, asking, byte_tokenizer
+
+NO_TEXT = ConstraintRefused("no completion is known to fit", "broken")
+A, B, C, D = byte_ids("abcd")
+# Behind any beam, the most probable first.
+TOPS = ((A, -0.1), (B, -0.2), (C, -0.4), (D, -0.8))
+ENDING_TOPS = ((A, -0.1), (EOS_ID, -0.15), (B, -0.2), (C, -0.4))
+
+
+def searched(
+    is_dead: Callable[[tuple[int, ...]], bool],
+    width: int,
+    *,
+    is_last: bool = True,
+    constraint: Constraint | None = ANY_TEXT,
+    max_len: int = 2,
+    num_candidates: int | None = None,
+    tops: tuple[tuple[int, float], ...] = TOPS,
+) -> tuple[Outcome, list[Ask]]:
+    """The search of a hole some of whose outputs are dead ends; and what it asked."""
+    hole = Hole(asking(max_new_tokens=max_len, constraint=constraint), is_last)
+    group = Group(
+        width=width,
+        holes=(hole,),
+        beams=(Beam(hole=0),),
+        end_token_ids=frozenset({EOS_ID}),
+        num_candidates=num_candidates,
+    )
+    running = BeamSearch(group, OutputTexts(byte_tokenizer(), 4 * width)).run()
+    asked: list[Ask] = []
+    told: Sequence[Told] | None = None
+    try:
+        while True:
+            asks = running.send(told)  # type: ignore[arg-type]
+            asked += asks
+            told = [answer(ask, is_dead, tops) for ask in asks]
+    except StopIteration as stop:
+        outcome: Outcome = stop.value
+    return outcome, asked
+
+
+def answer(
+    ask: Ask, is_dead: Callable[[tuple[int, ...]], bool], tops: tuple[tuple[int, float], ...]
+) -> Told:
+    if isinstance(ask, Close):
+        return Closed("")
+    if is_dead(ask.beam.output_ids):
+        return Dead(NO_TEXT)
+    return Probed(tops, frozenset({EOS_ID}))
+
+
+def begin_with_a_or_b(output_ids: tuple[int, ...]) -> bool:
+    return output_ids[:1] in ((A,), (B,))
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_dead_ends_leave_their_places_to_what_is_less_probable(width: int) -> None:
+    outcome, _ = searched(begin_with_a_or_b, width)
+
+    assert [place.beam.output_ids for place, _ in outcome.ended] == [(C, A), (C, B)][:width]
+    dropped = [(place.beam.output_ids, error) for place, error in outcome.dropped]
+    assert dropped == [((A,), NO_TEXT), ((B,), NO_TEXT)]
+
+
+def test_no_beam_is_asked_twice() -> None:
+    _, asked = searched(begin_with_a_or_b, 2)
+    probed = [ask.beam for ask in asked if isinstance(ask, Probe)]
+    assert len(probed) == len(set(probed)) == 1 + 4
+
+
+def test_candidates_are_told_without_dead_ends_and_as_many_as_there_are_otherwise() -> None:
+    def search(num_candidates: int) -> Outcome:
+        outcome, _ = searched(
+            begin_with_a_or_b, 1, is_last=False, num_candidates=num_candidates, tops=ENDING_TOPS
+        )
+        return outcome
+
+    few, more = search(1), search(2)
+    assert told_candidates(few) == [((), True)]
+    assert few.has_more
+    assert told_candidates(more) == [((), True), ((C,), False)]
+    assert not more.has_more
+
+
+def told_candidates(outcome: Outcome) -> list[tuple[tuple[int, ...], bool]]:
+    assert outcome.candidates is not None
+    return [(place.beam.output_ids, place.closed is not None) for place in outcome.candidates]
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [None, Constraint(ConstraintSpec(Kind.WHERE, "len(X) < 9"), has_dead_ends=False)],
+    ids=["free", "where"],
+)
+def test_nothing_is_asked_early_where_masks_see_all_dead_ends(
+    constraint: Constraint | None,
+) -> None:
+    _, asked = searched(lambda output_ids: False, 2, constraint=constraint, max_len=3)
+    num_probes = sum(isinstance(ask, Probe) for ask in asked)
+    assert num_probes == 1 + 2 + 2

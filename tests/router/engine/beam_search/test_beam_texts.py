@@ -1,0 +1,187 @@
+"""Texts of outputs that grow token by token and fork, against texts read from their first token."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders
+
+from constraints.spec import ConstraintSpec, Kind
+from router.engine.beam_search.best_words import BestGroup, Open
+from router.engine.beam_search.texts import OutputTexts, num_kept_best_first
+from router.engine.beam_search.types import Beam, Hole
+from router.engine.output_text import OutputText
+from router.request.request import Constraint, GenerateRequest
+from router.text.pieces import Piece
+from router.text.tokenizer import Tokenizer
+from tests.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, byte_ids
+from tests.fakes import FakeShard
+from tests.router.engine.beam_search.beams import searching
+from tests.router.rig import asking, byte_tokenizer, routing
+from tests.router.text import small_tokenizers
+
+BEYOND_ID = VOCAB_SIZE + 3
+# Letters, whole emoji by the byte, bytes that are no characters, and what shows nothing.
+SOME_BYTES = [*byte_ids("ab. \U0001f642"), 2 + 0xFF, EOS_ID, BOS_ID, BEYOND_ID]
+STOPS = ["ab", "b.", ".", "a", "aab", "\U0001f642", "b\U0001f642a", "\ufffd", " ab"]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tokenizer]]:
+    windowed = small_tokenizers.byte_level()
+    # A decoder that no table can be made for.
+    windowed.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip("x", 0, 0)])
+    built = {"fallback": small_tokenizers.byte_fallback(), "windowed": windowed}
+    loaded = {
+        kind: Tokenizer.load(small_tokenizers.save(each, tmp_path_factory.mktemp(kind)))
+        for kind, each in built.items()
+    }
+    yield loaded | {"bytes": byte_tokenizer()}
+    for each in loaded.values():
+        each.close()
+
+
+def constrained(dropped: Sequence[str]) -> Constraint | None:
+    spec = ConstraintSpec(Kind.REGEX, ".*")
+    return Constraint(spec, dropped_phrases=tuple(dropped)) if dropped else None
+
+
+some_requests = st.builds(
+    lambda stops, keeps, dropped, skips: asking(
+        max_new_tokens=99,
+        stop=tuple(stops),
+        keep_stop_string=keeps,
+        constraint=constrained(dropped),
+        skip_special_tokens=skips,
+    ),
+    st.lists(st.sampled_from(STOPS), max_size=2, unique=True),
+    st.booleans(),
+    st.lists(st.sampled_from(STOPS), max_size=1),
+    st.booleans(),
+)
+
+
+def grown(growth: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """Outputs, each one token longer than one before it."""
+    outputs: list[tuple[int, ...]] = [()]
+    for parent, token_id in growth:
+        outputs.append((*outputs[parent % len(outputs)], token_id))
+    return outputs
+
+
+def afresh(request: GenerateRequest, output_ids: Sequence[int], tokenizer: Tokenizer) -> OutputText:
+    return OutputText(replace(request, output_ids=tuple(output_ids)), tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "fallback", "windowed"])
+@given(
+    request_=some_requests,
+    growth=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 520)), max_size=16)
+    | st.lists(st.tuples(st.integers(0, 40), st.sampled_from(SOME_BYTES)), max_size=24),
+    width=st.integers(1, 8),
+)
+@settings(max_examples=150, deadline=None)
+def test_outputs_that_grow_and_fork_read_as_those_read_at_once(
+    tokenizers: dict[str, Tokenizer],
+    kind: str,
+    request_: GenerateRequest,
+    growth: list[tuple[int, int]],
+    width: int,
+) -> None:
+    tokenizer = tokenizers[kind]
+    hole, texts = Hole(request_), OutputTexts(tokenizer, width)
+    outputs = grown(growth)
+    # Twice: what grew out of an output must not have changed it.
+    for output_ids in [*outputs, *outputs]:
+        whole = afresh(request_, output_ids, tokenizer)
+        shown, matched = whole.text_before, whole.matched
+        assert texts.shown(hole, output_ids) == shown
+        assert texts.text(hole, output_ids) == shown + whole.flush()
+        assert texts.is_ended(hole, output_ids) == (matched is not None)
+        behind, again = texts.behind(hole, output_ids), afresh(request_, output_ids, tokenizer)
+        assert behind.text_before == again.text_before
+        assert [behind.push(each) for each in SOME_BYTES[:3]] == [
+            again.push(each) for each in SOME_BYTES[:3]
+        ]
+        assert (behind.flush(), behind.matched) == (again.flush(), again.matched)
+
+
+def test_holes_are_told_apart_though_they_ask_the_same() -> None:
+    texts = OutputTexts(byte_tokenizer(), 4)
+    request = asking(max_new_tokens=9, stop=("b",))
+    other = Hole(replace(request, stop=replace(request.stop, stop_strings=("a",))))
+    ab = tuple(byte_ids("ab"))
+    assert texts.text(Hole(request), ab) == "ab"
+    assert texts.text(other, ab) == "a"
+
+
+class CountedPieces(tuple[Piece, ...]):
+    """A table of pieces that counts how often it is looked into."""
+
+    num_looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        type(self).num_looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.fixture
+def counted_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = byte_tokenizer().pieces
+    assert pieces is not None
+    counted = replace(pieces, shown=CountedPieces(pieces.shown))
+    monkeypatch.setattr(byte_tokenizer(), "pieces", counted)
+
+
+async def num_decoded(num_tokens: int, stop: tuple[str, ...]) -> int:
+    """Tokens that are turned into text while three beams grow so long."""
+    before = CountedPieces.num_looks
+    async with routing(FakeShard(num_blocks=512)) as rig:
+        run = searching(rig, asking(max_new_tokens=num_tokens, stop=stop), width=3, report_s=0.0)
+        while await run.next() is None:
+            pass
+        run.close()
+    return CountedPieces.num_looks - before
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+async def test_a_step_decodes_no_more_tokens_for_long_outputs_than_for_short_ones(
+    stop: tuple[str, ...], counted_pieces: None
+) -> None:
+    short, medium, long = [await num_decoded(num, stop) for num in (10, 30, 50)]
+    assert 0 < medium - short == long - medium
+
+
+async def num_decoded_best_first(budget: int) -> int:
+    """Tokens that are turned into text while so many branches of long outputs are asked."""
+    asked = asking(max_new_tokens=200, stop=("never",))
+    hole = Hole(replace(asked, stop=replace(asked.stop, pause_after=1)), is_last=True)
+    group = BestGroup(
+        k=8,
+        width=4,
+        num_tops=3,
+        budget=budget,
+        holes=(hole,),
+        nodes=(Open(Beam(hole=0)),),
+        end_token_ids=frozenset({EOS_ID}),
+    )
+    before = CountedPieces.num_looks
+    async with routing(FakeShard(num_blocks=512)) as rig:
+        texts = OutputTexts(byte_tokenizer(), num_kept_best_first(group.width, budget))
+        run = rig.infer.search_best(group, texts, None)
+        outcome = await run.next()
+        run.close()
+    assert outcome is not None
+    assert run.usage.num_output_tokens == budget
+    return CountedPieces.num_looks - before
+
+
+async def test_a_search_that_comes_back_to_old_branches_reads_their_last_tokens_alone(
+    counted_pieces: None,
+) -> None:
+    few, many = [await num_decoded_best_first(budget) for budget in (50, 700)]
+    # Once for its text, once by the sequence that asks for its next token, which decodes that, too.
+    assert many - few <= 3 * 650

@@ -1,0 +1,322 @@
+"""What goes wrong in a row, in a step, in a shard or in the router, and whom it costs what."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
+
+import grpc
+import pytest
+
+from proto import generate_pb2 as pb
+from router.engine.batcher import BatcherLimits
+from router.request.errors import (
+    Displaced,
+    Draining,
+    GenerationFailed,
+    RowFailed,
+    ShardFailed,
+    Unhealthy,
+)
+from router.request.request import LogprobParams
+from router.scheduler.scheduler import Scheduler
+from router.shards.shards import Shards
+from router.text.detokenizer import Detokenizer
+from tests.fakes import FakeShard
+from tests.router.rig import (
+    PROMPT,
+    RESTLESS,
+    asking,
+    byte_tokenizer,
+    end_of,
+    error_of,
+    events_of,
+    expected_text,
+    routing,
+    settled,
+)
+
+
+async def test_a_failed_row_fails_alone() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        good = rig.batcher.submit(asking("good", 20))
+        bad = rig.batcher.submit(asking("bad", 20))
+        await bad.take()
+        shard.faults.row_errors[bad.request_id] = "NaN logits"
+        error = error_of(await events_of(bad))
+        assert isinstance(error, RowFailed)
+        assert "NaN logits" in str(error)
+        assert end_of(await events_of(good)).text == expected_text("good", 20)
+
+
+@pytest.mark.parametrize("method", ["Prefill", "Decode"])
+async def test_a_failed_step_fails_what_ran_and_the_router_goes_on(method: str) -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        shard.faults.fails.append((method, grpc.StatusCode.INTERNAL, "device lost"))
+        events = await events_of(rig.batcher.submit(asking(max_new_tokens=10)))
+        error = error_of(events)
+        assert isinstance(error, ShardFailed)
+        assert f"{method}: INTERNAL: device lost" in str(error)
+        epoch = shard.epoch
+        again = await events_of(rig.batcher.submit(asking(max_new_tokens=10)))
+        assert end_of(again).text == expected_text(PROMPT, 10)
+        assert shard.epoch == epoch + 1
+        assert rig.batcher.is_alive
+
+
+async def test_a_failure_that_ends_everyone_frees_nobody_s_time_to_come_back() -> None:
+    shard = FakeShard()
+    limits = replace(RESTLESS, max_concurrent_requests=8)
+    async with routing(shard, limits=limits) as rig:
+        await asyncio.sleep(2 * RESTLESS.tick_s)
+        at_rest = rig.metrics.drain_rate.value()
+        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
+        streams = [rig.batcher.submit(asking(str(index), 20)) for index in range(8)]
+        for stream in streams:
+            assert isinstance(error_of(await events_of(stream)), ShardFailed)
+        await asyncio.sleep(2 * RESTLESS.tick_s)
+        assert 0 < rig.metrics.drain_rate.value() <= at_rest
+
+
+async def test_what_waits_outlives_a_failed_step() -> None:
+    shard = FakeShard(num_blocks=64)
+    async with routing(shard, max_batch_size=1) as rig:
+        running = rig.batcher.submit(asking("runs", 30))
+        await running.take()
+        waiting = rig.batcher.submit(asking("waits", 5))
+        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
+        assert isinstance(error_of(await events_of(running)), ShardFailed)
+        assert end_of(await events_of(waiting)).text == expected_text("waits", 5)
+
+
+async def test_a_hanging_step_fails_at_its_deadline() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        shard.faults.hangs.add("Decode")
+        error = error_of(await events_of(rig.batcher.submit(asking())))
+        assert "Decode: DEADLINE_EXCEEDED" in str(error)
+        shard.faults.hangs.clear()
+        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+
+
+async def test_an_answer_from_before_a_restart_is_not_used() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        first = rig.batcher.submit(asking(max_new_tokens=30))
+        await first.take()
+        shard.faults.epoch_offset = -1
+        assert "answered for epoch" in str(error_of(await events_of(first)))
+        shard.faults.epoch_offset = 0
+        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+
+
+def _double(answer: pb.StepResponse) -> None:
+    answer.generations.extend(answer.generations[:1])
+
+
+def _stranger(answer: pb.StepResponse) -> None:
+    answer.generations[0].request_id = 999
+
+
+def _silence(answer: pb.StepResponse) -> None:
+    del answer.generations[:]
+
+
+@pytest.mark.parametrize("spoil", [_double, _stranger, _silence])
+async def test_an_answer_that_contradicts_the_books_is_a_failure_of_the_shard(
+    spoil: Callable[[pb.StepResponse], None],
+) -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        shard.faults.spoil = spoil
+        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)
+        shard.faults.spoil = None
+        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+
+
+async def test_while_shards_are_gone_requests_fail_soon_and_health_says_so() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        port = shard.urls[0].rpartition(":")[2]
+        await shard.stop()
+        for kind in (ShardFailed, Unhealthy):
+            assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), kind)
+            assert not rig.batcher.is_alive
+        await shard.start(f"127.0.0.1:{port}")
+        deadline_s = monotonic() + 5.0
+        while not rig.batcher.is_alive:
+            assert monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+
+
+async def test_an_idle_router_notices_that_a_shard_is_gone() -> None:
+    shard = FakeShard()
+    limits = BatcherLimits(health_s=0.05, retry_s=0.05)
+    async with routing(shard, limits=limits) as rig:
+        await shard.stop()
+        deadline_s = monotonic() + 5.0
+        while rig.batcher.is_alive:
+            assert monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+
+
+async def test_an_idle_router_looks_through_its_books_once() -> None:
+    class Books(Scheduler):
+        num_checks = 0
+
+        def check_invariants(self) -> None:
+            self.num_checks += 1
+            super().check_invariants()
+
+    limits = BatcherLimits(health_s=0.02)
+    async with routing(FakeShard(), limits=limits, scheduler_class=Books) as rig:
+        assert isinstance(rig.scheduler, Books)
+        await events_of(rig.batcher.submit(asking()))
+        await asyncio.sleep(0.2)
+        assert rig.scheduler.num_checks == 1
+
+
+class BreakingClock:
+    """Time, but for one moment."""
+
+    breaks = False
+
+    def __call__(self) -> float:
+        if self.breaks:
+            self.breaks = False
+            raise ZeroDivisionError("a bug")
+        return monotonic()
+
+
+async def test_a_bug_in_a_step_ends_all_loudly_and_the_router_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = BreakingClock()
+    async with routing(FakeShard(), clock=clock) as rig:
+        stream = rig.batcher.submit(asking(max_new_tokens=100))
+        await stream.take()
+        clock.breaks = True
+        error = error_of(await events_of(stream))
+        assert isinstance(error, GenerationFailed)
+        assert "ZeroDivisionError: a bug" in str(error)
+        assert "a step failed by a bug" in caplog.text
+        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+
+
+async def test_a_bug_in_the_last_words_of_an_expired_request_costs_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def flush(self: Detokenizer) -> str:
+        raise ZeroDivisionError("a bug")
+
+    shard = FakeShard(num_blocks=256)
+    shard.faults.delay_s = 0.05
+    async with routing(shard, limits=BatcherLimits(tick_s=0.01)) as rig:
+        other = rig.batcher.submit(asking("good", 20))
+        monkeypatch.setattr(Detokenizer, "flush", flush)
+        stream = rig.batcher.submit(asking(deadline_s=monotonic() + 0.1))
+        error = error_of(await events_of(stream))
+        monkeypatch.undo()
+        assert "ZeroDivisionError: a bug" in str(error)
+        assert end_of(await events_of(other)).text == expected_text("good", 20)
+
+
+async def test_books_beyond_repair_stop_the_router_and_still_every_stream_ends() -> None:
+    class BrokenBooks(Scheduler):
+        is_broken = True
+
+        def check_invariants(self) -> None:
+            assert not self.is_broken, "a block is lost"
+
+    clock = BreakingClock()
+    async with routing(FakeShard(), clock=clock, scheduler_class=BrokenBooks) as rig:
+        stream = rig.batcher.submit(asking(max_new_tokens=100))
+        await stream.take()
+        clock.breaks = True
+        assert isinstance(error_of(await events_of(stream)), GenerationFailed)
+        with pytest.raises(AssertionError, match="a block is lost"):
+            await rig.running
+        with pytest.raises(Draining):
+            rig.batcher.submit(asking())
+        BrokenBooks.is_broken = False
+        rig.running = asyncio.ensure_future(asyncio.sleep(0))
+
+
+async def test_a_shard_that_scores_too_little_of_a_prompt_is_told_so() -> None:
+    def forget(answer: pb.StepResponse) -> None:
+        for generation in answer.generations:
+            del generation.prompt_logprobs[:1]
+
+    shard = FakeShard()
+    shard.faults.spoil = forget
+    async with routing(shard) as rig:
+        request = asking(logprobs=LogprobParams(prompt=True))
+        error = error_of(await events_of(rig.batcher.submit(request)))
+        assert "7 prompt log-probabilities came instead of 8" in str(error)
+        assert byte_tokenizer().vocab_size == shard.vocab_size
+
+
+async def test_a_displaced_router_fails_what_it_has_and_ends() -> None:
+    shard = FakeShard(num_blocks=256)
+    async with routing(shard) as rig:
+        stream = rig.batcher.submit(asking(max_new_tokens=400))
+        await stream.take()
+        shard.epoch += 1000
+        assert isinstance(error_of(await events_of(stream)), ShardFailed)
+        with pytest.raises(Displaced, match="another router has taken over"):
+            await asyncio.wait_for(rig.running, 30)
+        rig.running = asyncio.ensure_future(asyncio.sleep(0))
+
+
+async def test_a_bug_while_beginning_anew_is_not_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_tries = 0
+
+    async def reset(shards: Shards) -> None:
+        nonlocal num_tries
+        num_tries += 1
+        raise ZeroDivisionError("a bug")
+
+    shard = FakeShard()
+    limits = BatcherLimits(retry_s=0.2)
+    async with routing(shard, limits=limits) as rig:
+        monkeypatch.setattr(Shards, "reset", reset)
+        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "broken"))
+        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)
+        await asyncio.sleep(0.5)
+        assert 2 <= num_tries <= 4
+        monkeypatch.undo()
+
+
+async def test_a_logprob_that_is_not_a_number_costs_its_own_request_alone() -> None:
+    shard = FakeShard(num_blocks=256)
+
+    def spoil(answer: pb.StepResponse) -> None:
+        for generation in answer.generations:
+            if generation.request_id == 1 and not generation.finish_reason:
+                generation.tokens[0].logprob = float("nan")
+
+    async with routing(shard) as rig:
+        first = rig.batcher.submit(asking(max_new_tokens=40))
+        second = rig.batcher.submit(asking("Long ago", max_new_tokens=20))
+        await second.take()
+        shard.faults.spoil = spoil
+        error = error_of(await events_of(first))
+        assert isinstance(error, RowFailed)
+        assert "is not a number" in str(error)
+        assert end_of(await events_of(second)).text == expected_text("Long ago", 20)
+        await settled(rig)
+        assert shard.num_held == 0, "the shard is told to forget the row"
+        assert rig.metrics.sequence_ends.value("row_failed") == 1
+
+
+async def test_a_line_about_a_request_carries_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    shard = FakeShard()
+    shard.faults.row_errors[1] = "NaN logits"
+    async with routing(shard) as rig:
+        await events_of(rig.batcher.submit(replace(asking(), trace_id="abc-1")))
+        assert "request_id=abc-1 failed alone: NaN logits" in caplog.text

@@ -1,0 +1,162 @@
+"""The facade: bursts, whole answers, best_of, and readers that leave."""
+
+import asyncio
+from contextlib import aclosing
+
+import grpc
+import pytest
+
+from router.engine.batcher import BatcherLimits
+from router.request.errors import InvalidRequest, Overloaded, RowFailed, ShardFailed
+from router.request.events import Failed, Finished, TokenGenerated
+from router.request.request import LogprobParams, SamplingParams
+from tests.fakes import FakeShard, saying
+from tests.router.rig import PROMPT, asking, end_of, expected_text, routing, settled
+
+
+async def test_bursts_end_with_the_one_end() -> None:
+    async with routing(FakeShard()) as rig:
+        bursts = [burst async for burst in rig.infer.generate(asking(max_new_tokens=5))]
+        events = [event for burst in bursts for event in burst]
+        assert [isinstance(event, TokenGenerated) for event in events] == [True] * 5 + [False]
+        assert isinstance(bursts[-1][-1], Finished)
+        assert isinstance(bursts[-1][-2], TokenGenerated)
+
+
+async def test_closing_the_generator_cancels() -> None:
+    shard = FakeShard(num_blocks=256)
+    async with routing(shard) as rig:
+        async with aclosing(rig.infer.generate(asking(max_new_tokens=900))) as bursts:
+            await anext(bursts)
+        await settled(rig)
+        assert shard.num_held == 0
+        assert rig.scheduler.stats().num_blocks_used == 0
+
+
+async def test_a_cancelled_reader_cancels() -> None:
+    shard = FakeShard(num_blocks=256)
+    async with routing(shard) as rig:
+        reading = asyncio.ensure_future(rig.infer.complete(asking(max_new_tokens=900)))
+        while not shard.num_held:
+            await asyncio.sleep(0.001)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await settled(rig)
+        assert shard.num_held == 0
+
+
+async def test_a_whole_answer_has_prompt_tokens_and_end() -> None:
+    async with routing(FakeShard()) as rig:
+        completion = await rig.infer.complete(asking(logprobs=LogprobParams(prompt=True)))
+        assert completion.prompt is not None
+        assert len(completion.prompt.tokens) == len(PROMPT)
+        assert len(completion.tokens) == completion.finished.num_generated_tokens == 6
+        text = "".join(event.text for event in completion.tokens)
+        assert text + completion.finished.tail == completion.finished.text
+
+
+async def test_a_whole_answer_raises_what_went_wrong() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
+        with pytest.raises(ShardFailed, match="device lost"):
+            await rig.infer.complete(asking())
+
+
+async def test_a_failure_is_the_last_event_of_a_stream() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
+        bursts = [burst async for burst in rig.infer.generate(asking())]
+        assert isinstance(bursts[-1][-1], Failed)
+
+
+async def test_the_best_of_several_draws_comes_first_and_each_has_its_seed() -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        request = asking(sampling=SamplingParams(do_sample=True, seed=2**64 - 1))
+        completions = await rig.infer.best_of(request, 3)
+        assert {one.finished.seed for one in completions} == {2**64 - 1, 0, 1}
+        means = [one.mean_logprob for one in completions]
+        assert means == sorted(means, reverse=True)
+
+
+async def test_the_mean_log_probability_decides() -> None:
+    shard = FakeShard(script=saying("aAbB", len(PROMPT)))
+    async with routing(shard) as rig:
+        completion = await rig.infer.complete(asking(max_new_tokens=4))
+        logprobs = [event.token.logprob or 0.0 for event in completion.tokens]
+        assert completion.mean_logprob == pytest.approx(sum(logprobs) / 4)
+
+
+async def test_when_one_draw_is_refused_the_others_are_cancelled() -> None:
+    shard = FakeShard(num_blocks=256)
+    limits = BatcherLimits(max_concurrent_requests=2)
+    async with routing(shard, limits=limits) as rig:
+        runs = rig.batcher.submit(asking(max_new_tokens=900))
+        with pytest.raises(Overloaded, match="this one needs 2"):
+            await rig.infer.best_of(asking(max_new_tokens=900), 2)
+        rig.batcher.cancel(runs)
+        await settled(rig)
+        assert rig.batcher.num_streams == 0
+        assert shard.num_held == 0
+
+
+async def test_readiness_follows_shards_and_drain() -> None:
+    async with routing(FakeShard()) as rig:
+        assert rig.infer.is_ready
+        await rig.batcher.drain(1.0)
+        assert rig.infer.is_draining
+        assert not rig.infer.is_ready
+
+
+async def test_sequences_that_are_taken_together_each_have_their_events() -> None:
+    async with routing(FakeShard()) as rig:
+        requests = [asking("one", 4), asking("three", 8)]
+        together = rig.infer.generate_all(requests)
+        ends = []
+        for bursts in together:
+            events = [event async for burst in bursts for event in burst]
+            ends.append(end_of(events).text)
+        assert ends == [expected_text("one", 4), expected_text("three", 8)]
+
+
+async def test_sequences_that_do_not_fit_together_are_refused_once_and_take_no_slot() -> None:
+    limits = BatcherLimits(max_concurrent_requests=2)
+    async with routing(FakeShard(num_blocks=256), limits=limits) as rig:
+        runs = rig.batcher.submit(asking(max_new_tokens=900))
+        for bursts in rig.infer.generate_all([asking("a"), asking("b")]):
+            with pytest.raises(Overloaded, match="this one needs 2"):
+                await anext(bursts)
+        assert rig.batcher.num_streams == 1
+        assert rig.metrics.rejected.value("overloaded") == 1
+        rig.batcher.cancel(runs)
+
+
+async def test_a_reader_that_leaves_takes_those_along_that_nobody_reads_yet() -> None:
+    async with routing(FakeShard(num_blocks=256)) as rig:
+        first, second = rig.infer.generate_all([asking("a", 900), asking("b", 900)])
+        await anext(first)
+        assert rig.batcher.num_streams == 2
+        await first.aclose()
+        assert rig.batcher.num_streams == 0
+        await second.aclose()
+        await settled(rig)
+
+
+async def test_one_bad_request_keeps_those_beside_it_out() -> None:
+    async with routing(FakeShard(num_blocks=4)) as rig:
+        with pytest.raises(InvalidRequest, match="the pool has 4"):
+            await rig.infer.complete_all([asking("a", 2), asking("b", 500)])
+        assert rig.batcher.num_streams == 0
+        await settled(rig)
+
+
+async def test_the_first_failure_ends_the_others_at_once() -> None:
+    shard = FakeShard(num_blocks=256)
+    async with routing(shard) as rig:
+        shard.faults.row_errors[2] = "NaN logits"
+        with pytest.raises(RowFailed):
+            await rig.infer.complete_all([asking("a", 900), asking("b", 900)])
+        assert rig.batcher.num_streams == 0
+        await settled(rig)

@@ -1,0 +1,171 @@
+"""The one log line of a request."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from tests.fakes import FakeShard, letters
+from tests.router.http.harness import SEED, housing, listening, open_request
+from tests.router.rig import settled
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, logger="router.http.server.access")
+    return caplog
+
+
+async def told_of(
+    lines: pytest.LogCaptureFixture, path: str, body: dict[str, object]
+) -> dict[str, object]:
+    """What the line of one request carries, as JSON would show it."""
+    async with housing(FakeShard()) as house, house.client as client:
+        await client.post(path, json=body, headers={"x-request-id": "mine"})
+    (record,) = (line for line in lines.records if line.name == "router.http.server.access")
+    return vars(record)
+
+
+async def test_an_answer_s_line_has_its_counts_and_times(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+    told = await told_of(lines, "/generate", body)
+    wanted = {
+        "method": "POST",
+        "path": "/generate",
+        "route": "/generate",
+        "model": "fake/model",
+        "status": 200,
+        "request_id": "mine",
+        "stream": False,
+        "num_prompt_tokens": 5,
+        "num_cached_tokens": 0,
+        "num_generated_tokens": 3,
+        "finish_reasons": "length",
+    }
+    assert told.items() >= wanted.items()
+    times = ("validation_ms", "queue_ms", "time_to_first_token_ms", "inference_ms", "total_ms")
+    assert all(isinstance(told[name], float) for name in times)
+    # Greedy decoding draws nothing, and nobody traces.
+    assert not {"seed", "trace_id", "error_type"} & told.keys()
+
+
+async def test_a_stream_s_line_says_so(lines: pytest.LogCaptureFixture) -> None:
+    body: dict[str, object] = {"prompt": "hello", "model": "tgi", "stream": True, "max_tokens": 3}
+    told = await told_of(lines, "/v1/completions", body)
+    assert (told["route"], told["stream"]) == ("/v1/completions", True)
+    assert told["num_generated_tokens"] == 3
+    assert told["finish_reasons"] == "length"
+
+
+async def test_several_answers_are_told_together(lines: pytest.LogCaptureFixture) -> None:
+    parameters = {"max_new_tokens": 3, "do_sample": True, "best_of": 2}
+    told = await told_of(lines, "/generate", {"inputs": "hello", "parameters": parameters})
+    assert told["finish_reasons"] == "length,length"
+    assert told["num_generated_tokens"] == 6
+    assert told["seed"] in (SEED, SEED + 1)
+
+
+async def test_a_refused_request_s_line_has_the_client_s_error(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    told = await told_of(lines, "/generate_stream", {"inputs": "x", "parameters": {"top_k": -1}})
+    assert told["error_type"] == "validation"
+    assert "finish_reasons" not in told
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("num_sequences", [1, 2])
+async def test_the_line_of_a_client_that_left_has_the_tokens_that_were_made(
+    lines: pytest.LogCaptureFixture, streams: bool, num_sequences: int
+) -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.02
+    body = {"prompt": "hello", "max_tokens": 100, "n": num_sequences, "stream": streams}
+    async with housing(shard) as house, listening(house.app) as port:
+        _, writer = await open_request(port, "POST", "/v1/completions", json.dumps(body).encode())
+        while len([method for method, _ in shard.calls if method == "Decode"]) < 3:
+            await asyncio.sleep(0.005)
+        writer.close()
+        await settled(house.rig)
+    (told,) = (vars(line) for line in lines.records if line.name == "router.http.server.access")
+    assert told["error_type"] == "cancelled"
+    # A token each of the prefill and of two decodes at least, which were answered.
+    assert 3 * num_sequences <= told["num_generated_tokens"] < 20 * num_sequences
+    assert "finish_reasons" not in told
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_the_line_of_a_request_that_failed_has_the_tokens_that_were_made(
+    lines: pytest.LogCaptureFixture, path: str
+) -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.02
+    body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 100}}
+    async with housing(shard) as house, house.client as client:
+        asking = asyncio.create_task(client.post(path, json=body))
+        while len([method for method, _ in shard.calls if method == "Decode"]) < 3:
+            await asyncio.sleep(0.005)
+        shard.faults.row_errors[None] = "a row went wrong"
+        await asking
+    (told,) = (vars(line) for line in lines.records if line.name == "router.http.server.access")
+    assert told["error_type"] == "generation"
+    assert 3 <= told["num_generated_tokens"] < 20
+
+
+async def test_a_text_line_has_the_same_words(lines: pytest.LogCaptureFixture) -> None:
+    body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+    await told_of(lines, "/generate", body)
+    (line,) = (record for record in lines.records if record.name == "router.http.server.access")
+    said = line.getMessage()
+    assert said.startswith("POST /generate total_ms=")
+    for word in ("status=200", "request_id=mine", "stream=False", "finish_reasons=length"):
+        assert f" {word}" in said
+
+
+async def test_what_is_no_generation_is_told_at_debug(lines: pytest.LogCaptureFixture) -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        await client.get("/health")
+    (record,) = (line for line in lines.records if line.name == "router.http.server.access")
+    assert record.levelno == logging.DEBUG
+    assert "model" not in vars(record)
+
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "model": "fake/model"}
+COMPLETION = {"prompt": "hello", "max_tokens": 3}
+NATIVE = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
+RESPONSE = {"input": "hello", "max_output_tokens": 3}
+TENSORS = {
+    "inputs": [{"name": "t", "shape": [1], "datatype": "BYTES", "data": ["hello"]}],
+    "parameters": {"max_new_tokens": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_stream"),
+    [
+        ("/", NATIVE, False),
+        ("/", NATIVE | {"stream": True}, True),
+        ("/generate_stream", NATIVE, True),
+        ("/invocations", NATIVE, False),
+        ("/vertex", {"instances": [NATIVE]}, False),
+        ("/v2/models/model/infer", TENSORS, False),
+        ("/v1/completions", COMPLETION, False),
+        ("/v1/chat/completions", CHAT, False),
+        ("/v1/chat/completions", CHAT | {"stream": True}, True),
+        ("/v1/responses", RESPONSE, False),
+        ("/v1/responses", RESPONSE | {"stream": True}, True),
+        ("/v1/messages", CHAT, False),
+        ("/v1/messages", CHAT | {"stream": True}, True),
+    ],
+)
+async def test_every_route_that_generates_tells_of_its_end(
+    lines: pytest.LogCaptureFixture, path: str, body: dict[str, object], is_stream: bool
+) -> None:
+    told = await told_of(lines, path, body)
+    assert (told["status"], told["stream"]) == (200, is_stream), lines.text
+    assert told["finish_reasons"] == "length"
+    assert told["num_generated_tokens"] == 3
+    assert isinstance(told["inference_ms"], float)

@@ -1,0 +1,266 @@
+"""API keys: who is let in, who is told what, and that keys are seen nowhere."""
+
+import asyncio
+import json
+import logging
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from router.http.server.auth import Guard
+from router.telemetry.instruments import Counter
+from tests.fakes import FakeShard
+from tests.router.http.harness import House, housing, listening, record
+
+KEYS = ("sk-first", "sk-second")
+BODY = b'{"inputs": "hello", "parameters": {"max_new_tokens": 2}}'
+
+
+@asynccontextmanager
+async def guarded(**edge: Any) -> AsyncIterator[House]:
+    async with housing(FakeShard(), api_keys=KEYS, **edge) as house:
+        yield house
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [b"Bearer sk-first", b"bearer sk-second", b"BEARER  sk-first ", b"BeArEr sk-second"],
+)
+async def test_any_key_lets_in_however_the_scheme_is_spelt(authorization: bytes) -> None:
+    async with guarded() as house, house.client as client:
+        headers = [(b"authorization", authorization), (b"content-type", b"application/json")]
+        answer = await client.post("/generate", content=BODY, headers=headers)
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", b"")],
+        [(b"authorization", b"Bearer")],
+        [(b"authorization", b"Bearer ")],
+        [(b"authorization", b"sk-first")],
+        [(b"authorization", b"Basic sk-first")],
+        [(b"authorization", b"Bearer SK-FIRST")],
+        [(b"authorization", b"Bearer sk-firs")],
+        [(b"authorization", b"Bearer sk-first,sk-second")],
+        [(b"authorization", b"Bearer sk-first x")],
+        [(b"authorization", b"Bearer \xff\xfe\x80")],
+        [(b"authorization", "Bearer sk-f\u00fcrst".encode())],
+        [(b"x-api-key", b"sk-first")],
+    ],
+)
+async def test_anything_else_does_not(headers: list[tuple[bytes, bytes]]) -> None:
+    async with guarded() as house, house.client as client:
+        headers = [*headers, (b"content-type", b"application/json")]
+        answer = await client.post("/generate", content=BODY, headers=headers)
+
+    assert answer.status_code == 401
+
+
+PROTECTED = [
+    ("POST", "/"),
+    ("POST", "/generate"),
+    ("POST", "/generate_stream"),
+    ("POST", "/health"),
+    ("POST", "/invocations"),
+    ("POST", "/tokenize"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("GET", "/info"),
+    ("GET", "/docs"),
+    ("GET", "/api-doc/openapi.json"),
+    ("GET", "/v1/models"),
+    ("GET", "/nothing"),
+    ("GET", "/healthy"),
+    ("GET", "/metrics/"),
+    ("OPTIONS", "/generate"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), PROTECTED)
+async def test_every_path_wants_a_key(method: str, path: str) -> None:
+    async with guarded() as house, house.client as client:
+        answer = await client.request(method, path)
+
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert len(answer.headers["x-request-id"]) == 32
+
+
+OPEN = ["/", "/health", "/health/live", "/health/ready", "/health/progress", "/ping", "/metrics"]
+OPEN += ["/v2/health/live", "/v2/health/ready", "/probe"]
+
+
+@pytest.mark.parametrize("path", OPEN)
+async def test_probes_need_none(path: str) -> None:
+    aliases = {"/probe": "/health", "/predict": "/vertex"}
+    async with guarded(aliases=aliases) as house, house.client as client:
+        answer = await client.get(path)
+        head = await client.head(path)
+        predict = await client.post("/predict", json={})
+
+    assert answer.status_code == 200
+    assert head.status_code != 401
+    assert predict.status_code == 401
+
+
+async def test_metrics_want_a_key_if_told_so() -> None:
+    async with guarded(protects_metrics=True) as house, house.client as client:
+        refused = await client.get("/metrics")
+        answer = await client.get("/metrics", headers={"authorization": "Bearer sk-first"})
+
+    assert refused.status_code == 401
+    assert answer.status_code == 200
+    assert 'tandem_rejected_total{reason="invalid_api_key"} 1.0' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/generate", {"error": str, "error_type": "invalid_api_key"}),
+        (
+            "/v1/chat/completions",
+            {
+                "error": {
+                    "message": str,
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": "invalid_api_key",
+                }
+            },
+        ),
+        (
+            "/v1/messages",
+            {
+                "type": "error",
+                "error": {"type": "authentication_error", "message": str},
+                "request_id": "mine",
+            },
+        ),
+    ],
+)
+async def test_a_refusal_speaks_the_paths_dialect(path: str, shape: dict[str, Any]) -> None:
+    async with guarded() as house, house.client as client:
+        answer = await client.post(path, json={}, headers={"x-request-id": "mine"})
+
+    def blanked(found: Any, like: Any) -> Any:
+        if isinstance(like, dict):
+            assert found.keys() == like.keys()
+            return {key: blanked(found[key], like[key]) for key in like}
+        return str if like is str and isinstance(found, str) and "API key" in found else found
+
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"] == "mine"
+    assert blanked(answer.json(), shape) == shape
+
+
+async def test_anthropics_header_counts_on_anthropics_paths_alone() -> None:
+    async with guarded() as house, house.client as client:
+        headers = {"x-api-key": "sk-second"}
+        messages = await client.post("/v1/messages", json={}, headers=headers)
+        chat = await client.post("/v1/chat/completions", json={}, headers=headers)
+        wrong = await client.post("/v1/messages", json={}, headers={"x-api-key": "sk"})
+
+    assert messages.status_code == 400
+    assert (chat.status_code, wrong.status_code) == (401, 401)
+
+
+async def test_a_refused_body_leaves_the_connection_usable() -> None:
+    async with guarded() as house, listening(house.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for body_len in (10, 99_999, 400_000):
+            writer.write(
+                b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b"
+                % (body_len, b"x" * body_len)
+            )
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+            assert head.startswith(b"HTTP/1.1 401 ")
+            assert b"connection: close" not in head
+            body_len = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+            assert b"invalid_api_key" in await reader.readexactly(body_len)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_a_client_that_asks_before_it_sends_is_told_at_once() -> None:
+    async with guarded() as house, listening(house.app) as port:
+        answer = await record(
+            port, "POST", "/generate", content_length="2000", expect="100-continue"
+        )
+
+    assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_refusal_is_logged_and_no_line_shows_a_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with guarded() as house, house.client as client:
+        for key in ("sk-first", "sk-wrong"):
+            headers = {"authorization": f"Bearer {key}", "x-request-id": key[3:]}
+            await client.post("/generate", content=BODY, headers=headers)
+            await client.get("/info", headers=headers)
+
+    told = [vars(record) for record in caplog.records if record.name == "router.http.server.access"]
+    refused = [record for record in told if record.get("error_type") == "invalid_api_key"]
+    assert [record["status"] for record in refused] == [401, 401]
+    assert {record["request_id"] for record in refused} == {"wrong"}
+    assert "sk-" not in caplog.text
+
+
+async def test_info_shows_no_key() -> None:
+    async with guarded() as house, house.client as client:
+        answer = await client.get("/info", headers={"authorization": "Bearer sk-first"})
+
+    assert answer.status_code == 200
+    assert "sk-" not in json.dumps(answer.json())
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "reaches"),
+    [
+        ([], b"", "401"),
+        ([(b"authorization", b"Bearer sk-first")], b"", "app"),
+        ([(b"authorization", b"Basic " + b64encode(b"user:sk-first"))], b"", "app"),
+        ([(b"authorization", b"Basic " + b64encode(b"sk-first:"))], b"", "app"),
+        ([(b"authorization", b"Basic " + b64encode(b"sk-first:no"))], b"", "401"),
+        ([(b"authorization", b"Basic sk-first")], b"", "401"),
+        ([], b"key=sk-first", "app"),
+        ([], b"key=sk-other", "401"),
+        ([], b"other=sk-first", "401"),
+        ([], b"key=%c3%a9", "401"),
+        ([], b"key=%ff", "401"),
+        ([], b"%ff=%ff&key=sk-first", "app"),
+        ([], b"key=s%6b-first", "app"),
+        ([], "key=schlüssel".encode(), "app"),
+        ([], b"key=schl%c3%bcssel", "app"),
+        ([], b"key=schl%fcssel", "401"),
+    ],
+)
+async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
+    headers: list[tuple[bytes, bytes]], query: bytes, reaches: str
+) -> None:
+    async def app(*_: object) -> None:
+        reached.append("app")
+
+    async def send(message: Any) -> None:
+        if message["type"] == "websocket.http.response.start":
+            reached.append(str(message["status"]))
+
+    reached: list[str] = []
+    guard = Guard(
+        *(app, (*KEYS, "schlüssel"), Counter("rejected", "", "reason")),
+        protects_metrics=False,
+        max_body_len=9,
+    )
+    scope = {"type": "websocket", "path": "/", "headers": headers, "query_string": query}
+    await guard(scope, app, send)  # type: ignore[arg-type]
+
+    assert reached == [reaches]

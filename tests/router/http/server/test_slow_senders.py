@@ -1,0 +1,101 @@
+"""Who sends too slowly over a real socket is told, or cut in silence; who keeps sending is not."""
+
+import asyncio
+import logging
+from time import monotonic
+
+import pytest
+
+from tests.fakes import FakeShard, letters
+from tests.router.http.harness import housing, listening
+from tests.router.http.server.connection import GET, PATIENCE_S, QUICK, error_of, hello, rules, say
+
+
+async def test_a_connection_that_is_never_used_is_closed_in_silence() -> None:
+    limits = rules()
+    async with hello(limits) as port:
+        began_s = monotonic()
+        assert await say(port, b"") == b""
+
+    assert QUICK <= monotonic() - began_s < PATIENCE_S
+    assert limits.cuts.value("slow_head") == 0
+
+
+async def test_a_second_request_that_never_ends_is_told() -> None:
+    limits = rules()
+    async with hello(limits) as port:
+        answer = await say(port, GET + b"\r\n" + GET + b"a: b")
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\n\r\n0HTTP/1.1 408 " in answer
+    assert limits.cuts.value("slow_head") == 1
+
+
+async def test_headers_that_come_a_byte_now_and_then_are_cut_short() -> None:
+    limits = rules()
+    async with hello(limits) as port:
+        began_s = monotonic()
+        answer = await say(port, GET + b"a: ", *[b"x"] * 200, pause_s=0.02)
+        took_s = monotonic() - began_s
+
+    error = error_of(answer, 408)
+    assert error == {"error": "the headers did not come within 0.3 s", "error_type": "slow_sender"}
+    assert QUICK <= took_s < PATIENCE_S
+    assert limits.cuts.value("slow_head") == 1
+
+
+async def test_empty_lines_do_not_keep_a_connection() -> None:
+    async with hello() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        await reader.readuntil(b"\r\n\r\n0")
+        answer = asyncio.ensure_future(asyncio.wait_for(reader.read(), PATIENCE_S))
+        while not answer.done():
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    assert (await answer).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages"])
+async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="router.http.server.access")
+    limits = rules()
+    async with housing(FakeShard()) as house, listening(house.app, limits) as port:
+        head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += "x-request-id: mine\r\ncontent-length: 1000\r\n\r\n"
+        answer = await say(port, head.encode(), *[b" "] * 200, pause_s=0.02)
+
+    error = error_of(answer, 408)
+    assert b"x-request-id: mine\r\n" in answer
+    message = error["error"]["message"] if isinstance(error["error"], dict) else error["error"]
+    assert message == "less than 16384 bytes of the body came within 0.3 s"
+    assert limits.cuts.value("slow_body") == 1
+    (record,) = caplog.records
+    told = vars(record)
+    assert (told["status"], told["error_type"], told["request_id"]) == (408, "slow_sender", "mine")
+
+
+async def test_a_body_that_keeps_coming_may_take_its_time() -> None:
+    parts = [b"x" * 20_000] * 12
+    async with hello() as port:
+        head = GET + b"connection: close\r\ncontent-length: 240000\r\n\r\n"
+        answer = await say(port, head, *parts, pause_s=0.1)
+
+    assert answer.endswith(b"\r\n\r\n240000")
+
+
+async def test_the_next_request_may_wait_for_a_long_answer() -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.03
+    async with housing(shard) as house, listening(house.app, rules()) as port:
+        body = b'{"inputs": "hello", "parameters": {"max_new_tokens": 50}}'
+        head = b"POST /generate_stream HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        answer = await say(port, head + body, GET, b"connection: close\r\n\r\n", pause_s=0.5)
+
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.count(b"data: ") == 50

@@ -1,0 +1,247 @@
+"""A shard without tensors that remembers what every KV slot holds, and checks all that it reads.
+
+The KV of a position depends on all tokens up to it, so a slot holds that prefix. A step reads the
+slots of all positions before the ones it computes: a block that was shared by mistake, freed too
+early, handed out twice or never computed shows as a wrong prefix, whoever is to blame.
+
+Its tokens are a function of the prefix alone, as those of a real shard are of prefix and seed, so
+`expected_output` knows what a request must get whatever happens to it on the way. Under a
+constraint some tokens are forced, so that a draw brings a run of them, and some draws are late.
+"""
+
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from router.request.events import FinishReason
+from router.request.request import GenerateRequest
+from router.shards.batch import Batch, Generation, Growth, NewRequest, SampledToken, StepResult
+
+Prefix = tuple[int, ...]
+_POISON: Prefix = (-9,)
+
+
+def draw(prefix: Prefix, seed: int) -> tuple[int, bool]:
+    """The token that follows a prefix, and whether it is an end-of-sequence token."""
+    noise = crc32(bytes(prefix), seed)
+    return noise & 1, (noise >> 1) % 9 == 0
+
+
+def expected_output(request: GenerateRequest, seed: int) -> tuple[Prefix, FinishReason]:
+    """What a request gets from a shard that it has for itself."""
+    tokens = given = request.prompt_ids + request.output_ids
+    reason = None
+    while reason is None:
+        made, reason = draw_run(request, tokens, seed)
+        tokens += made
+    return tokens[len(given) :], reason
+
+
+def draw_run(
+    request: GenerateRequest, tokens: Prefix, seed: int
+) -> tuple[Prefix, FinishReason | None]:
+    """A token, and what is forced behind it; that may go beyond a pause."""
+    first, num_left, reason = len(tokens), 1, None
+    while num_left and reason is None:
+        token_id, ends = draw(tokens, seed)
+        tokens += (token_id,)
+        num_left -= 1
+        if request.constraint is not None and len(tokens) == first + 1:
+            num_left = num_forced(tokens, seed)
+        reason = _finish_reason(request, len(tokens) - len(request.prompt_ids), ends)
+    num_outputs = len(tokens) - len(request.prompt_ids)
+    if reason is None and num_outputs >= request.last_len:
+        reason = FinishReason.PAUSED
+    return tokens[first:], reason
+
+
+def num_late(prefix: Prefix, seed: int) -> int:
+    """How many draws from a prefix bring nothing, under a constraint, before one does."""
+    noise = crc32(bytes(prefix), seed) >> 16
+    return (0, 0, 0, 0, 1, 3)[noise % 6]
+
+
+def num_forced(prefix: Prefix, seed: int) -> int:
+    """How many tokens follow the last one undrawn, under a constraint."""
+    noise = crc32(bytes(prefix), seed) >> 8
+    return (0, 0, 1, 2, 5)[noise % 5]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: GenerateRequest
+    tokens: Prefix
+    computed_len: int
+    block_ids: list[int]
+    is_decoding: bool = False
+    num_late: int = 0
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class RunStep:
+    """A step that ran but is not answered: its writes may still land."""
+
+    result: StepResult
+    writes: dict[int, Prefix] = field(default_factory=dict)
+
+
+class KvShard:
+    """Runs batches in order. `is_ahead`: it is given steps before it has answered earlier ones.
+
+    `runs_late`: a sequence that ended at step n is computed in step n + 1 all the same when that
+    names it, as a shard does that looks at its draws one step late.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, seed: int, *, is_ahead: bool, runs_late: bool
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._seed = seed
+        self._is_ahead = is_ahead
+        self._runs_late = runs_late
+        self._slots: dict[int, Prefix] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        # request id -> number of outputs after which its row fails
+        self.faults: dict[int, int] = {}
+
+    @property
+    def held_ids(self) -> set[int]:
+        """Requests that go on."""
+        return {key for key, sequence in self._sequences.items() if not sequence.has_ended}
+
+    def lose_everything(self) -> None:
+        """As after a restart."""
+        self._slots.clear()
+        self._sequences.clear()
+
+    def run(self, batch: Batch) -> RunStep:
+        """Computes a step; checks that the batch is consistent and that every read is right."""
+        self._keep(batch)
+        for new in batch.new:
+            self._enter(new)
+        growth = {change.request_id: change for change in batch.growth}
+        assert len(growth) == len(batch.growth)
+        assert growth.keys() <= set(batch.running_ids)
+        num_tokens = {new.request_id: new.chunk_len for new in batch.new}
+        num_decode_tokens = 0
+        for request_id in batch.running_ids:
+            if batch.has_work and request_id in self._sequences:
+                count, decodes = self._grow(request_id, growth.get(request_id))
+                num_tokens[request_id] = count
+                num_decode_tokens += count * decodes
+        if self._sequences.keys() >= set(batch.running_ids):
+            assert sum(num_tokens.values()) == batch.num_tokens
+            assert num_decode_tokens == batch.num_decode_tokens
+        writes: dict[int, Prefix] = {}
+        for request_id, count in num_tokens.items():
+            self._write(self._sequences[request_id], count, writes)
+        self._slots.update(writes)
+        generations = [
+            generation
+            for request_id, count in num_tokens.items()
+            if count and (generation := self._read(request_id, count, writes)) is not None
+        ]
+        result = StepResult(batch.step_id, tuple(generations), tuple(sorted(self.held_ids)))
+        return RunStep(result, writes)
+
+    def answer(self, step: RunStep) -> StepResult:
+        """The step's answer; its writes land again, for until now nobody else may use its slots."""
+        self._slots.update(step.writes)
+        return step.result
+
+    def _keep(self, batch: Batch) -> None:
+        running_ids, dropped_ids = set(batch.running_ids), set(batch.dropped_ids)
+        assert not running_ids & dropped_ids
+        assert self.held_ids <= running_ids | dropped_ids, "a request is neither kept nor dropped"
+        if not self._is_ahead:
+            assert self.held_ids == running_ids | dropped_ids, "the shard does not hold these"
+        for request_id in list(self._sequences):
+            if request_id not in batch.running_ids:
+                del self._sequences[request_id]
+
+    def _enter(self, new: NewRequest) -> None:
+        assert new.request_id not in self._sequences, "a request entered twice"
+        assert new.token_ids[: len(new.request.prompt_ids)] == new.request.prompt_ids
+        assert new.chunk_len >= 1
+        assert new.cached_len + new.chunk_len <= len(new.token_ids)
+        logprobs = new.request.logprobs
+        assert not logprobs.prompt or new.cached_len < logprobs.first_scored
+        self._sequences[new.request_id] = _Sequence(
+            request=new.request,
+            tokens=new.token_ids,
+            computed_len=new.cached_len,
+            block_ids=list(new.block_ids),
+        )
+
+    def _grow(self, request_id: int, growth: Growth | None) -> tuple[int, bool]:
+        sequence = self._sequences[request_id]
+        decodes = sequence.is_decoding
+        if growth is not None:
+            sequence.block_ids += growth.block_ids
+        if growth is not None and growth.chunk_len is not None:
+            return growth.chunk_len, decodes
+        return int(decodes), decodes
+
+    def _slot(self, sequence: _Sequence, position: int) -> int:
+        block_id = sequence.block_ids[position // self._block_size]
+        assert 0 <= block_id < self._num_blocks
+        return block_id * self._block_size + position % self._block_size
+
+    def _write(self, sequence: _Sequence, count: int, writes: dict[int, Prefix]) -> None:
+        start = sequence.computed_len
+        sequence.computed_len += count
+        assert sequence.computed_len <= len(sequence.tokens), "a token that nobody drew"
+        for position in range(start, sequence.computed_len):
+            slot = self._slot(sequence, position)
+            assert slot not in writes, "two rows of a step write one slot"
+            writes[slot] = sequence.tokens[: position + 1]
+
+    def _read(self, request_id: int, count: int, writes: dict[int, Prefix]) -> Generation | None:
+        sequence = self._sequences[request_id]
+        request = sequence.request
+        prompt_len = len(request.prompt_ids)
+        start = sequence.computed_len - count
+        for position in range(sequence.computed_len):
+            held = self._slots.get(self._slot(sequence, position))
+            assert held == sequence.tokens[: position + 1], f"{request_id} reads foreign KV"
+        if self.faults.get(request_id, -1) == len(sequence.tokens) - prompt_len:
+            for position in range(start, sequence.computed_len):
+                slot = self._slot(sequence, position)
+                self._slots[slot] = writes[slot] = _POISON
+            del self._sequences[request_id]
+            return Generation(request_id, error="not a number")
+        logprobs: tuple[float, ...] = ()
+        if request.logprobs.prompt:
+            stop = min(sequence.computed_len, prompt_len)
+            first = max(start, request.logprobs.first_scored)
+            logprobs = tuple(float(position) for position in range(first, stop))
+        if sequence.computed_len < len(sequence.tokens):
+            return Generation(request_id, prompt_logprobs=logprobs) if logprobs else None
+        sequence.is_decoding = True
+        if request.constraint is not None:
+            if sequence.num_late < num_late(sequence.tokens, self._seed):
+                sequence.num_late += 1
+                sequence.computed_len -= 1
+                return Generation(request_id, prompt_logprobs=logprobs, is_late=True)
+            sequence.num_late = 0
+        tokens, reason = self._draw(sequence)
+        generation = Generation(request_id, tokens, reason, prompt_logprobs=logprobs)
+        if reason is not None:
+            sequence.has_ended = True
+            if not self._runs_late:
+                del self._sequences[request_id]
+        return generation
+
+    def _draw(self, sequence: _Sequence) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
+        made, reason = draw_run(sequence.request, sequence.tokens, self._seed)
+        sequence.tokens += made
+        return tuple(SampledToken(token_id, -1.0) for token_id in made), reason
+
+
+def _finish_reason(request: GenerateRequest, num_outputs: int, ends: bool) -> FinishReason | None:
+    if ends and not request.stop.ignore_eos:
+        return FinishReason.EOS
+    if num_outputs >= request.stop.max_new_tokens:
+        return FinishReason.LENGTH
+    return None

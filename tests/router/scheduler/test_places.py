@@ -1,0 +1,31 @@
+"""Where a request waits, as its client is told."""
+
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.router.rig import asking
+
+
+def scheduler() -> Scheduler:
+    return Scheduler(SchedulerLimits(max_step_tokens=16, max_batch_size=1), Allocator(16, 4, True))
+
+
+def test_places_count_from_the_next_one_and_end_with_the_first_step() -> None:
+    books = scheduler()
+    for request_id in (1, 2, 3):
+        books.add(request_id, asking("abcd"), 0.0)
+    assert [books.place(request_id) for request_id in (1, 2, 3)] == [1, 2, 3]
+
+    books.schedule(0.0)
+    assert [books.place(request_id) for request_id in (1, 2, 3)] == [None, 1, 2]
+
+    books.finish(2)
+    assert [books.place(request_id) for request_id in (2, 3, 99)] == [None, 1, None]
+
+
+def test_who_is_held_has_the_place_that_it_would_have() -> None:
+    books = scheduler()
+    books.add(1, asking("abcd"), 0.0)
+    books.add(2, asking("efgh"), 0.0, is_ready=False)
+    books.add(3, asking("ijkl"), 0.0)
+
+    assert [books.place(request_id) for request_id in (1, 2, 3)] == [1, 2, 2]

@@ -1,0 +1,267 @@
+"""The books against a shard that checks every KV slot it reads, under any order of events.
+
+Two schedulers are fed the same trace and must agree on every step; the second one's allocator
+claims gains all the time, so it retries what does not fit at every step, and the agreement shows
+as well that nobody waits longer for not being retried. What a request gets must be what it would
+get alone, however it was chunked, preempted, resumed, served from the cache or run ahead of.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router.request.events import FinishReason
+from router.request.request import GenerateRequest
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.shards.batch import Batch, Generation
+from tests.router.scheduler.kv_shard import KvShard, RunStep, expected_output
+from tests.strategies import requests
+
+
+@dataclass(slots=True)
+class Tracked:
+    """What the outside saw of a request."""
+
+    request: GenerateRequest
+    outputs: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    end: FinishReason | str | None = None
+    num_passed: int = 0
+    is_held: bool = False
+
+
+class EagerAllocator(Allocator):
+    """One of which any refused allocation may succeed the next time."""
+
+    _num_reads = 0
+
+    @property
+    def num_gains(self) -> int:
+        self._num_reads += 1
+        return self._num_reads * 1000
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Everything that the batcher may do, in any order."""
+
+    @initialize(
+        num_blocks=st.integers(4, 16),
+        block_size=st.integers(1, 4),
+        limits=st.builds(
+            SchedulerLimits,
+            max_step_tokens=st.integers(1, 16),
+            max_batch_size=st.integers(1, 5),
+            max_steps_in_flight=st.integers(1, 3),
+            max_passes=st.integers(0, 3),
+        ),
+        prefix_caching=st.sampled_from([True, True, True, False]),
+        runs_late=st.booleans(),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def begin(
+        self,
+        num_blocks: int,
+        block_size: int,
+        limits: SchedulerLimits,
+        prefix_caching: bool,
+        runs_late: bool,
+        seed: int,
+    ) -> None:
+        self.limits = limits
+        self.seed = seed
+        self.max_total_len = num_blocks * block_size
+        self.scheduler = Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
+        self.twin = Scheduler(limits, EagerAllocator(num_blocks, block_size, prefix_caching))
+        is_ahead = limits.max_steps_in_flight > 1
+        self.shard = KvShard(num_blocks, block_size, seed, is_ahead=is_ahead, runs_late=runs_late)
+        self.in_flight: deque[RunStep] = deque()
+        self.tracked: dict[int, Tracked] = {}
+        self.resident: set[int] = set()
+        self.now_s = 0.0
+
+    @rule(
+        data=st.data(),
+        fault=st.sampled_from([None, None, None, None, 0, 1, 2]),
+        is_ready=st.sampled_from([True, True, True, False]),
+    )
+    def add(self, data: st.DataObject, fault: int | None, is_ready: bool) -> None:
+        request = data.draw(requests(self.max_total_len))
+        request_id = len(self.tracked)
+        self.tracked[request_id] = Tracked(request, is_held=not is_ready)
+        if fault is not None:
+            self.shard.faults[request_id] = fault
+        for scheduler in (self.scheduler, self.twin):
+            scheduler.add(request_id, request, self.now_s, is_ready=is_ready)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """What one of them needed is ready."""
+        held_ids = [key for key, tracked in self.tracked.items() if tracked.is_held]
+        self.release_all([data.draw(st.sampled_from([*held_ids, len(self.tracked)]))])
+
+    def release_all(self, request_ids: Iterable[int]) -> None:
+        for request_id in request_ids:
+            for scheduler in (self.scheduler, self.twin):
+                scheduler.release(request_id)
+            if request_id in self.tracked:
+                self.tracked[request_id].is_held = False
+
+    @rule()
+    def schedule(self) -> None:
+        batch = self.scheduler.schedule(self.now_s)
+        assert self.twin.schedule(self.now_s) == batch
+        if batch is not None:
+            self.check_budgets(batch)
+            self.count_passes(batch)
+            self.in_flight.append(self.shard.run(batch))
+            assert len(self.in_flight) <= self.limits.max_steps_in_flight
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def apply(self) -> None:
+        result = self.shard.answer(self.in_flight.popleft())
+        counted = self.scheduler.apply(result, self.now_s)
+        assert self.twin.apply(result, self.now_s) == counted
+        for generation in counted:
+            self.record(generation)
+
+    @rule(num_steps=st.integers(1, 6))
+    def go_on(self, num_steps: int) -> None:
+        """As the batcher does when nothing else happens."""
+        for _ in range(num_steps):
+            self.schedule()
+            if self.in_flight:
+                self.apply()
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        """A live one, mostly; now and then one that ended or never was."""
+        request_id = data.draw(st.sampled_from([*self.live_ids(), len(self.tracked) // 2]))
+        for scheduler in (self.scheduler, self.twin):
+            scheduler.finish(request_id)
+        if request_id in self.live_ids():
+            self.tracked[request_id].end = "cancelled"
+
+    @rule(data=st.data(), is_paused=st.booleans())
+    def pause(self, data: st.DataObject, is_paused: bool) -> None:
+        """Its reader does not keep up, or does again."""
+        request_id = data.draw(st.sampled_from([*self.live_ids(), len(self.tracked)]))
+        for scheduler in (self.scheduler, self.twin):
+            scheduler.pause(request_id, is_paused)
+
+    @rule(elapsed_s=st.integers(1, 9))
+    def expire(self, elapsed_s: int) -> None:
+        self.now_s += elapsed_s
+        late_ids = [
+            request_id
+            for request_id in self.live_ids()
+            if (deadline_s := self.tracked[request_id].request.deadline_s) is not None
+            and deadline_s <= self.now_s
+        ]
+        assert sorted(self.scheduler.expired(self.now_s)) == late_ids
+        for request_id in late_ids:
+            for scheduler in (self.scheduler, self.twin):
+                scheduler.finish(request_id)
+            self.tracked[request_id].end = "expired"
+
+    @rule(certainty=st.integers(0, 9))
+    def fail(self, certainty: int) -> None:
+        if certainty < 9:
+            return
+        failed_ids = self.scheduler.fail()
+        assert self.twin.fail() == failed_ids
+        assert set(failed_ids) <= set(self.live_ids())
+        for request_id in failed_ids:
+            self.tracked[request_id].end = "failed"
+        self.in_flight.clear()
+        self.resident.clear()
+        self.shard.lose_everything()
+        assert self.scheduler.stats().num_blocks_used == 0
+        assert self.scheduler.stats().num_blocks_cached == 0
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.scheduler.check_invariants()
+        assert self.scheduler.stats() == self.twin.stats()
+        stats = self.scheduler.stats()
+        assert stats.num_waiting + stats.num_running == len(self.live_ids())
+        assert stats.num_cached_tokens <= stats.num_prompt_tokens
+
+    def teardown(self) -> None:
+        """Left alone, every request ends once, and all comes back."""
+        if not hasattr(self, "tracked"):
+            return
+        for scheduler in (self.scheduler, self.twin):
+            for request_id in self.live_ids():
+                scheduler.pause(request_id, False)
+        self.release_all(self.tracked)
+        lives = [self.tracked[request_id].request for request_id in self.live_ids()]
+        num_tokens = sum(len(life.prompt_ids) + life.stop.max_new_tokens for life in lives)
+        num_rounds = 10 + 3 * (len(lives) + 1) * num_tokens
+        while self.scheduler.has_work:
+            self.schedule()
+            if self.in_flight:
+                self.apply()
+            self.books_agree()
+            num_rounds -= 1
+            assert num_rounds > 0, f"{self.live_ids()} starve"
+        assert not self.live_ids()
+        assert not self.shard.held_ids
+        assert self.scheduler.stats().num_blocks_used == 0
+
+    def live_ids(self) -> list[int]:
+        return [key for key, tracked in self.tracked.items() if tracked.end is None]
+
+    def check_budgets(self, batch: Batch) -> None:
+        assert batch.num_tokens <= self.limits.max_step_tokens
+        assert len(batch.running_ids) + len(batch.new) <= self.limits.max_batch_size
+        assert batch.has_work or batch.dropped_ids
+        new_ids = [new.request_id for new in batch.new]
+        assert not set(new_ids) & (set(batch.dropped_ids) | set(batch.running_ids))
+
+    def count_passes(self, batch: Batch) -> None:
+        """Whoever is admitted passes all that are older and live but in no batch."""
+        self.resident -= set(batch.dropped_ids)
+        for new in batch.new:
+            assert not self.tracked[new.request_id].is_held
+            for request_id in self.live_ids():
+                tracked = self.tracked[request_id]
+                is_passed = request_id < new.request_id and request_id not in self.resident
+                if is_passed and not tracked.is_held:
+                    tracked.num_passed += 1
+                    assert tracked.num_passed <= self.limits.max_passes
+            self.resident.add(new.request_id)
+
+    def record(self, generation: Generation) -> None:
+        tracked = self.tracked[generation.request_id]
+        assert tracked.end is None, "a generation after the end"
+        tracked.outputs += [token.token_id for token in generation.tokens]
+        tracked.logprobs += generation.prompt_logprobs
+        expected, reason = expected_output(tracked.request, self.seed)
+        assert tuple(tracked.outputs) == expected[: len(tracked.outputs)]
+        if tracked.request.logprobs.prompt and tracked.outputs:
+            # A prompt's positions, each once.
+            first = tracked.request.logprobs.first_scored
+            positions = range(first, len(tracked.request.prompt_ids))
+            assert tracked.logprobs == [float(position) for position in positions]
+        if generation.error is not None:
+            tracked.end = generation.error
+            num_outputs = len(tracked.request.output_ids) + len(tracked.outputs)
+            assert self.shard.faults[generation.request_id] == num_outputs
+        elif generation.finish_reason is not None:
+            tracked.end = generation.finish_reason
+            assert (tuple(tracked.outputs), generation.finish_reason) == (expected, reason)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=300,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)

@@ -1,0 +1,302 @@
+"""The router's half of the wire: field by field out, and only well-formed answers in."""
+
+from types import MappingProxyType
+
+import pytest
+
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.translation import Translation
+from proto import generate_pb2 as pb
+from router.request.errors import ShardFailed
+from router.request.events import FinishReason
+from router.request.request import (
+    Constraint,
+    GenerateRequest,
+    LogprobParams,
+    SamplingParams,
+    StopParams,
+)
+from router.shards import wire
+from router.shards.batch import Batch, Generation, Growth, NewRequest, SampledToken, TopToken
+
+PLAIN = GenerateRequest((5, 6, 7), "abc", SamplingParams(), StopParams(max_new_tokens=4))
+# What a shard of a later version might say.
+UNKNOWN = pb.FinishReason.ValueType(17)
+
+
+def batch_of(request: GenerateRequest, growth: tuple[Growth, ...] = ()) -> Batch:
+    new = NewRequest(9, request, (*request.prompt_ids, 8), 2, 2, (3, 1))
+    return Batch(1, (new,), growth, (4,), (), 3, 1)
+
+
+def answer(*generations: pb.Generation) -> pb.StepResponse:
+    return pb.StepResponse(epoch=1, generations=generations)
+
+
+def token(token_id: int = 5, logprob: float = -0.5) -> pb.SampledToken:
+    return pb.SampledToken(id=token_id, logprob=logprob)
+
+
+def test_a_plain_request_switches_every_processor_off() -> None:
+    sent = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, None).batch.requests[0]
+    assert (sent.id, list(sent.token_ids), sent.prompt_len) == (9, [5, 6, 7, 8], 3)
+    assert (sent.cached_len, sent.chunk_len, list(sent.block_ids)) == (2, 2, [3, 1])
+    sampling = sent.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (0, 1, 1, 0)
+    assert (sampling.temperature, sampling.repetition_penalty) == (1, 1)
+    assert not sampling.watermark
+    assert not sent.HasField("constraint")
+
+
+def test_every_parameter_arrives_in_its_field() -> None:
+    sampling = SamplingParams(
+        do_sample=True,
+        temperature=0.5,
+        top_k=7,
+        top_p=0.25,
+        typical_p=0.75,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias=MappingProxyType({3: -100.0}),
+        seed=2**64 - 1,
+        watermark=True,
+    )
+    stop = StopParams(
+        40,
+        min_new_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=(1, 2),
+        stop_strings=("b", "c"),
+        keep_stop_string=True,
+        pause_after=4,
+    )
+    logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True, prompt_from=1)
+    spec = ConstraintSpec(Kind.REGEX, "a+", Whitespace.SPACED, lenient=True)
+    constraint = Constraint(spec, cuts=True, dropped_phrases=("d",))
+    request = GenerateRequest(
+        (5, 6), "ab", sampling, stop, logprobs, constraint, output_ids=(7, 8, 9)
+    )
+    sent = wire.prefill_to_pb(batch_of(request), 3, 1, None).batch.requests[0]
+    assert sent.sampling == pb.SamplingParameters(
+        do_sample=True,
+        temperature=0.5,
+        top_k=7,
+        top_p=0.25,
+        typical_p=0.75,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={3: -100.0},
+        seed=2**64 - 1,
+        watermark=True,
+    )
+    assert sent.stopping == pb.StoppingParameters(
+        max_new_tokens=40, min_new_tokens=2, ignore_eos=True, stop_token_ids=[1, 2], pause_len=7
+    )
+    assert sent.logprobs == pb.LogprobParameters(
+        num_top_tokens=3, raw=True, prompt=True, prompt_from=1
+    )
+    assert sent.constraint == pb.Constraint(
+        kind=pb.CONSTRAINT_KIND_REGEX,
+        text="a+",
+        whitespace=pb.CONSTRAINT_WHITESPACE_SPACED,
+        lenient=True,
+        stop_strings=["b", "c"],
+        keeps_stop_string=True,
+        cuts=True,
+    )
+    assert wire.prepare_to_pb(request).constraint == sent.constraint
+
+
+@pytest.mark.parametrize("completion", [None, (), (4, 5)])
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_what_the_check_has_found_goes_with_who_makes_the_shard_compile(
+    completion: tuple[int, ...] | None, is_quick: bool
+) -> None:
+    found = Translation("start: /a/", ("/a",), (b"\xff",), True, completion)
+    constraint = Constraint(ConstraintSpec(Kind.REGEX, "a"), is_quick=is_quick, translation=found)
+    request = GenerateRequest((1,), "", SamplingParams(), StopParams(1), constraint=constraint)
+    expected = pb.Translation(
+        grammar="start: /a/",
+        not_enforced=["/a"],
+        hints=[b"\xff"],
+        may_run_on=True,
+        completion=None if completion is None else pb.Completion(token_ids=completion),
+    )
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
+    assert sent.HasField("translation") == is_quick
+    assert not is_quick or sent.translation == expected
+    assert wire.prepare_to_pb(request).constraint.translation == expected
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("whitespace", Whitespace)
+def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whitespace) -> None:
+    constraint = Constraint(ConstraintSpec(kind, "x", whitespace))
+    request = GenerateRequest((1,), "", SamplingParams(), StopParams(1), constraint=constraint)
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
+    assert pb.ConstraintKind.Name(sent.kind) == f"CONSTRAINT_KIND_{kind.name}"
+    assert (
+        pb.ConstraintWhitespace.Name(sent.whitespace) == f"CONSTRAINT_WHITESPACE_{whitespace.name}"
+    )
+
+
+def test_absence_stays_absent() -> None:
+    first = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, None)
+    assert not first.HasField("cached_batch_id")
+    joined = wire.prefill_to_pb(batch_of(PLAIN, (Growth(4), Growth(5, (6,), 0))), 3, 2, 1)
+    assert joined.cached_batch_id == 1
+    assert [growth.HasField("chunk_len") for growth in joined.growth] == [False, True]
+    assert (list(joined.growth[1].block_ids), joined.growth[1].chunk_len) == ([6], 0)
+    assert not wire.clear_to_pb(1).HasField("batch_id")
+    assert not wire.warmup_to_pb(1, 2, 3, None).HasField("max_total_len")
+
+
+def test_a_step_comes_back_in_plain_numbers() -> None:
+    message = answer(pb.Generation(request_id=9, tokens=[token()]))
+    message.batch.id = 1
+    message.batch.request_ids.extend([9, 4])
+    message.forward_ns, message.sample_ns, message.total_ns = 2_000_000, 500_000, 3_000_000
+    read = wire.step_from_pb(message, step_id=7)
+    assert read.batch_id == 1
+    assert read.result.step_id == 7
+    assert read.result.generations == (Generation(9, (SampledToken(5, -0.5),)),)
+    assert read.result.remaining_ids == (9, 4)
+    assert read.result.total_s == pytest.approx(0.003)
+
+
+def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
+    message = answer(
+        pb.Generation(request_id=9, tokens=[token(5), token(6)], num_forced=1),
+        pb.Generation(
+            request_id=8,
+            finish_reason=pb.FINISH_REASON_CONSTRAINT_COMPLETE,
+            constraint_satisfied=False,
+        ),
+    )
+    message.mask_ns, message.mask_wait_ns, message.num_masked_rows = 3_000_000, 1_000_000, 2
+    result = wire.step_from_pb(message, step_id=7).result
+    assert result.generations == (
+        Generation(9, (SampledToken(5, -0.5), SampledToken(6, -0.5)), num_forced=1),
+        Generation(8, finish_reason=FinishReason.CONSTRAINT_COMPLETE, constraint_satisfied=False),
+    )
+    assert (result.mask_s, result.mask_wait_s) == pytest.approx((0.003, 0.001))
+    assert result.num_masked_rows == 2
+
+
+@pytest.mark.parametrize("prompt_logprobs", [(), (-0.5, -1.0)])
+def test_a_late_row_comes_back_with_the_scores_of_its_prompt(
+    prompt_logprobs: tuple[float, ...],
+) -> None:
+    message = pb.Generation(request_id=9, prompt_logprobs=prompt_logprobs, is_late=True)
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, prompt_logprobs=prompt_logprobs, is_late=True)
+
+
+def test_a_prepared_constraint_tells_what_it_took() -> None:
+    message = pb.PrepareConstraintResponse(compile_ns=2_000_000, was_cached=True)
+    prepared = wire.prepared_from_pb(message)
+    assert prepared.compile_s == pytest.approx(0.002)
+    assert prepared.was_cached
+
+
+def test_a_step_that_ends_everything_leaves_no_batch() -> None:
+    read = wire.step_from_pb(
+        answer(
+            pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_LENGTH)
+        ),
+        1,
+    )
+    assert (read.batch_id, read.result.remaining_ids) == (None, ())
+    assert read.result.generations[0].finish_reason is FinishReason.LENGTH
+
+
+def test_top_tokens_and_prompt_scores_are_kept_in_order() -> None:
+    top = [pb.TopToken(id=5, logprob=-0.5), pb.TopToken(id=6, logprob=-1.0)]
+    message = pb.Generation(
+        request_id=9,
+        tokens=[pb.SampledToken(id=5, logprob=-0.5, top_tokens=top)],
+        prompt_logprobs=[-0.25, -0.75],
+        prompt_top_tokens=[pb.TopTokens(tokens=top), pb.TopTokens()],
+    )
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    read = (TopToken(5, -0.5), TopToken(6, -1.0))
+    assert made.tokens[0].top_tokens == read
+    assert made.prompt_logprobs == (-0.25, -0.75)
+    assert made.prompt_top_tokens == (read, ())
+
+
+def test_a_failed_row_brings_its_reason_and_no_token() -> None:
+    message = pb.Generation(
+        request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_ERROR, error="NaN logits"
+    )
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, error="NaN logits")
+    message.is_refused = True
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, error="NaN logits", is_refused=True)
+
+
+def test_a_pause_is_a_reason_to_end() -> None:
+    message = pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_PAUSED)
+    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    assert made == Generation(9, (SampledToken(5, -0.5),), FinishReason.PAUSED)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (pb.Generation(request_id=9, finish_reason=UNKNOWN), "unknown finish reason 17"),
+        (pb.Generation(request_id=9, error="x"), "one demands the other"),
+        (
+            pb.Generation(request_id=9, finish_reason=pb.FINISH_REASON_ERROR),
+            "one demands the other",
+        ),
+    ],
+)
+def test_a_malformed_generation_is_refused(message: pb.Generation, words: str) -> None:
+    with pytest.raises(ShardFailed, match=words):
+        wire.step_from_pb(answer(message), 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Generation(request_id=9, tokens=[token(logprob=float("nan"))]),
+        pb.Generation(request_id=9, prompt_logprobs=[-1.0, float("nan")]),
+    ],
+)
+def test_what_is_not_a_number_fails_its_row_alone(message: pb.Generation) -> None:
+    other = pb.Generation(request_id=8, tokens=[token()])
+    failed, kept = wire.step_from_pb(answer(message, other), 1).result.generations
+    assert failed.error is not None
+    assert "is not a number" in failed.error
+    assert (failed.tokens, failed.prompt_logprobs) == ((), ())
+    assert kept == Generation(8, (SampledToken(5, -0.5),))
+
+
+def test_an_unknown_enum_value_survives_the_encoding_and_is_refused() -> None:
+    message = answer(pb.Generation(request_id=9, finish_reason=UNKNOWN))
+    again = pb.StepResponse.FromString(message.SerializeToString())
+    with pytest.raises(ShardFailed, match="unknown finish reason 17"):
+        wire.step_from_pb(again, 1)
+
+
+def test_a_pool_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(ShardFailed, match="no sequence fits"):
+        wire.limits_from_pb(pb.WarmupResponse(num_blocks=0, block_size=16, max_total_len=10))
+    with pytest.raises(ShardFailed, match="vocab_size 0"):
+        wire.info_from_pb(pb.InfoResponse(block_size=16, world_size=1))
+    with pytest.raises(ShardFailed, match="one address for each rank"):
+        wire.urls_from_pb(pb.ServiceDiscoveryResponse())
+
+
+def test_a_model_without_a_window_has_none() -> None:
+    message = pb.InfoResponse(vocab_size=9, block_size=4, world_size=1, eos_token_ids=[1, 2])
+    assert wire.info_from_pb(message).window_len is None
+    message.window_len = 512
+    assert wire.info_from_pb(message).window_len == 512
+    assert wire.info_from_pb(message).eos_token_ids == (1, 2)
