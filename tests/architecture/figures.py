@@ -2,8 +2,8 @@
 
 python -m tests.architecture.figures        or: make figures
 
-The goals stand beside the figures. Generated stubs count nowhere. `request_path.py` counts the files
-that one request passes.
+The goals stand beside the figures. Generated stubs are not counted. `request_path.py` lists the
+files that one request passes.
 """
 
 import ast
@@ -44,14 +44,11 @@ def product() -> list[Path]:
     tops = [
         path.name
         for path in ROOT.iterdir()
-        if (path.is_dir() and any(path.glob("*.py")) or path.suffix == ".py")
-        and not path.name.startswith(".")
+        if (path.suffix == ".py" or any(path.glob("*.py"))) and not path.name.startswith(".")
     ]
     kept = modules(*tops)
     return [
-        path
-        for path in kept
-        if not any(path.is_relative_to(ROOT / outside) for outside in OUTSIDE)
+        path for path in kept if not any(path.is_relative_to(ROOT / outside) for outside in OUTSIDE)
     ]
 
 

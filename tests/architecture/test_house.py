@@ -67,13 +67,3 @@ def test_traces_cost_nothing_until_they_are_asked_for() -> None:
         path for path in sources() if re.search(r"(from|import) \w+\.otlp", path.read_text())
     ]
     assert importers == []
-
-
-def test_every_file_has_its_line_in_the_structure_page() -> None:
-    page = (ROOT / "docs" / "structures.md").read_text()
-    missing = [
-        path.relative_to(ROOT)
-        for path in sources()
-        if path.name != "__init__.py" and f"`{path.name}`" not in page
-    ]
-    assert missing == []
