@@ -21,8 +21,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from model_server.engine.request import NewSequence, StepOutput
+from model_server.engine.step import StepOutput
 from model_server.tracing import TRACE_KEY, Metadata, StepCall, StepTracer
+from proto.contract import NewSequence
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class OtlpStepTracer(StepTracer):
         for one in call.new:
             if one.request_id in parents:
                 self._enter(one, parents[one.request_id], call.batch_ids[0])
-        chunk_lens = {one.request_id: one.chunk_len for one in call.growth}
+        chunk_lens = {one.request_id: one.chunk_len for one in call.updates}
         chunk_lens |= {one.request_id: one.chunk_len for one in call.new}
         held = frozenset(output.request_ids)
         for request_id, traced in list(self._traced.items()):
@@ -131,7 +132,7 @@ class OtlpStepTracer(StepTracer):
         now_ns: int,
         error: str | None,
     ) -> None:
-        """What a step did for one sequence; see `Growth` for what a chunk_len of None means."""
+        """What a step did for one sequence; `RunningUpdate` explains a chunk_len of None."""
         began_ns = now_ns - output.total_ns
         if traced.left_len > 0:
             if not chunk_len:

@@ -13,8 +13,9 @@ import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from model_server.engine.request import Growth, NewSequence, StepOutput
+from model_server.engine.step import StepOutput
 from model_server.errors import ConfigRefused
+from proto.contract import NewSequence, RunningUpdate
 
 # "<request id> <traceparent>[ <tracestate>]", once for each traced sequence of a Prefill.
 TRACE_KEY = "tandem-trace"
@@ -28,7 +29,7 @@ class StepCall:
 
     batch_ids: tuple[int, ...]
     new: tuple[NewSequence, ...]
-    growth: Sequence[Growth]
+    updates: Sequence[RunningUpdate]
     metadata: Metadata | None = None
 
 

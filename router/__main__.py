@@ -30,6 +30,7 @@ from constraints.worker.pool import PoolRules, VocabularyFile
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of, unless
+from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig, read_config
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.constraint_check import ConstraintCheck
@@ -47,7 +48,6 @@ from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts
-from router.shards.wire import PoolLimits, ShardInfo
 from router.telemetry.metrics import Metrics
 from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import Tracer, start_tracing
@@ -242,7 +242,7 @@ def _wire(
     door: Door,
     tokenizer: Tokenizer,
     shards: Shards,
-    info: ShardInfo,
+    info: ModelInfo,
     pool: PoolLimits,
     limits: Limits,
     tracer: Tracer,
@@ -297,7 +297,7 @@ def _wire(
 
 
 def _constraint_check(
-    config: RouterConfig, tokenizer: Tokenizer, info: ShardInfo, limits: Limits, metrics: Metrics
+    config: RouterConfig, tokenizer: Tokenizer, info: ModelInfo, limits: Limits, metrics: Metrics
 ) -> ConstraintCheck:
     vocabulary = VocabularyFile(
         tokenizer.path, info.vocab_size, info.eos_token_ids, limits.max_total_len
