@@ -41,8 +41,8 @@ from processes.console import Console
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
+from router.http.app import openapi_without_server
 from router.http.lmtp.services import SocketLimits
-from router.http.printed import openapi_document
 from router.http.server.access import Access
 from router.http.server.auth import Guard
 from router.http.server.cors import Cors
@@ -128,7 +128,7 @@ def _app(
     told: Told, keeper: ModelManager, names: Names, metrics: FleetMetrics, sockets: ASGIApp
 ) -> ASGIApp:
     config = told.config
-    document = openapi_document(version("tandem"))
+    document = openapi_without_server(version("tandem"))
     own = OwnRoutes(
         keeper,
         names,

@@ -6,7 +6,7 @@ from importlib import metadata
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "accelerate", "grpcio", "protobuf",
-    "fastapi", "uvicorn", "triton",
+    "starlette", "uvicorn", "triton",
 )  # fmt: skip
 
 

@@ -35,11 +35,10 @@ from router.config import RouterConfig, read_config
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.constraint_check import ConstraintCheck
 from router.engine.infer import Infer
-from router.http.app import Services, create_app
+from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import SocketLimits
 from router.http.operations.offer import limits_of, server_info
-from router.http.printed import openapi_document
 from router.http.server.listen import connection_rules, open_door
 from router.http.server.listening import Door, HttpServer
 from router.hub import find_tokenizer
@@ -66,7 +65,7 @@ _QUEUE_S = 0.5
 def main(argv: Sequence[str]) -> int:
     """Run the router; answers the exit code."""
     if argv[:1] == ["print-schema"]:
-        document = openapi_document(version("tandem"))
+        document = openapi_without_server(version("tandem"))
         sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
         return 0
     try:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
+from processes.tracing import TraceContext
 from proto.contract import LogprobParams, OutputConstraint, SamplingParams, StopParams
-from router.telemetry.tracing import TraceContext
 
 # Seeds are 64 bits on the wire.
 NUM_SEEDS = 2**64

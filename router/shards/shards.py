@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from processes.tracing import Metadata
 from proto import generate_pb2 as pb
 from proto.contract import ModelInfo, PoolLimits
 from router.request.errors import (
@@ -42,7 +43,7 @@ from router.shards import wire
 from router.shards.batch import Batch, StepResult
 from router.shards.rank import Rank, answer_of, told
 from router.shards.wire import Prepared
-from router.telemetry.tracing import NO_TRACES, Metadata, Tracer
+from router.telemetry.tracing import NO_TRACES, Tracer
 
 # Rank 0 has so long at least, also for who comes back because it was not enough.
 _SHORTEST_PREPARE_S = 0.1

@@ -22,8 +22,8 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
 from fleet.names import ListedModels, Names
+from router.http.app import openapi_without_server
 from router.http.lmtp.services import SocketLimits
-from router.http.printed import openapi_document
 from router.http.server.access import Access
 from router.http.server.auth import Guard
 from router.http.server.cors import Cors
@@ -32,7 +32,7 @@ from router.http.server.protocol import ConnectionRules
 from router.telemetry.metrics import Metrics
 from tests.fleet.fakes import FakeServers
 
-DOCUMENT = openapi_document("0.0.1")
+DOCUMENT = openapi_without_server("0.0.1")
 Talk = Callable[["Upstreams", str, Receive, Send], Awaitable[None]]
 
 

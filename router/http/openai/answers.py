@@ -228,19 +228,3 @@ class TextCompletionChunk(OpenAiAnswer):
 
 # A stream's last event is this, and no JSON.
 LAST_EVENT = "[DONE]"
-# In a stream an error is an event too.
-CHAT_EVENTS, COMPLETION_EVENTS = (
-    {
-        "anyOf": [
-            {"$ref": f"#/components/schemas/{chunk.__name__}"},
-            {"$ref": "#/components/schemas/OpenAiErrorResponse"},
-        ]
-    }
-    for chunk in (ChatCompletionChunk, TextCompletionChunk)
-)
-OPENAI_ANSWERS: list[type[BaseModel]] = [
-    ChatCompletion,
-    ChatCompletionChunk,
-    TextCompletion,
-    TextCompletionChunk,
-]

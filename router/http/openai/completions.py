@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from proto.contract import FinishReason
 from router.engine.infer import Completion
 from router.http.constraint_told import told_of_constraint
-from router.http.openai.answers import COMPLETION_EVENTS, LAST_EVENT, TextCompletion
+from router.http.openai.answers import LAST_EVENT, TextCompletion, TextCompletionChunk
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
@@ -22,7 +21,7 @@ from router.http.openai.reply import (
     Usage,
 )
 from router.http.openai.schema import CompletionBody
-from router.http.openapi import NO_MODEL, describe
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest
 from router.request.events import Finished, PromptScored, TokenGenerated
@@ -38,23 +37,18 @@ class CompletionRoutes:
     def __init__(self, front: OpenAiFront) -> None:
         self._front = front
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["OpenAI"])
-        told = describe(
-            CompletionBody,
+        docs = RouteDocs(
+            tag="OpenAI",
+            body=CompletionBody,
             answer=TextCompletion,
-            events=COMPLETION_EVENTS,
+            events=TextCompletionChunk,
             last_event=LAST_EVENT,
+            generates=True,
             failures=NO_MODEL,
         )
-        router.add_api_route(
-            "/v1/completions",
-            self.completions,
-            methods=["POST"],
-            **told,
-        )
-        return router
+        return [ApiRoute("POST", "/v1/completions", self.completions, docs)]
 
     async def completions(self, request: Request) -> Response:
         """Complete one or several prompts, whole or as server-sent events."""

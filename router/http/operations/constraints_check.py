@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import orjson
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,8 +12,8 @@ from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
 from router.http.body import BodyReader, Schema
 from router.http.grammar_field import Grammar
-from router.http.openapi import describe
 from router.http.server.disconnect import unless_disconnected
+from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.validation import Limits
 
@@ -58,9 +57,6 @@ class ConstraintCheckResponse(BaseModel):
     results: list[JudgedText]
 
 
-CONSTRAINT_MODELS: list[type[BaseModel]] = [ConstraintCheckBody, ConstraintCheckResponse]
-
-
 class Judges(Protocol):
     """Judges texts; see `ConstraintCheck`."""
 
@@ -76,23 +72,15 @@ class ConstraintRoutes:
         self._bodies = bodies
         self._limits = limits
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["Tandem"])
-        told = describe(
-            ConstraintCheckBody,
+        docs = RouteDocs(
+            tag="Tandem",
+            body=ConstraintCheckBody,
             answer=ConstraintCheckResponse,
-            generates=False,
             failures=_FAILURES,
         )
-        router.add_api_route(
-            "/constraints/check",
-            self.check,
-            methods=["POST"],
-            operation_id="check_constraint",
-            **told,
-        )
-        return router
+        return [ApiRoute("POST", "/constraints/check", self.check, docs, "check_constraint")]
 
     async def check(self, request: Request) -> Response:
         """Judge texts by a grammar: accepted, or where and why not."""

@@ -9,12 +9,12 @@ it: what is told is what the batcher knows from its own calls, so that a probe n
 shard nor costs it a step.
 """
 
-from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
 from router.http.errors import HttpError
-from router.http.openapi import tell
+from router.http.server.docs import ApiRoute, RouteDocs
 
 
 class HealthRoutes:
@@ -23,38 +23,31 @@ class HealthRoutes:
     def __init__(self, infer: Infer) -> None:
         self._infer = infer
 
-    def router(self) -> APIRouter:
-        """The routes, documented; every HEAD is not."""
-        router = APIRouter(tags=["Health"])
-        for path, probe, name, failures in (
-            ("/health", self.ready, "health", {503: "Not ready"}),
-            ("/health/live", self.live, "health_live", {}),
-            ("/health/ready", self.ready, "health_ready", {503: "Not ready"}),
-            ("/health/progress", self.progress, "health_progress", {503: "Nothing gets on"}),
-            ("/ping", self.ready, "ping", {503: "Not ready"}),
-            ("/", self.ready, "root_health", {503: "Not ready"}),
-        ):
-            router.add_api_route(
-                path,
-                probe,
-                methods=["GET"],
-                operation_id=name,
-                **tell(failures=failures),
-            )
-            router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
-        return router
+    def routes(self) -> list[ApiRoute]:
+        """The routes, documented."""
+        live = RouteDocs(tag="Health")
+        ready = RouteDocs(tag="Health", failures={503: "Not ready"})
+        progress = RouteDocs(tag="Health", failures={503: "Nothing gets on"})
+        return [
+            ApiRoute("GET", "/health", self.ready, ready, "health"),
+            ApiRoute("GET", "/health/live", self.live, live, "health_live"),
+            ApiRoute("GET", "/health/ready", self.ready, ready, "health_ready"),
+            ApiRoute("GET", "/health/progress", self.progress, progress, "health_progress"),
+            ApiRoute("GET", "/ping", self.ready, ready, "ping"),
+            ApiRoute("GET", "/", self.ready, ready, "root_health"),
+        ]
 
-    async def live(self) -> Response:
+    async def live(self, request: Request) -> Response:
         """Whether the process answers: 200 with an empty body."""
         return Response()
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Whether requests would be served now: 200 with an empty body, or 503."""
         if not self._infer.is_ready:
             raise _unhealthy("unhealthy")
         return Response()
 
-    async def progress(self) -> Response:
+    async def progress(self, request: Request) -> Response:
         """Whether steps get done, or there is nothing to do: 200 with an empty body, or 503."""
         trouble = self._infer.trouble
         if trouble is not None:

@@ -1,19 +1,18 @@
 """The operator's routes: /info, /metrics and /v1/models."""
 
+from functools import partial
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.errors import model_not_found
-from router.http.openapi import NO_MODEL, tell
 from router.http.operations.server_info import ServerInfo
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.tgi.answers import Info, ModelCard, ModelList
 from router.telemetry.metrics import Metrics
 
-_TEXT = {"type": "string"}
 _METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -24,25 +23,21 @@ class OpsRoutes:
         self._metrics = metrics
         self._info = info
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
-        router = APIRouter(tags=["Operations"])
-        for path, handler, name, told in (
-            ("/info", self.info, "get_model_info", tell(Info)),
-            ("/metrics", self.metrics, "metrics", tell(_TEXT, media_type="text/plain")),
-            ("/v1/models", self.models, "openai_get_model_info", tell(ModelList)),
-            (
-                "/v1/models/{model_name:path}",
-                self.model,
-                "openai_get_model",
-                tell(ModelCard, failures=NO_MODEL),
+        docs = partial(RouteDocs, tag="Operations")
+        metrics = docs(answer=str, media_type="text/plain")
+        model = docs(answer=ModelCard, failures=NO_MODEL)
+        return [
+            ApiRoute("GET", "/info", self.info, docs(answer=Info), "get_model_info"),
+            ApiRoute("GET", "/metrics", self.metrics, metrics, "metrics"),
+            ApiRoute(
+                "GET", "/v1/models", self.models, docs(answer=ModelList), "openai_get_model_info"
             ),
-        ):
-            router.add_api_route(path, handler, methods=["GET"], operation_id=name, **told)
-            router.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
-        return router
+            ApiRoute("GET", "/v1/models/{model_name:path}", self.model, model, "openai_get_model"),
+        ]
 
-    async def info(self) -> Response:
+    async def info(self, request: Request) -> Response:
         """The model and the limits: TGI's fields first, then Tandem's."""
         info, limits = self._info, self._info.limits
         return _json(
@@ -75,11 +70,11 @@ class OpsRoutes:
             }
         )
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Every instrument, in Prometheus' text format."""
         return Response(self._metrics.exposition(), headers={"content-type": _METRICS_MEDIA_TYPE})
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """The served model, once for each of its names."""
         data = [self._card(name) for name in self._info.model_names]
         return _json({"object": "list", "data": data})

@@ -8,7 +8,6 @@ no place in the answer.
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,9 +16,9 @@ from router.http.body import BodyReader, Schema, parse, parse_part
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
-from router.http.openapi import NO_MODEL, describe
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.request_validator import RequestValidator
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
 from router.http.tgi.answers import VertexResponse
 from router.http.tgi.schema import GenerateBody
@@ -56,12 +55,16 @@ class VertexRoutes:
         self._front = front
         self._chat = chat
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["Text Generation Inference"])
-        told = describe(VertexBody, answer=VertexResponse, failures=NO_MODEL)
-        router.add_api_route("/vertex", self.predict, methods=["POST"], **told)
-        return router
+        docs = RouteDocs(
+            tag="Text Generation Inference",
+            body=VertexBody,
+            answer=VertexResponse,
+            generates=True,
+            failures=NO_MODEL,
+        )
+        return [ApiRoute("POST", "/vertex", self.predict, docs)]
 
     async def predict(self, request: Request) -> Response:
         """Generate a text for each instance, for Vertex AI."""

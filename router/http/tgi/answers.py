@@ -210,28 +210,3 @@ class ModelList(Answer):
 
     object: Literal["list"]
     data: list[ModelCard]
-
-
-# In a stream an error is an event too.
-EVENTS = {
-    "anyOf": [
-        {"$ref": "#/components/schemas/StreamResponse"},
-        {"$ref": "#/components/schemas/ErrorResponse"},
-    ]
-}
-TOKENS = {"type": "array", "items": {"$ref": "#/components/schemas/SimpleToken"}}
-LIST_OF_ONE = {"type": "array", "items": {"$ref": "#/components/schemas/GenerateResponse"}}
-ANSWERS: tuple[type[Answer], ...] = (
-    GenerateResponse,
-    StreamResponse,
-    SimpleToken,
-    ChatTokenizeResponse,
-    VertexResponse,
-    MetadataServerResponse,
-    MetadataModelResponse,
-    LiveResponse,
-    ReadyResponse,
-    InferenceOutput,
-    Info,
-    ModelList,
-)

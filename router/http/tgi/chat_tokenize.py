@@ -1,14 +1,13 @@
 """/chat_tokenize: what the model would read of a chat."""
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
-from router.http.openapi import NO_MODEL, describe
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.tgi.answers import ChatTokenizeResponse
 from router.http.tgi.frames import spans_shown
 from router.text.tokenizer import Tokenizer
@@ -22,18 +21,15 @@ class ChatTokenizeRoutes:
         self._chat = chat
         self._tokenizer = tokenizer
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["Text Generation Inference"])
-        told = describe(ChatBody, answer=ChatTokenizeResponse, generates=False, failures=NO_MODEL)
-        router.add_api_route(
-            "/chat_tokenize",
-            self.chat_tokenize,
-            methods=["POST"],
-            operation_id="get_chat_tokenize",
-            **told,
+        docs = RouteDocs(
+            tag="Text Generation Inference",
+            body=ChatBody,
+            answer=ChatTokenizeResponse,
+            failures=NO_MODEL,
         )
-        return router
+        return [ApiRoute("POST", "/chat_tokenize", self.chat_tokenize, docs, "get_chat_tokenize")]
 
     async def chat_tokenize(self, request: Request) -> Response:
         """Template and tokenize a chat; `start` and `stop` are byte offsets."""

@@ -6,22 +6,22 @@ before its request is validated, as with TGI: whatever goes wrong then is an eve
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
 from router.http.body import BodyReader
 from router.http.headers import answer_headers, stream_headers
-from router.http.openapi import describe
 from router.http.operations.server_info import ServerInfo
 from router.http.request_validator import RequestValidator
 from router.http.server.disconnect import unless_disconnected
+from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
 from router.http.sse import EventStream
-from router.http.tgi.answers import EVENTS, LIST_OF_ONE, TOKENS, GenerateResponse
+from router.http.tgi.answers import GenerateResponse, SimpleToken, StreamResponse
 from router.http.tgi.frames import NativeFrames, reply, spans_shown
 from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody, to_raw
 from router.request.errors import InvalidRequest
@@ -48,37 +48,21 @@ class NativeRoutes:
         # TGI's rule for POST /: a model whose kind is unknown, or that continues text.
         self._compat_returns_full_text = info.model_pipeline_tag in (None, "text-generation")
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
-        router = APIRouter(tags=["Text Generation Inference"])
-        for path, handler, name, told in (
-            (
-                "/",
-                self.compat,
-                "compat_generate",
-                describe(CompatBody, answer=LIST_OF_ONE, events=EVENTS),
+        docs = partial(RouteDocs, tag="Text Generation Inference")
+        generates = partial(docs, body=GenerateBody, generates=True)
+        compat = generates(body=CompatBody, answer=list[GenerateResponse], events=StreamResponse)
+        stream = generates(events=StreamResponse)
+        tokenize = docs(body=TokenizeBody, answer=list[SimpleToken])
+        return [
+            ApiRoute("POST", "/", self.compat, compat, "compat_generate"),
+            ApiRoute(
+                "POST", "/generate", self.generate, generates(answer=GenerateResponse), "generate"
             ),
-            (
-                "/generate",
-                self.generate,
-                "generate",
-                describe(GenerateBody, answer=GenerateResponse),
-            ),
-            (
-                "/generate_stream",
-                self.generate_stream,
-                "generate_stream",
-                describe(GenerateBody, events=EVENTS),
-            ),
-            (
-                "/tokenize",
-                self.tokenize,
-                "tokenize",
-                describe(TokenizeBody, answer=TOKENS, generates=False),
-            ),
-        ):
-            router.add_api_route(path, handler, methods=["POST"], operation_id=name, **told)
-        return router
+            ApiRoute("POST", "/generate_stream", self.generate_stream, stream, "generate_stream"),
+            ApiRoute("POST", "/tokenize", self.tokenize, tokenize, "tokenize"),
+        ]
 
     async def generate(self, request: Request) -> Response:
         """Generate text and answer when it is complete."""
