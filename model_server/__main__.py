@@ -20,7 +20,6 @@ from typing import Any
 from model_server import config
 from model_server.errors import ConfigRefused, FetchStalled, ShardError
 from model_server.hub import find_checkpoint
-from model_server.logs import start_logging
 from model_server.model.check_command import look_over
 from model_server.model.loading import load
 from model_server.parent import end_when_orphaned, until_orphaned
@@ -28,6 +27,7 @@ from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.tracing import StepTracer, start_tracing
 from native.time_slice import use_long_time_slices
+from processes.logs import start_logging
 
 _log = logging.getLogger("model_server")
 

@@ -53,7 +53,7 @@ class RequestValidator:
         self._metrics.request_count.inc()
         record.is_generation = True
         record.route = route
-        record.span = self._tracer.request(method, route, headers, record.started_s)
+        record.span = self._tracer.start_request(method, route, headers, record.started_s)
 
     async def check(
         self,

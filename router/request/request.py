@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
-from router.telemetry.tracing import TraceContext
+from processes.tracing import TraceContext
 
 # Seeds are 64 bits on the wire.
 NUM_SEEDS = 2**64

@@ -27,6 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from processes.tracing import Metadata
 from proto import generate_pb2 as pb
 from router.request.errors import (
     ConstraintRefused,
@@ -41,7 +42,7 @@ from router.shards import wire
 from router.shards.batch import Batch, StepResult
 from router.shards.rank import Rank, answer_of, told
 from router.shards.wire import PoolLimits, Prepared, ShardInfo
-from router.telemetry.tracing import NO_TRACES, Metadata, Tracer
+from router.telemetry.tracing import NO_TRACES, Tracer
 
 # Rank 0 has so long at least, also for who comes back because it was not enough.
 _SHORTEST_PREPARE_S = 0.1

@@ -6,6 +6,7 @@ TGI's word: "prefill" when a prompt begins in it, else "decode".
 
 import re
 
+from processes.tracing import TraceContext
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
@@ -13,7 +14,7 @@ from router.scheduler.scheduler import SchedulerStats
 from router.shards.batch import Batch, Generation, StepResult
 from router.shards.wire import Prepared
 from router.telemetry.metrics import Metrics
-from router.telemetry.tracing import NO_TRACES, SequenceLife, TraceContext, Tracer
+from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer
 
 _INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -48,7 +49,7 @@ class StepObserver:
                 self._metrics.batch_concat.inc("chunking")
             for new in batch.new:
                 if new.request.trace is not None:
-                    self._tracer.admitted(
+                    self._tracer.start_inference(
                         new.request_id, new.request.trace, batch.step_id, schedule_s
                     )
 
@@ -135,7 +136,7 @@ class StepObserver:
         if stream.request.account is not None:
             stream.request.account(stream.cached_len, stream.num_generated)
         if stream.request.trace is not None:
-            self._tracer.ended(_life(stream, stream.request.trace))
+            self._tracer.end_sequence(_life(stream, stream.request.trace))
         if isinstance(end, Failed):
             metrics.sequence_ends.inc(_word(end.error))
         if not isinstance(end, Finished) or end.timings is None:

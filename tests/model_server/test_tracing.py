@@ -18,8 +18,9 @@ from model_server.engine.request import (
     StopParams,
 )
 from model_server.errors import ConfigRefused, OutOfMemory
-from model_server.otlp import OtlpStepTracer
-from model_server.tracing import NO_TRACES, TRACE_KEY, StepCall, start_tracing
+from model_server.tracing import NO_TRACES, StepCall, StepTracer, start_tracing
+from processes.otlp import OtlpExporter
+from processes.tracing import TRACE_KEY
 
 TRACE_ID, ROUTER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BATCH = 3
@@ -27,13 +28,13 @@ MS = 1_000_000
 
 
 class Traced:
-    """A tracer with steps to tell it of, and what it exports."""
+    """A tracer, the steps that it records, and the spans that it exports."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer = OtlpStepTracer(provider, rank=1)
+        self.tracer = StepTracer(OtlpExporter(provider, "tandem.model_server"), rank=1)
 
     @property
     def spans(self) -> Sequence[ReadableSpan]:
@@ -50,11 +51,13 @@ class Traced:
     ) -> None:
         """A step that took 5 ms: 3 in the forward, 1 in sampling."""
         output = StepOutput(generations, BATCH, tuple(held), 3 * MS, MS, 5 * MS)
-        metadata = [(TRACE_KEY, words(one.request_id)) for one in new if one.request_id in traced]
+        metadata = [
+            (TRACE_KEY, metadata_value(one.request_id)) for one in new if one.request_id in traced
+        ]
         self.tracer.stepped(StepCall(batch_ids, new, growth, metadata), output)
 
 
-def words(request_id: int) -> str:
+def metadata_value(request_id: int) -> str:
     return f"{request_id} 00-{TRACE_ID}-{ROUTER_ID}-01 a=1"
 
 
@@ -71,7 +74,7 @@ def entering(num_tokens: int = 4, chunk_len: int = 4, request_id: int = 1) -> Ne
     )
 
 
-def told(span: ReadableSpan) -> Mapping[str, object]:
+def attributes(span: ReadableSpan) -> Mapping[str, object]:
     assert span.attributes is not None
     return span.attributes
 
@@ -93,7 +96,7 @@ def test_a_prompt_is_a_span_and_all_decodes_are_one() -> None:
         assert f"{span.context.trace_id:032x}" == TRACE_ID
         assert f"{span.parent.span_id:016x}" == ROUTER_ID
         assert span.context.trace_state.to_header() == "a=1"
-    assert told(prefill) == {
+    assert attributes(prefill) == {
         "tandem.shard_request_id": 1,
         "tandem.rank": 1,
         "tandem.num_tokens": 4,
@@ -101,8 +104,8 @@ def test_a_prompt_is_a_span_and_all_decodes_are_one() -> None:
         "tandem.forward_ms": 3.0,
         "tandem.sample_ms": 1.0,
     }
-    assert told(decode)["tandem.num_steps"] == 2
-    assert told(decode)["tandem.forward_ms"] == 6.0
+    assert attributes(decode)["tandem.num_steps"] == 2
+    assert attributes(decode)["tandem.forward_ms"] == 6.0
     assert prefill.start_time is not None
     assert prefill.end_time is not None
     assert prefill.end_time - prefill.start_time == 5 * MS
@@ -114,8 +117,8 @@ def test_each_chunk_of_a_prompt_is_a_span() -> None:
     traced.step()  # the prompt sits this step out
     traced.step(growth=[Growth(1, (), 4)])
     traced.step(growth=[Growth(1, (), 2)])
-    assert [told(span)["tandem.num_tokens"] for span in traced.spans] == [4, 4, 2]
-    assert [told(span)["tandem.num_tokens_left"] for span in traced.spans] == [6, 2, 0]
+    assert [attributes(span)["tandem.num_tokens"] for span in traced.spans] == [4, 4, 2]
+    assert [attributes(span)["tandem.num_tokens_left"] for span in traced.spans] == [6, 2, 0]
 
 
 def test_a_decode_that_sits_a_step_out_does_not_count_it() -> None:
@@ -123,7 +126,7 @@ def test_a_decode_that_sits_a_step_out_does_not_count_it() -> None:
     traced.step(entering())
     traced.step(growth=[Growth(1, (), 0)])
     traced.step(growth=[Growth(1, (7,), None)], held=())
-    assert told(traced.spans[-1])["tandem.num_steps"] == 1
+    assert attributes(traced.spans[-1])["tandem.num_steps"] == 1
 
 
 def test_an_answer_of_one_token_is_a_prefill_alone() -> None:
@@ -169,7 +172,7 @@ def test_what_a_filter_keeps_goes_on() -> None:
     assert error_of(traced.spans[-1]) is None
 
 
-def test_a_failed_row_is_told_with_its_reason() -> None:
+def test_a_failed_row_ends_its_span_with_its_reason() -> None:
     failed = Generation(1, (), FinishReason.ERROR, "NaN logits")
     traced = Traced()
     traced.step(entering())
@@ -179,14 +182,14 @@ def test_a_failed_row_is_told_with_its_reason() -> None:
     assert (traced.spans[-1].name, error_of(traced.spans[-1])) == ("prefill", "NaN logits")
 
 
-def test_a_failed_step_is_told_to_all_that_were_in_it() -> None:
+def test_a_failed_step_fails_the_spans_of_all_that_were_in_it() -> None:
     traced = Traced()
     traced.step(entering())
-    metadata = [(TRACE_KEY, words(2))]
+    metadata = [(TRACE_KEY, metadata_value(2))]
     call = StepCall((BATCH,), (entering(request_id=2),), (), metadata)
     traced.tracer.failed(call, 2 * MS, OutOfMemory("too much"))
     traced.tracer.cleared(None)
-    assert [told(span)["tandem.shard_request_id"] for span in traced.spans] == [1, 2, 1]
+    assert [attributes(span)["tandem.shard_request_id"] for span in traced.spans] == [1, 2, 1]
     assert [span.name for span in traced.spans] == ["prefill", "prefill", "decode"]
     assert [error_of(span) for span in traced.spans[1:]] == ["OutOfMemory: too much"] * 2
 
@@ -200,12 +203,12 @@ def test_metadata_that_is_no_trace_s_is_logged(text: str, caplog: pytest.LogCapt
     assert len(caplog.messages) == 1
 
 
-def test_without_an_endpoint_nobody_traces() -> None:
+def test_without_an_endpoint_nothing_is_traced() -> None:
     assert start_tracing(None, "shard", rank=0) is NO_TRACES
 
 
-def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "model_server.otlp")
+def test_missing_packages_refuse_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "processes.otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(ConfigRefused, match=r"pip install 'tandem\[otlp\]'"):
         start_tracing("http://127.0.0.1:4317", "shard", rank=0)

@@ -1,6 +1,5 @@
 """The router's spans, as the SDK would export them."""
 
-import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -11,9 +10,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from processes.otlp import OtlpExporter
+from processes.tracing import TRACE_KEY, TraceContext
 from router.request.errors import Cancelled, InvalidRequest, ServerStopped, StartupFailed
-from router.telemetry.otlp import OtlpTracer, connect
-from router.telemetry.tracing import NO_TRACES, TRACE_KEY, SequenceLife, TraceContext, start_tracing
+from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer, start_tracing
 
 TRACE_ID, CLIENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{CLIENT_ID}-01"
@@ -27,7 +27,7 @@ class Traced:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer = OtlpTracer(provider)
+        self.tracer = Tracer(OtlpExporter(provider, "tandem.router"))
 
     @property
     def spans(self) -> dict[str, ReadableSpan]:
@@ -40,8 +40,8 @@ def traced() -> Traced:
     return Traced()
 
 
-def headers(**given: str) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in given.items()]
+def headers(**fields: str) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in fields.items()]
 
 
 def attributes(span: ReadableSpan) -> Mapping[str, object]:
@@ -55,7 +55,9 @@ def is_error(span: ReadableSpan) -> bool:
 
 def begun(traced: Traced, parent: str = SAMPLED) -> TraceContext:
     """The context of a request that is under way."""
-    span = traced.tracer.request("POST", "/generate", headers(traceparent=parent), time.monotonic())
+    span = traced.tracer.start_request(
+        "POST", "/generate", headers(traceparent=parent), time.monotonic()
+    )
     assert span.context is not None
     return span.context
 
@@ -76,8 +78,8 @@ def life(context: TraceContext) -> SequenceLife:
 
 
 def test_the_client_s_span_is_the_parent(traced: Traced) -> None:
-    given = headers(traceparent=SAMPLED, tracestate="a=1")
-    span = traced.tracer.request("POST", "/v1/models/{name}", given, time.monotonic() - 2)
+    received = headers(traceparent=SAMPLED, tracestate="a=1")
+    span = traced.tracer.start_request("POST", "/v1/models/{name}", received, time.monotonic() - 2)
     span.end({"status": 200, "request_id": "mine", "finish_reasons": "eos,length", "seed": None})
     exported = traced.spans["POST /v1/models/{name}"]
     assert exported.parent is not None
@@ -101,8 +103,8 @@ def test_a_bad_traceparent_begins_a_trace_of_its_own(traced: Traced, parent: str
     assert context.trace_id not in (TRACE_ID, "0" * 32)
 
 
-def test_what_the_client_does_not_sample_is_told_to_the_log_alone(traced: Traced) -> None:
-    span = traced.tracer.request("POST", "/", headers(traceparent=NOT_SAMPLED), 0.0)
+def test_what_the_client_does_not_sample_has_an_id_for_the_log_alone(traced: Traced) -> None:
+    span = traced.tracer.start_request("POST", "/", headers(traceparent=NOT_SAMPLED), 0.0)
     span.validated(0.1)
     span.end({"status": 200})
     assert (span.trace_id, span.context) == (TRACE_ID, None)
@@ -110,7 +112,7 @@ def test_what_the_client_does_not_sample_is_told_to_the_log_alone(traced: Traced
 
 
 def test_a_refusal_is_no_error_of_the_server_but_of_its_validation(traced: Traced) -> None:
-    span = traced.tracer.request("POST", "/", [], 0.0)
+    span = traced.tracer.start_request("POST", "/", [], 0.0)
     span.validated(0.1, InvalidRequest("`top_k` must be above 0"))
     span.end({"status": 422, "error_type": "validation"})
     assert not is_error(traced.spans["POST /"])
@@ -120,15 +122,15 @@ def test_a_refusal_is_no_error_of_the_server_but_of_its_validation(traced: Trace
 
 @pytest.mark.parametrize("status", [200, 500])
 def test_an_error_inside_a_stream_is_one_of_the_server(traced: Traced, status: int) -> None:
-    span = traced.tracer.request("POST", "/", [], 0.0)
+    span = traced.tracer.start_request("POST", "/", [], 0.0)
     span.end({"status": status, "error_type": "generation"})
     assert is_error(traced.spans["POST /"])
 
 
 def test_a_sequence_has_a_queue_and_an_inference(traced: Traced) -> None:
     context = begun(traced)
-    traced.tracer.admitted(5, context, step_id=9, elapsed_s=2.0)
-    traced.tracer.ended(life(context))
+    traced.tracer.start_inference(5, context, step_id=9, elapsed_s=2.0)
+    traced.tracer.end_sequence(life(context))
     queue, inference = traced.spans["queue"], traced.spans["inference"]
     for span in (queue, inference):
         assert span.parent is not None
@@ -146,21 +148,24 @@ def test_a_sequence_has_a_queue_and_an_inference(traced: Traced) -> None:
     assert [event.name for event in inference.events] == ["first token"]
 
 
-def test_a_constraint_is_told_with_its_outcome(traced: Traced) -> None:
+def test_a_constraint_is_an_attribute_with_its_outcome(traced: Traced) -> None:
     context = begun(traced)
-    traced.tracer.admitted(5, context, step_id=9, elapsed_s=0.0)
+    traced.tracer.start_inference(5, context, step_id=9, elapsed_s=0.0)
     constrained = replace(life(context), constraint_kind="regex", constraint_satisfied=False)
-    traced.tracer.ended(constrained)
-    told = attributes(traced.spans["inference"])
-    assert (told["tandem.constraint.kind"], told["tandem.constraint.satisfied"]) == ("regex", False)
+    traced.tracer.end_sequence(constrained)
+    found = attributes(traced.spans["inference"])
+    assert (found["tandem.constraint.kind"], found["tandem.constraint.satisfied"]) == (
+        "regex",
+        False,
+    )
 
 
-def test_a_client_s_leaving_is_told_and_no_error(traced: Traced) -> None:
+def test_a_client_that_left_is_recorded_and_no_error(traced: Traced) -> None:
     context = begun(traced)
-    traced.tracer.admitted(5, context, step_id=9, elapsed_s=0.0)
+    traced.tracer.start_inference(5, context, step_id=9, elapsed_s=0.0)
     left = replace(life(context), finish_reason=None, error=Cancelled("the client left"))
-    traced.tracer.ended(left)
-    span = traced.tracer.request("POST", "/", [], 0.0)
+    traced.tracer.end_sequence(left)
+    span = traced.tracer.start_request("POST", "/", [], 0.0)
     span.end({"status": 200, "error_type": "cancelled"})
     assert attributes(traced.spans["inference"])["error.type"] == "Cancelled"
     assert attributes(traced.spans["POST /"])["error.type"] == "cancelled"
@@ -170,28 +175,28 @@ def test_a_client_s_leaving_is_told_and_no_error(traced: Traced) -> None:
 def test_a_sequence_that_never_ran_has_a_queue_alone(traced: Traced) -> None:
     left = ServerStopped("the drain's time was over")
     never = replace(life(begun(traced)), first_scheduled_s=None, first_token_s=None, error=left)
-    traced.tracer.ended(never)
+    traced.tracer.end_sequence(never)
     assert is_error(traced.spans["queue"])
     assert "inference" not in traced.spans
 
 
 def test_a_preempted_sequence_keeps_its_span(traced: Traced) -> None:
     context = begun(traced)
-    traced.tracer.admitted(5, context, step_id=9, elapsed_s=0.0)
+    traced.tracer.start_inference(5, context, step_id=9, elapsed_s=0.0)
     first = traced.tracer.step_metadata([5])
-    traced.tracer.admitted(5, context, step_id=30, elapsed_s=0.0)
+    traced.tracer.start_inference(5, context, step_id=30, elapsed_s=0.0)
     assert traced.tracer.step_metadata([5]) == first
-    traced.tracer.ended(life(context))
+    traced.tracer.end_sequence(life(context))
     events = [event.name for event in traced.spans["inference"].events]
     assert events == ["readmitted", "first token"]
 
 
-def test_the_shards_are_told_of_recorded_sequences(traced: Traced) -> None:
+def test_the_shards_get_metadata_of_recorded_sequences(traced: Traced) -> None:
     context = begun(traced)
-    traced.tracer.admitted(5, context, step_id=9, elapsed_s=0.0)
-    told = traced.tracer.step_metadata([4, 5])
-    assert told is not None
-    ((key, text),) = told
+    traced.tracer.start_inference(5, context, step_id=9, elapsed_s=0.0)
+    metadata = traced.tracer.step_metadata([4, 5])
+    assert metadata is not None
+    ((key, text),) = metadata
     assert key == TRACE_KEY
     request_id, traceparent = text.split(" ")
     assert request_id == "5"
@@ -204,29 +209,20 @@ def test_metadata_never_outgrows_what_a_shard_takes(traced: Traced) -> None:
     state = ",".join(f"vendor{number}={'x' * 200}" for number in range(2))
     context = replace(begun(traced), state=state)
     for request_id in range(2000):
-        traced.tracer.admitted(request_id, context, step_id=1, elapsed_s=0.0)
-    told = traced.tracer.step_metadata(range(2000))
-    assert told is not None
-    assert 0 < sum(len(key) + len(text) + 32 for key, text in told) < 2**20
+        traced.tracer.start_inference(request_id, context, step_id=1, elapsed_s=0.0)
+    metadata = traced.tracer.step_metadata(range(2000))
+    assert metadata is not None
+    assert 0 < sum(len(key) + len(text) + 32 for key, text in metadata) < 2**20
 
 
-def test_without_an_endpoint_nobody_traces() -> None:
+def test_without_an_endpoint_nothing_is_traced() -> None:
     assert start_tracing(None, "router") is NO_TRACES
-    assert NO_TRACES.request("POST", "/", headers(traceparent=SAMPLED), 0.0).context is None
+    assert NO_TRACES.start_request("POST", "/", headers(traceparent=SAMPLED), 0.0).context is None
     assert NO_TRACES.step_metadata([1]) is None
 
 
-def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "router.telemetry.otlp")
+def test_missing_packages_refuse_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "processes.otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(StartupFailed, match=r"pip install 'tandem\[otlp\]'"):
         start_tracing("http://127.0.0.1:4317", "router")
-
-
-def test_the_sdk_s_complaints_come_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    tracer = connect("http://127.0.0.1:9", "router")
-    for _ in range(5):
-        logging.getLogger("opentelemetry.exporter").error("no way to %s", "there")
-    tracer.close()
-    (line,) = caplog.messages
-    assert line == "traces are being lost (told once in 60 s): no way to there"
