@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 from router.engine.infer import Infer
 from router.http.aliases import NO_ALIASES, Aliases
 from router.http.anthropic.routes import MessageRoutes
-from router.http.body import BodyReader
 from router.http.conversation import Conversations
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.lmtp.prompts import Prompts
@@ -38,6 +37,7 @@ from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
 from router.http.server.access import Access
 from router.http.server.auth import Guard
+from router.http.server.body import BodyReader
 from router.http.server.cors import ANY_ORIGIN, Cors
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
 from router.http.server.request_record import RequestRecord

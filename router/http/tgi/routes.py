@@ -1,7 +1,6 @@
 """All of TGI's routes."""
 
 from router.engine.infer import Infer
-from router.http.body import BodyReader
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
@@ -11,6 +10,7 @@ from router.http.platforms.kserve import KServeRoutes
 from router.http.platforms.sagemaker import InvocationRoutes
 from router.http.platforms.vertex import VertexRoutes
 from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
 from router.http.server.docs import ApiRoute
 from router.http.tgi.chat_tokenize import ChatTokenizeRoutes
 from router.http.tgi.generate import NativeRoutes
