@@ -11,7 +11,7 @@ from starlette.responses import Response
 from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
 from router.http.body import Schema, parse
-from router.http.grammar_field import Grammar
+from router.http.fields import Grammar
 from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import ConstraintRefused, InvalidRequest

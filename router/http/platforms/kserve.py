@@ -16,12 +16,12 @@ from starlette.responses import Response
 from router.engine.infer import Infer
 from router.http.body import parse
 from router.http.errors import HttpError
-from router.http.operations.server_info import ServerInfo
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.platforms.tensors import BYTES, InferenceBody, Texts
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader
 from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server_info import ServerInfo
 from router.http.tgi.answers import (
     InferenceOutput,
     LiveResponse,

@@ -14,12 +14,11 @@ from starlette.responses import Response
 
 from router.engine.infer import Infer
 from router.http.body import parse
-from router.http.headers import answer_headers, stream_headers
-from router.http.operations.server_info import ServerInfo
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import ServerInfo, answer_headers, stream_headers
 from router.http.sse import EventStream
 from router.http.tgi.answers import GenerateResponse, SimpleToken, StreamResponse
 from router.http.tgi.frames import NativeFrames, reply, spans_shown

@@ -4,7 +4,6 @@ from router.engine.infer import Infer
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
-from router.http.operations.server_info import ServerInfo
 from router.http.platforms.batches import Batches
 from router.http.platforms.kserve import KServeRoutes
 from router.http.platforms.sagemaker import InvocationRoutes
@@ -12,6 +11,7 @@ from router.http.platforms.vertex import VertexRoutes
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader
 from router.http.server.docs import ApiRoute
+from router.http.server_info import ServerInfo
 from router.http.tgi.chat_tokenize import ChatTokenizeRoutes
 from router.http.tgi.generate import NativeRoutes
 from router.text.tokenizer import Tokenizer
