@@ -20,7 +20,7 @@ from model_server.model.checkpoint import find_checkpoint
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
-from model_server.service.wire import ModelInfo
+from proto.contract import ModelInfo
 
 _log = logging.getLogger(__name__)
 

@@ -88,8 +88,8 @@ _UNSERVED = ("no_repeat_ngram_size",)
 class Kind:
     """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
 
-    `most` is how many there are at most. `temperature` is what it draws with unless told; None: it
-    does not draw, and is not told. `own` are the options that no other kind has. One that
+    `most` is how many there are at most. `temperature` is the default it samples with; None: it
+    does not sample, and takes none. `own` are the options that no other kind has. One that
     `searches` chooses its tokens among all that masks allow, so that phrases end its holes by
     masks, too.
     """

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_or_cancel(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results in order. When one part fails the others are cancelled, and it is raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:

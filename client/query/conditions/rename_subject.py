@@ -11,7 +11,7 @@ SUBJECT = "X"
 _PARTS = re.compile(r"""(?P<quoted>"(?:[^"\\]|\\.)*"|(?<!\w)'(?:[^'\\]|\\.)*')|\bX\b""")
 
 
-def named(message: str, name: str) -> str:
+def rename_subject(message: str, name: str) -> str:
     """A message about X as one about the hole `name`."""
     if name == SUBJECT:
         return message
@@ -24,4 +24,4 @@ def naming(name: str) -> Iterator[None]:
     try:
         yield
     except BadCondition as error:
-        raise BadCondition(named(error.message, name), error.place) from error.__cause__
+        raise BadCondition(rename_subject(error.message, name), error.place) from error.__cause__

@@ -10,8 +10,8 @@ these bounds. What nothing satisfies says nothing: such a hole may never come.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from client.query.conditions.bounds import Current, Prospect, names_of
-from client.query.conditions.declared import said
+from client.query.conditions.bounds import Current, FutureBounds, names_of
+from client.query.conditions.hole_type import said
 from client.query.conditions.kinds import TEXT, HoleKind
 from client.query.conditions.linear import Linear, Quantity
 from client.query.conditions.ranges import ANY, Number, Range
@@ -35,7 +35,7 @@ _MAX_TEXTS = 1000
 _Sums = dict[tuple[tuple[Quantity, Number], ...], Range]
 
 
-def prospect_of(conjuncts: Sequence[Term], current: Current) -> Prospect:
+def future_bounds_of(conjuncts: Sequence[Term], current: Current) -> FutureBounds:
     """What is known at the current hole of those behind it.
 
     conjuncts: all that will surely be said, of this hole and of others
@@ -44,21 +44,21 @@ def prospect_of(conjuncts: Sequence[Term], current: Current) -> Prospect:
     known = {current.name, *current.values}
     to_come = frozenset().union(*map(names_of, conjuncts)) - known
     if not to_come:
-        return Prospect()
+        return FutureBounds()
     kinds = {hole: kind for hole in sorted(to_come) if (kind := _kind(conjuncts, hole))}
-    apart = Current(current.name, current.kind, current.values, Prospect(kinds))
+    apart = Current(current.name, current.kind, current.values, FutureBounds(kinds))
     others = [part for part in conjuncts if names_of(part) & to_come]
     of_others = [part for part in others if current.name not in names_of(part)]
     ranges = _ranges(of_others, apart)
     if any(found.is_empty for found in ranges.values()):
-        return Prospect(kinds)
+        return FutureBounds(kinds)
     own = [part for part in conjuncts if current.name in names_of(part)]
     together = _ranges([*of_others, *own], apart)
     if any(found.is_empty for found in together.values()):
         names = " and ".join(f"`{name}`" for name in sorted(to_come))
         what = f"no text of `{current.name}` satisfies what is said of it and {names}"
         raise Unsatisfiable(what, _place(own, to_come))
-    return Prospect(kinds, together, ranges)
+    return FutureBounds(kinds, together, ranges)
 
 
 def _place(own: Sequence[Term], to_come: frozenset[str]) -> Place | None:
@@ -70,7 +70,7 @@ def _kind(conjuncts: Sequence[Term], hole: str) -> HoleKind | None:
     try:
         return said(conjuncts, hole)
     except QueryError:
-        return None  # told when the hole has come
+        return None  # reported when the hole is reached
 
 
 def _ranges(conjuncts: Sequence[Term], current: Current) -> dict[Quantity, Range]:
@@ -103,7 +103,7 @@ def _said(part: Term, current: Current) -> Iterator[tuple[Linear, Range]]:
             upper = bounds(part, Current(hole, kind, current.values)).upper
             yield from _of_expression(upper, hole)
     except QueryError:
-        return  # told when the hole has come
+        return  # reported when the hole is reached
 
 
 def _of_sums(sums: Sequence[Relating]) -> Iterator[tuple[Linear, Range]]:

@@ -17,7 +17,7 @@ from client.query.running.decoding import Asker, AtHole, Ended, Rejected, Start,
 
 
 @dataclass(slots=True)
-class Visit:
+class HoleAttempt:
     """A hole on the path, as it was come to, and the texts that were wrong there."""
 
     at: AtHole
@@ -49,13 +49,13 @@ class Visit:
         return sampling.temperature > 0 and sampling.seed is None
 
 
-class Walk:
+class BacktrackingDecoder:
     """Owner of one walk's path."""
 
     def __init__(self, asker: Asker, tries: int) -> None:
         self._asker = asker
         self._tries = tries
-        self._path: list[Visit] = []
+        self._path: list[HoleAttempt] = []
         self._num_back = 0
         self._num_rejected = 0
         # What is wrong still, a rejected text before all else, and where on the path its hole is.
@@ -67,7 +67,7 @@ class Walk:
         there to try.
         """
         while not isinstance(trace, Ended):
-            self._path.append(Visit(trace))
+            self._path.append(HoleAttempt(trace))
             trace = await self._past()
         return trace
 
@@ -101,12 +101,12 @@ class Walk:
                 return behind
 
     def _has_passed(self) -> None:
-        """The path's last hole is filled: what was wrong with it is nothing to tell any more."""
+        """The path's last hole is filled: its earlier errors no longer matter."""
         if len(self._path) == self._wrong_at:
             self._wrong = None
             self._num_rejected = 0
 
-    def _ask_again(self, visit: Visit, error: Rejected) -> None:
+    def _ask_again(self, visit: HoleAttempt, error: Rejected) -> None:
         """The same hole, if a try is left and may help."""
         is_repeated = visit.last in visit.refused and not visit.can_differ
         if visit.num_asked < self._tries and not is_repeated:
@@ -127,15 +127,15 @@ class Walk:
         self._give_up(error)
 
     def _give_up(self, error: QueryError) -> NoReturn:
-        told = self._wrong or error
-        rejected = told if isinstance(told, Rejected) else None
+        cause = self._wrong or error
+        rejected = cause if isinstance(cause, Rejected) else None
         if rejected is None and self._num_back == 0:
             raise error
         raise NotSatisfied(
-            f"{told.message}{self._tried()}{_why_no_more(error, told)}",
+            f"{cause.message}{self._tried()}{_why_no_more(error, cause)}",
             None if rejected is None else rejected.value,
-            told.place,
-            told.source,
+            cause.place,
+            cause.source,
         ) from error
 
     def _tried(self) -> str:
@@ -147,15 +147,15 @@ class Walk:
         return f", the last of {self._num_rejected} texts that were tried (tries={self._tries})"
 
 
-def _why_no_more(error: QueryError, told: QueryError) -> str:
-    """Why no further try was made, where that is neither told nor the number of tries."""
-    is_new = error.message != told.message and isinstance(error, Unsatisfiable)
+def _why_no_more(error: QueryError, cause: QueryError) -> str:
+    """Why no further try was made, where it is neither the message nor the number of tries."""
+    is_new = error.message != cause.message and isinstance(error, Unsatisfiable)
     return f"; {error.message}" if is_new else ""
 
 
 async def walk(start: Start, index: int, asker: Asker, tries: int) -> Ended:
     """Trace `index` to its end."""
-    return await Walk(asker, tries).to_end(await _started(start, index))
+    return await BacktrackingDecoder(asker, tries).to_end(await _started(start, index))
 
 
 async def _started(start: Start, index: int) -> Trace:
@@ -167,7 +167,7 @@ async def _started(start: Start, index: int) -> Trace:
 
 
 def exhausted(error: QueryError) -> QueryError:
-    """What is told where nothing is left to try: NotSatisfied of a rejected text."""
+    """The error where nothing is left to try: NotSatisfied of a rejected text."""
     if isinstance(error, Rejected):
         return NotSatisfied(error.message, error.value, error.place, error.source)
     return error

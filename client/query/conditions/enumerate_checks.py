@@ -1,4 +1,4 @@
-"""Where a hole is one of a few texts, its checks are tried on each of them before it is asked for.
+"""Evaluates the checks of a hole with few possible texts on each of them, before the request.
 
 Whole numbers between two bounds are such texts, too.
 
@@ -18,11 +18,11 @@ from client.query.conditions.terms import Term
 from client.query.errors import ProgramFailed
 from constraints.where.terms import Compare, Measure, OneOf, Relation
 
-# Of more texts than these none is tried: the program's functions may take their time.
+# Of more texts than these none is enumerate_checks: the program's functions may take their time.
 _MAX_TRIED = 64
 
 
-def tried(
+def enumerate_checks(
     parts: Parts, checks: Sequence[Check], current: Current
 ) -> tuple[Parts, tuple[Check, ...]]:
     """The parts with those texts alone that pass, and the checks that are still to be made.

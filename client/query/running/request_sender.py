@@ -15,7 +15,7 @@ from client.errors import (
     TandemError,
 )
 from client.model import BeamModel, Model
-from client.query.conditions.naming import named
+from client.query.conditions.rename_subject import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.choosing import chosen
 from client.query.running.decoding import AtHole, HoleAnswer
@@ -38,7 +38,7 @@ _HOLE = re.compile(r"holes\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """An Asker. `model_name` goes with every call; `on_state` is told of every token."""
+    """An Asker. `model_name` goes with every call; `on_state` gets a state for every token."""
 
     model: Model
     ledger: Ledger
@@ -194,8 +194,8 @@ def _point(at: AtHole, error: TandemError) -> None:
     """
     if isinstance(error, InvalidRequest) and _is_prompt(error.field) and not text_of(at.pieces):
         what = f"nothing stands in front of [{at.hole.name}], and the model has no token that"
-        told = f"{what} begins a text: put a prompt there"
-        raise BadProgram(told, at.hole.place, at.source) from error
+        message = f"{what} begins a text: put a prompt there"
+        raise BadProgram(message, at.hole.place, at.source) from error
     if not isinstance(error, ConstraintRefused):
         error.add_note(str(QueryError(f"asked for [{at.hole.name}]", at.hole.place, at.source)))
         return
@@ -213,8 +213,8 @@ def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
     constraint = at.call.constraint
     is_of_x = constraint is not None and constraint.type == "where"
     said = str(error).removeprefix(f"`{error.field}`: ")
-    told = named(said, at.hole.name) if is_of_x else said
-    return kind(f"[{at.hole.name}]: {told}", at.hole.place, at.source)
+    message = rename_subject(said, at.hole.name) if is_of_x else said
+    return kind(f"[{at.hole.name}]: {message}", at.hole.place, at.source)
 
 
 def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
@@ -233,8 +233,8 @@ def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
 def _hole_of(error: TandemError) -> int:
     """The number of the hole that a search's error is about; the first, where it does not say."""
     field = error.field if isinstance(error, Refused) else None
-    named = _HOLE.match(field or "")
-    return 0 if named is None else int(named[1])
+    rename_subject = _HOLE.match(field or "")
+    return 0 if rename_subject is None else int(rename_subject[1])
 
 
 def _broken_off(reason: str) -> ServerFailed:

@@ -5,7 +5,7 @@
     where len(A) + B < 9 and B < 5 and B > n        B > n only at B: n may have no value before
     distribute C over ["x", "yy"]                   at A: C in ["x", "yy"]
 
-Conditions are foreseen that are made of holes, operators and constants alone. Those behind a prompt
+Conditions are future that are made of holes, operators and constants alone. Those behind a prompt
 are so where their holes stand once in the program: another prompt could ask for them without.
 """
 
@@ -31,8 +31,8 @@ class Said:
     conjuncts: Sequence[Conjunct]
 
 
-class Foresight:
-    """Finds what is foreseen at a hole. Never changed."""
+class FutureConditions:
+    """Finds what is future at a hole. Never changed."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class Foresight:
         behind = [(part, one.tags) for one in said for part in one.conjuncts]
         self._links = [part.holes for _, part in own] + [part.holes for part, _ in behind]
         counts = Counter(tag.name for tag in tags)
-        foreseen = [(code, part) for code, part in own if part.is_plain]
-        foreseen += [
+        future = [(code, part) for code, part in own if part.is_plain]
+        future += [
             (part.function, part)
             for part, here in behind
             if part.is_plain and _is_sure(part, here, counts, rebound)
         ]
-        foreseen += [(part.function, part) for part in chosen if part.is_plain]
-        self._foreseen = foreseen + [(part.function, part) for part in _kinds(tags, clauses)]
+        future += [(part.function, part) for part in chosen if part.is_plain]
+        self._foreseen = future + [(part.function, part) for part in _kinds(tags, clauses)]
         self._decorated = frozenset(tag.name for tag in tags if tag.decorators)
 
     def conditions(self, hole: str) -> list[ast.expr]:

@@ -20,19 +20,19 @@ from client.query.conditions.writing import written
 from client.query.errors import BadProgram, ProgramFailed, QueryError, Unsatisfiable
 from client.query.place import Place
 from client.query.program import Behind, Condition, Decorator, Hole, Program, Subquery
-from client.query.running.blaming import locate, shortened
-from client.query.running.body_run import Arrival, BodyRun
 from client.query.running.decoding import Rejected
+from client.query.running.error_places import locate, shortened
+from client.query.running.execution import Execution, HoleReached
 from client.query.running.transcript import Piece, text_of
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
-class Frame:
+class CallContext:
     """Owner of the values of one call's holes, and of what later holes have to keep."""
 
     def __init__(
-        self, run: BodyRun, program: Program, *, owes: bool = False, is_nested: bool = False
+        self, run: Execution, program: Program, *, owes: bool = False, is_nested: bool = False
     ) -> None:
         """`owes`: conditions speak of the hole that this call fills."""
         self._run = run
@@ -82,8 +82,8 @@ class Frame:
         )
         return await self._bind(hole, made)
 
-    def _arrival(self, hole: Hole, terms: tuple[Term, ...]) -> Arrival:
-        return Arrival(
+    def _arrival(self, hole: Hole, terms: tuple[Term, ...]) -> HoleReached:
+        return HoleReached(
             hole=hole,
             query=self._query,
             source=self._source,
@@ -154,7 +154,7 @@ class Frame:
         terms = await self._terms(hole)
         await self._refuse_false(hole, terms)
         owes = self._owes or self._is_spoken_of(hole, terms)
-        inner = Frame(self._run, sub.program, owes=owes, is_nested=True)
+        inner = CallContext(self._run, sub.program, owes=owes, is_nested=True)
         try:
             body = sub.program.body(inner, *sub.arguments, **sub.keywords)
         except TypeError as error:
@@ -219,13 +219,13 @@ def _refuse_false(term: Term, values: known.Values) -> None:
     if evaluate(term, values) is not False:
         return
     names = sorted(names_of(term))
-    told = ", ".join(f"[{name}] is {shortened(known.bare(values[name]))}" for name in names)
-    what = f"`{written(term)}` does not hold{': ' if told else ''}{told}"
+    values_text = ", ".join(f"[{name}] is {shortened(known.bare(values[name]))}" for name in names)
+    what = f"`{written(term)}` does not hold{': ' if values_text else ''}{values_text}"
     raise Unsatisfiable(what, None if isinstance(term, Value) else term.place)
 
 
 async def _decorated(decorator: Decorator, value: object, text: str) -> object:
-    """The function's answer. One with a parameter `text` is told the hole's text too."""
+    """The function's answer. A parameter `text` gets the hole's text too."""
     function = decorator.function
     given = {"text": text} if _takes_text(function) else {}
     made = function(value, **given)

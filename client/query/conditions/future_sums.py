@@ -61,11 +61,11 @@ def _said(one: Relating, current: Current, place: Place) -> Bounds:
         return exactly(_needed(own[0], linear.scales[own[0]], relation, rest, place))
     if relation == "==" and linear.is_whole and _is_indivisible(linear):
         return exactly(FALSE)
-    needed = _all_needed(own, one, current.prospect.needed, place)
+    needed = _all_needed(own, one, current.future.needed, place)
     is_told = all(_is_number(each, current) and each.measure for each in linear.scales)
     if not is_told or linear.is_rounded:
         return Bounds(FALSE, needed)
-    return Bounds(_any_sure(own, one, current.prospect.sure, place), needed)
+    return Bounds(_any_sure(own, one, current.future.sure, place), needed)
 
 
 def _all_needed(
@@ -161,7 +161,7 @@ def _is_a_number(quantity: Quantity) -> where.Expression:
 
 
 def _decimal(relation: str, bound: Fraction) -> where.Expression:
-    """A decimal may be nearer to the bound than Python tells apart, so `<` lets the bound in."""
+    """A decimal may be nearer to the bound than Python distinguishes, so `<` lets the bound in."""
     steps = bound * 10**9
     match relation:
         case "<" | "<=":

@@ -9,7 +9,7 @@ from client.query.errors import BadCondition
 from client.query.place import Place
 
 
-def declared(conjuncts: Sequence[Term], name: str, annotation: object | None) -> HoleKind:
+def hole_type(conjuncts: Sequence[Term], name: str, annotation: object | None) -> HoleKind:
     """By its annotation, or by int(X), float(X), type(X) is T. Raises BadCondition."""
     if annotation is not None:
         return kind_of(annotation)

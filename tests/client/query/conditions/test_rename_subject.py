@@ -2,7 +2,7 @@
 
 import pytest
 
-from client.query.conditions.naming import named, naming
+from client.query.conditions.rename_subject import naming, rename_subject
 from client.query.errors import BadCondition
 from client.query.place import Place
 
@@ -18,11 +18,11 @@ from client.query.place import Place
     ],
 )
 def test_x_is_the_hole_and_texts_stay(told: str, said: str) -> None:
-    assert named(told, "NAME") == said
+    assert rename_subject(told, "NAME") == said
 
 
 def test_a_hole_may_be_called_x() -> None:
-    assert named("`len(X) < 0`", "X") == "`len(X) < 0`"
+    assert rename_subject("`len(X) < 0`", "X") == "`len(X) < 0`"
 
 
 def test_what_is_refused_keeps_its_place_and_cause() -> None:

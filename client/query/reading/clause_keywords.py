@@ -1,4 +1,4 @@
-"""The words of clauses, and how they are told from Python's names: `where = 3` is none."""
+"""The keywords of clauses, distinguished from Python's names: `where = 3` is none."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
 """What a hole asks of the model, and what its answer means. Pure.
 
-Arrival -> HolePlan -> GenerateCall, or ScoreCall of a distribution
+HoleReached -> HolePlan -> GenerateCall, or ScoreCall of a distribution
 HoleAnswer -> Entry of the log, or Rejected
 """
 
@@ -16,14 +16,14 @@ from client.query.conditions.terms import Term
 from client.query.conditions.writing import written
 from client.query.errors import ProgramFailed, QueryError, Unsatisfiable
 from client.query.program import Hole
-from client.query.running.blaming import locate, shortened
-from client.query.running.body_run import Arrival, Entry
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
+from client.query.running.error_places import locate, shortened
+from client.query.running.execution import Entry, HoleReached
 from client.query.running.transcript import prompt_of
 from client.words import MAX_SEED, GenerateCall, ScoreCall
 
 
-def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> HolePlan:
+def plan_of(arrival: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:
     """What the hole's conditions mean for its request. Raises Unsatisfiable, BadCondition."""
     terms = _terms(arrival)
     try:
@@ -36,7 +36,7 @@ def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> Hol
             arrival.values,
             StopMode(options.stops),
             refused,
-            tuple(condition() for condition in arrival.hole.foreseen.conditions),
+            tuple(condition() for condition in arrival.hole.future.conditions),
             _decorated(arrival.hole),
         )
     except QueryError as error:
@@ -46,10 +46,10 @@ def plan_of(arrival: Arrival, options: Options, refused: tuple[str, ...]) -> Hol
 
 def _decorated(hole: Hole) -> frozenset[str]:
     own = (hole.name,) if hole.decorators else ()
-    return hole.foreseen.decorated.union(own)
+    return hole.future.decorated.union(own)
 
 
-def _plan_of_choice(arrival: Arrival, terms: tuple[Term, ...]) -> HolePlan:
+def _plan_of_choice(arrival: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
     """A distribution is not masked: its hole's kind says what a value means, and that is all."""
     hole, known = arrival.hole, {arrival.hole.name, *arrival.values}
     read = plan((), hole.name, hole.kind, arrival.values, StopMode.CUT)
@@ -64,14 +64,14 @@ def _plan_of_choice(arrival: Arrival, terms: tuple[Term, ...]) -> HolePlan:
     )
 
 
-def _terms(arrival: Arrival) -> tuple[Term, ...]:
+def _terms(arrival: HoleReached) -> tuple[Term, ...]:
     """The hole's own conditions, and what was promised of it."""
     promised = (check.term for check in arrival.promises if arrival.hole.name in check.names)
     return (*arrival.terms, *(term for term in promised if term not in arrival.terms))
 
 
 def generate_call(
-    arrival: Arrival, plan: HolePlan, options: Options, index: int, log: Sequence[Entry]
+    arrival: HoleReached, plan: HolePlan, options: Options, index: int, log: Sequence[Entry]
 ) -> GenerateCall:
     """The one request of a hole. Raises Unsatisfiable when `max_len` leaves it nothing."""
     seed = options.sampling.seed
@@ -87,7 +87,9 @@ def generate_call(
     )
 
 
-def _budget(arrival: Arrival, plan: HolePlan, options: Options, log: Sequence[Entry]) -> int | None:
+def _budget(
+    arrival: HoleReached, plan: HolePlan, options: Options, log: Sequence[Entry]
+) -> int | None:
     bounds = [bound for bound in (plan.max_tokens, options.max_tokens) if bound is not None]
     if options.max_len is not None:
         left = options.max_len - sum(entry.finished.answer.num_tokens for entry in log)
@@ -98,7 +100,7 @@ def _budget(arrival: Arrival, plan: HolePlan, options: Options, log: Sequence[En
     return min(bounds, default=None)
 
 
-def score_call(arrival: Arrival, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
+def score_call(arrival: HoleReached, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
     """The one request of a distribution: the values of its support that its hole's type has and
     the conditions allow."""
     support = arrival.hole.support
@@ -114,7 +116,7 @@ def score_call(arrival: Arrival, plan: HolePlan, refused: tuple[str, ...]) -> Sc
     return ScoreCall(prompt=prompt_of(arrival.pieces), values=values)
 
 
-def _is_allowed(arrival: Arrival, plan: HolePlan, text: str) -> bool:
+def _is_allowed(arrival: HoleReached, plan: HolePlan, text: str) -> bool:
     try:
         value, shown = _read(arrival, plan, HoleAnswer(text=text))
     except Rejected:
@@ -128,7 +130,7 @@ def _is_allowed(arrival: Arrival, plan: HolePlan, text: str) -> bool:
         raise
 
 
-def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
+def entry_of(arrival: HoleReached, plan: HolePlan, answer: HoleAnswer) -> Entry:
     """The finished hole. Raises Rejected when its text breaks a check."""
     hole, source = arrival.hole, arrival.source
     value, shown = _read(arrival, plan, answer)
@@ -153,13 +155,13 @@ def entry_of(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> Entry:
     )
 
 
-def _left(arrival: Arrival, plan: HolePlan) -> tuple[Check, ...]:
+def _left(arrival: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
     """What holes to come have to keep, behind this one."""
     others = (check for check in arrival.promises if arrival.hole.name not in check.names)
     return (*others, *plan.deferred)
 
 
-def _read(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
+def _read(arrival: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
     """The value and the text that stays in the prompt.
 
     A type says by a ValueError that a text is none of its own; other errors are its mistakes.
@@ -169,9 +171,9 @@ def _read(arrival: Arrival, plan: HolePlan, answer: HoleAnswer) -> tuple[object,
     try:
         return plan.value(answer.text), plan.prompt_text(answer.text)
     except ValueError as error:
-        told = f"{what}: {error}"
-        raise Rejected(told, answer.text, answer.text, hole.place, source) from error
+        message = f"{what}: {error}"
+        raise Rejected(message, answer.text, answer.text, hole.place, source) from error
     except Exception as error:
         said = f": {error}" if str(error) else ""
-        told = f"{what}: {type(error).__name__}{said}"
-        raise ProgramFailed(told, hole.place, source) from error
+        message = f"{what}: {type(error).__name__}{said}"
+        raise ProgramFailed(message, hole.place, source) from error

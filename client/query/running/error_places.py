@@ -7,7 +7,7 @@ from client.errors import TandemError
 from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Program
-from client.query.reading.blame import blame
+from client.query.reading.program_errors import as_query_error
 
 _SHOWN_LEN = 80
 
@@ -36,4 +36,4 @@ def blaming(find: Callable[[Exception], Program]) -> Iterator[None]:
     except TandemError:
         raise
     except Exception as error:
-        raise blame(error, find(error)) from error
+        raise as_query_error(error, find(error)) from error

@@ -57,7 +57,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class HoleReached:
     """A run waits at a hole. `terms` are the hole's conditions, with Python's variables as of now.
 
     `values` are the finished holes of the frame, `pieces` the prompt so far. `owes`: conditions
@@ -76,14 +76,14 @@ class Arrival:
     is_last: bool = False
 
 
-class BodyRun:
+class Execution:
     """Owner of one task of a body. `arrive` and `give` alternate."""
 
     def __init__(self, log: Sequence[Entry]) -> None:
         loop = asyncio.get_running_loop()
         self.transcript = Transcript()
         self._known = deque(log)
-        self._arrived: asyncio.Future[Arrival] = loop.create_future()
+        self._arrived: asyncio.Future[HoleReached] = loop.create_future()
         self._given: asyncio.Future[Entry] = loop.create_future()
         self._task: asyncio.Task[object] | None = None
         self._raised: tuple[Exception, Program] | None = None
@@ -98,7 +98,7 @@ class BodyRun:
 
     # Who runs the program
 
-    async def arrive(self) -> Arrival | None:
+    async def arrive(self) -> HoleReached | None:
         """The next hole that is not in the log, None at the end of the body.
 
         Raises what the body raised, or what it was stuck with.
@@ -129,7 +129,7 @@ class BodyRun:
         """What fills the hole that was arrived at.
 
         Raises BadProgram if nobody waits for it: a timeout of the program's own, say. When that
-        ends a hole depends on the clock, so no log could tell it.
+        ends a hole depends on the clock, so no log can record it.
         """
         given, loop = self._given, asyncio.get_running_loop()
         if self._fault is not None:
@@ -149,7 +149,9 @@ class BodyRun:
 
     # The program
 
-    async def next_entry(self, hole: Hole, source: Source, arrival: Callable[[], Arrival]) -> Entry:
+    async def next_entry(
+        self, hole: Hole, source: Source, arrival: Callable[[], HoleReached]
+    ) -> Entry:
         """What fills the hole: from the log, or when it is given."""
         if self._known:
             entry = self._known.popleft()
@@ -221,6 +223,6 @@ async def _without_exits(body: Coroutine[Any, Any, object]) -> object:
 
 
 def other_prompt(hole: Hole, source: Source) -> BadProgram:
-    """What is told of a program that says something else when it is run again."""
+    """The error of a program that has another prompt when it runs again."""
     what = f"run again, its prompt in front of [{hole.name}] is another"
     return BadProgram(f"the program is not pure: {what}", hole.place, source)

@@ -111,7 +111,7 @@ def _looking_up(function: Callable[..., Any], late: LateNames | None) -> Callabl
 
 
 def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[..., Any]:
-    """The body, called when its arguments are taken: Python tells what is wrong with them."""
+    """The body, called when its arguments are taken: Python reports what is wrong with them."""
 
     @wraps(body)
     def called(context: object, /, *arguments: object, **keywords: object) -> Any:
@@ -178,7 +178,7 @@ def _compiled(text: Text, module: ast.Module, flags: int, filename: str) -> type
 
 
 def _by_own_names(code: types.CodeType) -> types.CodeType:
-    """The code, its functions called as the program calls them: errors tell that name."""
+    """The code, its functions called as the program calls them: errors show that name."""
     constants = (
         _by_own_names(each) if isinstance(each, types.CodeType) else each for each in code.co_consts
     )

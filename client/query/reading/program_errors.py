@@ -29,7 +29,7 @@ _BUILTINS = ("bool", "dict", "enumerate", "float", "list", "print", "range", "so
 _IN_STRING = r"""(['"])(?:(?!\1).)*\[\s*{}\s*[\]:]"""
 
 
-def blame(error: Exception, program: Program) -> QueryError:
+def as_query_error(error: Exception, program: Program) -> QueryError:
     """The error of a query that an exception is. A QueryError gets a place if it has none; any
     other becomes a ProgramFailed with the exception as its cause."""
     error = _as_raised(error)
@@ -88,7 +88,7 @@ def _called_wrongly(error: Exception, program: Program) -> Place | None:
 
 
 def without_values(template: Program, names: Sequence[str]) -> ProgramFailed:
-    """What is told of a call of a template that lacks values, at the first of these names."""
+    """The error of a template called without values, at the first of these names."""
     call = ", ".join(f"{name}=..." for name in names)
     what = f"values are missing; a call gives them by their names: ({call})"
     return ProgramFailed(what, template.parameter_places.get(names[0]), template.source)
@@ -175,7 +175,7 @@ def _place(traceback: TracebackType, program: Program) -> Place:
     positions = list(traceback.tb_frame.f_code.co_positions())
     line, end_line, column, end_column = positions[traceback.tb_lasti // 2]
     if line is None or end_line is None or column is None or end_column is None:
-        # Python was told to keep no columns: the line it is.
+        # Python was started without columns: the line it is.
         start = text.offset(traceback.tb_lineno - shift, 0)
         return text.place(Span(start, text.offset(traceback.tb_lineno - shift, len(text.text))))
     start = text.offset_of_bytes(line - shift, column)
