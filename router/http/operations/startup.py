@@ -1,4 +1,4 @@
-"""The limits and the server information, from the flags and what the shard and its pool can hold."""
+"""The limits and the server information, from the flags and what the shard can hold."""
 
 import time
 from importlib.metadata import version
