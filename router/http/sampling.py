@@ -1,11 +1,18 @@
-"""Sampling as OpenAI's, vLLM's and Anthropic's clients spell it, in the words of `RawParams`.
+"""Sampling parameters of request bodies: the fields that the APIs share, and OpenAI's defaults.
 
-They sample unless the temperature is 0, and have values for what is our absence.
+A parameter that is a field of `SamplingFields` reaches `RawParams` from every API whose body
+inherits it. Clients of OpenAI, vLLM and Anthropic sample unless the temperature is 0, and have
+values for what is our absence.
 """
 
 from dataclasses import replace
+from typing import Any
 
-from router.request.parameters import check_parameters
+from pydantic import Field
+
+from router.http.body import Schema
+from router.http.fields import LogitBias
+from router.request.parameters import WARPERS, check_parameters
 from router.request.request import NUM_SEEDS
 from router.request.validation import Limits, RawParams
 
@@ -13,6 +20,32 @@ from router.request.validation import Limits, RawParams
 _MIN_SEED = -(NUM_SEEDS // 2)
 # Keeps the most probable token alone, which is what 0 says.
 _SMALLEST_TOP_P = 1e-6
+
+
+def bounded(**bounds: float) -> Any:
+    """An optional number whose bounds the OpenAPI document shows; `parameters.py` checks them."""
+    return Field(default=None, json_schema_extra=dict(bounds))
+
+
+class SamplingFields(Schema):
+    """Sampling parameters whose names TGI, OpenAI, vLLM and LMTP share.
+
+    An API that documents other bounds, or reads another type, declares the field again.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = bounded(minimum=0, maximum=1)
+    repetition_penalty: float | None = bounded(exclusiveMinimum=0)
+    presence_penalty: float | None = bounded(minimum=-2, maximum=2)
+    frequency_penalty: float | None = bounded(minimum=-2, maximum=2)
+    seed: int | None = None
+    logit_bias: LogitBias | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The arguments of RawParams with these names."""
+        return {name: getattr(self, name) for name in SamplingFields.model_fields}
 
 
 def normalize(raw: RawParams, limits: Limits) -> RawParams:
@@ -34,7 +67,8 @@ def normalize(raw: RawParams, limits: Limits) -> RawParams:
         return meant
     # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
     check_parameters(meant, limits)
-    return replace(meant, top_p=None, top_k=None, min_p=None)
+    unset: dict[str, Any] = dict.fromkeys(WARPERS)
+    return replace(meant, **unset)
 
 
 def _check_ranges(raw: RawParams) -> None:
