@@ -30,7 +30,6 @@ from fleet.http.front import Front
 from fleet.http.front_routes import OwnRoutes
 from fleet.http.routes import Routes
 from fleet.http.sockets import FleetSockets
-from fleet.hub import HuggingFaceHub
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
@@ -38,6 +37,7 @@ from fleet.names import AnyModel, ListedModels, Names
 from fleet.servers import LaunchedServers
 from launcher.fleet_knobs import FleetConfig
 from processes.console import Console
+from processes.hub import HuggingFaceHub
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of

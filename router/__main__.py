@@ -38,9 +38,8 @@ from router.engine.infer import Infer
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import SocketLimits
-from router.http.operations.offer import limits_of, server_info
+from router.http.operations.startup import limits_of, server_info
 from router.http.server.listen import BoundSocket, HttpServer, bind_configured, configured_limits
-from router.hub import find_tokenizer
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
@@ -51,6 +50,7 @@ from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import Tracer, start_tracing
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
+from router.text.tokenizer_files import find_tokenizer
 
 _logger = logging.getLogger("router")
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from router.http.body import Schema
-from router.http.fields import Strings
+from router.http.fields import SamplingFields, Strings
 from router.http.openai.formats import Formats
 from router.http.openai.promises import Promises
-from router.http.sampling import SamplingFields, normalize
+from router.http.request_validator import normalize
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
 from router.request.validation import Limits, RawParams

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from router.http.body import Schema
-from router.http.grammar_field import Grammar
-from router.http.sampling import SamplingFields, bounded
+from router.http.fields import Grammar, SamplingFields, bounded
 from router.request.error_text import wrong
 from router.request.validation import RawParams
 
