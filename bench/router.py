@@ -33,14 +33,15 @@ import uvloop
 
 from bench.processes import RouterOverQuickShard, cpu_s, quick_shard, router_over_quick_shard
 from bench.quick_shard import BLOCK_SIZE
+from proto.contract import Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
 from router.http.server.request_record import RequestRecord
 from router.http.tgi.frames import NativeFrames
 from router.request.events import Event
-from router.request.request import GenerateRequest, SamplingParams, StopParams
+from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
-from router.shards.batch import Generation, SampledToken, StepResult
+from router.shards.batch import StepResult
 from router.shards.shards import Shards, ShardTimeouts
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from model_server.engine.malloc import keep_freed_memory
-from model_server.engine.request import LogprobParams, SamplingParams, StopParams
 from model_server.sampling.masks import Masks
 from model_server.sampling.sampler import Sampler
+from proto.contract import LogprobParams, SamplingParams, StopParams
 
 DRAWN = SamplingParams(do_sample=True, temperature=0.8)
 PROMPT_LEN = 200

@@ -26,8 +26,8 @@ from constraints.worker.jobs import Judge
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from launcher.errors import BadSetting
-from router.hub import find_tokenizer
 from router.request.errors import StartupFailed
+from router.text.tokenizer_files import find_tokenizer
 
 ALL_ACCEPTED, SOME_REFUSED, BAD_CONSTRAINT = 0, 1, 2
 

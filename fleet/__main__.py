@@ -30,7 +30,6 @@ from fleet.http.front import Front
 from fleet.http.front_routes import OwnRoutes
 from fleet.http.routes import Routes
 from fleet.http.sockets import FleetSockets
-from fleet.hub import HuggingFaceHub
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
@@ -38,6 +37,7 @@ from fleet.names import AnyModel, ListedModels, Names
 from fleet.servers import LaunchedServers
 from launcher.fleet_knobs import FleetConfig
 from processes.console import Console
+from processes.hub import HuggingFaceHub
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
@@ -46,8 +46,7 @@ from router.http.lmtp.services import SocketLimits
 from router.http.server.access import Access
 from router.http.server.auth import Guard
 from router.http.server.cors import Cors
-from router.http.server.listen import connection_rules, open_door
-from router.http.server.listening import HttpServer
+from router.http.server.listen import HttpServer, bind_configured, configured_limits
 from router.request.errors import StartupFailed
 from router.telemetry.metrics import Metrics
 
@@ -90,7 +89,7 @@ async def _run(told: Told, folder: Path) -> int:
         metrics,
         config.model_load_timeout,
     )
-    door = open_door(config)
+    bound = bind_configured(config)
     names = _names(told)
     sockets = FleetSockets(
         keeper,
@@ -103,7 +102,7 @@ async def _run(told: Told, folder: Path) -> int:
         keys=config.api_key,
     )
     app = _app(told, keeper, names, metrics, sockets)
-    http = HttpServer(app, door, _LAST_BYTES_S, connection_rules(config, metrics.connections_cut))
+    http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()
     _logger.info("ready at %s for %s", http.address, ", ".join(told.models))
     await signals.first.wait()

@@ -19,8 +19,8 @@ from typing import Any
 
 from model_server import config
 from model_server.errors import ConfigRefused, FetchStalled, ShardError
-from model_server.hub import find_checkpoint
 from model_server.model.check_command import look_over
+from model_server.model.checkpoint import find_checkpoint
 from model_server.model.loading import load
 from model_server.parent import end_when_orphaned, until_orphaned
 from model_server.service.server import listening

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from model_server.engine.request import Growth, NewSequence, StepOutput
+from model_server.engine.step import StepOutput
 from model_server.errors import ConfigRefused
 from processes.tracing import (
     TRACE_KEY,
@@ -22,6 +22,7 @@ from processes.tracing import (
     connect_exporter,
     parse_metadata_value,
 )
+from proto.contract import NewSequence, RunningUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class StepCall:
 
     batch_ids: tuple[int, ...]
     new: tuple[NewSequence, ...]
-    growth: Sequence[Growth]
+    updates: Sequence[RunningUpdate]
     metadata: Iterable[tuple[str, str | bytes]] | None = None
 
 
@@ -79,7 +80,7 @@ class StepTracer:
                 self._traced[one.request_id] = _TracedSequence(
                     parents[one.request_id], call.batch_ids[0], left_len
                 )
-        chunk_lens = {one.request_id: one.chunk_len for one in call.growth}
+        chunk_lens = {one.request_id: one.chunk_len for one in call.updates}
         chunk_lens |= {one.request_id: one.chunk_len for one in call.new}
         held = frozenset(output.request_ids)
         for request_id, traced in list(self._traced.items()):
@@ -150,7 +151,7 @@ class StepTracer:
         now_ns: int,
         error: str | None,
     ) -> None:
-        """One sequence's part of a step; see `Growth` for what a chunk_len of None means."""
+        """One sequence's part of a step; see `RunningUpdate` for what a chunk_len of None means."""
         began_ns = now_ns - output.total_ns
         if traced.left_len > 0:
             if not chunk_len:

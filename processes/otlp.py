@@ -34,12 +34,6 @@ _WARN_EVERY_S = 60.0
 # A longer tracestate is dropped: it travels in every step's metadata.
 _MAX_STATE_LEN = 512
 
-_KINDS = {
-    SpanKind.INTERNAL: trace.SpanKind.INTERNAL,
-    SpanKind.SERVER: trace.SpanKind.SERVER,
-    SpanKind.CLIENT: trace.SpanKind.CLIENT,
-}
-
 
 class OtlpSpan:
     """A span of the SDK's (`processes.tracing.Span`)."""
@@ -100,7 +94,7 @@ class OtlpExporter:
         context = self._propagator.extract(parent, Context())
         return OtlpSpan(
             self._tracer.start_span(
-                name, context, _KINDS[kind], dict(attributes), start_time=start_ns
+                name, context, trace.SpanKind[kind.name], dict(attributes), start_time=start_ns
             )
         )
 
@@ -139,11 +133,8 @@ def connect(
     if instance_id is not None:
         resource["service.instance.id"] = instance_id
     provider = TracerProvider(resource=Resource.create(resource), shutdown_on_exit=False)
-    exporter = OTLPSpanExporter(
-        endpoint=endpoint,
-        insecure=not endpoint.startswith("https://"),
-        timeout=_EXPORT_TIMEOUT_S,
-    )
+    is_plain = not endpoint.startswith("https://")
+    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=_EXPORT_TIMEOUT_S)
     provider.add_span_processor(
         BatchSpanProcessor(
             exporter,

@@ -7,7 +7,7 @@ an endpoint is configured.
 import importlib
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
@@ -40,7 +40,7 @@ class TraceContext:
 
 
 class SpanKind(Enum):
-    """OpenTelemetry's kinds, as far as the processes use them."""
+    """OpenTelemetry's kinds of those names."""
 
     INTERNAL = auto()
     SERVER = auto()
@@ -137,12 +137,3 @@ def to_ns(seconds: float) -> int:
 def wall_ns(monotonic_s: float) -> int:
     """A time of time.monotonic as nanoseconds since 1970."""
     return time.time_ns() - to_ns(time.monotonic() - monotonic_s)
-
-
-def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The Trace Context among a request's headers."""
-    return {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in headers
-        if name in (b"traceparent", b"tracestate")
-    }

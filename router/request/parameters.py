@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.error_text import cut
 from router.request.errors import InvalidRequest
 from router.request.grammar import RawGrammar
-from router.request.request import Constraint, LogprobParams, SamplingParams, StopParams
+from router.request.request import Constraint
 from router.text.tokenizer import check_unicode
 
 _MAX_SEED = (1 << 64) - 1
@@ -235,8 +236,6 @@ def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
         stop_token_ids=tuple(dict.fromkeys(raw.stop_token_ids or ())),
         stop_strings=tuple(dict.fromkeys(raw.stop or ())),
         keep_stop_string=raw.keep_stop_string,
-        # Beyond the output's own end it means nothing, whatever its size.
-        pause_after=None if raw.pause_after is None else min(raw.pause_after, max_new_tokens + 1),
     )
 
 

@@ -5,9 +5,10 @@ It knows what the books expect of a shard, not how a shard is reached.
 
 from dataclasses import dataclass
 
+from proto.contract import Generation
 from router.request.errors import ShardFailed
 from router.scheduler.sequence import Row
-from router.shards.batch import Generation, StepResult
+from router.shards.batch import StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ the shared beginning and the others wait until they find it in the cache.
 
 from dataclasses import dataclass, field
 
+from proto.contract import NewSequence, RunningUpdate
 from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
 from router.scheduler.prefix_dedup import awaits_prefix
 from router.scheduler.queue import WaitingQueue
 from router.scheduler.running import RunningBatch
 from router.scheduler.sequence import Entry, EntryState, Row
-from router.shards.batch import Growth, NewRequest
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class StepPlan:
     num_tokens_left: int
     rows: dict[int, Row] = field(default_factory=dict)
     running_ids: tuple[int, ...] = ()
-    new: list[NewRequest] = field(default_factory=list)
-    growth: list[Growth] = field(default_factory=list)
+    new: list[NewSequence] = field(default_factory=list)
+    updates: list[RunningUpdate] = field(default_factory=list)
     num_decode_tokens: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
@@ -89,7 +89,7 @@ class Planner:
             if entry.state is not EntryState.DECODING:
                 continue
             if entry.is_paused or entry.awaits_run:
-                plan.growth.append(Growth(entry.request_id, chunk_len=0))
+                plan.updates.append(RunningUpdate(entry.request_id, chunk_len=0))
                 continue
             chunk_len, told_len = 1, None
             if entry.draws_runs and entry.num_unscheduled > 1:
@@ -105,7 +105,7 @@ class Planner:
                     continue
                 block_ids = grown
             if block_ids or told_len is not None:
-                plan.growth.append(Growth(entry.request_id, block_ids, told_len))
+                plan.updates.append(RunningUpdate(entry.request_id, block_ids, told_len))
             plan.schedule(entry, chunk_len)
             plan.num_decode_tokens += chunk_len
 
@@ -118,7 +118,7 @@ class Planner:
             if block_ids is not None:
                 return block_ids
             if self._running.is_retiring:
-                plan.growth.append(Growth(entry.request_id, chunk_len=0))
+                plan.updates.append(RunningUpdate(entry.request_id, chunk_len=0))
                 return None
             victim = self._running.youngest
             victim.preempt()
@@ -136,7 +136,7 @@ class Planner:
             if entry.state is EntryState.PREFILLING:
                 chunk_len = min(plan.num_tokens_left, entry.num_unscheduled)
                 plan.schedule(entry, chunk_len)
-                plan.growth.append(Growth(entry.request_id, chunk_len=chunk_len))
+                plan.updates.append(RunningUpdate(entry.request_id, chunk_len=chunk_len))
 
     def _plan_admissions(self, plan: StepPlan, now_s: float) -> None:
         """What is left after that, for those that wait."""
@@ -182,13 +182,19 @@ class Planner:
         self._running.add(entry)
         chunk_len = min(plan.num_tokens_left, entry.num_unscheduled)
         plan.schedule(entry, chunk_len)
+        request = entry.request
         plan.new.append(
-            NewRequest(
+            NewSequence(
                 request_id=entry.request_id,
-                request=entry.request,
                 token_ids=entry.token_ids(),
+                prompt_len=entry.prompt_len,
                 cached_len=allocation.cached_len,
                 chunk_len=chunk_len,
                 block_ids=tuple(allocation.block_ids),
+                sampling=request.sampling,
+                stop=request.stop,
+                logprobs=request.logprobs,
+                constraint=None if request.constraint is None else request.constraint.for_shard(),
+                pause_len=request.pause_len,
             )
         )

@@ -16,6 +16,7 @@ for its answer. What follows from it:
 from collections import deque
 from dataclasses import dataclass
 
+from proto.contract import Generation
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
@@ -24,7 +25,7 @@ from router.scheduler.planner import Planner
 from router.scheduler.queue import WaitingQueue
 from router.scheduler.running import RunningBatch
 from router.scheduler.sequence import Entry, EntryState, Row
-from router.shards.batch import Batch, Generation, StepResult
+from router.shards.batch import Batch, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ class Scheduler:
         return Batch(
             step_id=self._num_steps,
             new=tuple(plan.new),
-            growth=tuple(plan.growth) if plan.rows else (),
+            updates=tuple(plan.updates) if plan.rows else (),
             running_ids=plan.running_ids,
             dropped_ids=self._running.take_drops(),
             num_tokens=self._limits.max_step_tokens - plan.num_tokens_left,

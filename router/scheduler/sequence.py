@@ -22,9 +22,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from proto.contract import Generation
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import BlockAllocation
-from router.shards.batch import Generation
 
 
 class EntryState(Enum):

@@ -7,11 +7,12 @@ TGI's word: "prefill" when a prompt begins in it, else "decode".
 import re
 
 from processes.tracing import TraceContext
+from proto.contract import Generation
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
 from router.scheduler.scheduler import SchedulerStats
-from router.shards.batch import Batch, Generation, StepResult
+from router.shards.batch import Batch, StepResult
 from router.shards.wire import Prepared
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer
@@ -47,11 +48,13 @@ class StepObserver:
             self._metrics.batch_next_size.observe(len(batch.new))
             if batch.running_ids:
                 self._metrics.batch_concat.inc("chunking")
-            for new in batch.new:
-                if new.request.trace is not None:
-                    self._tracer.start_inference(
-                        new.request_id, new.request.trace, batch.step_id, schedule_s
-                    )
+
+    def admitted(self, stream: Stream, step_id: int, schedule_s: float) -> None:
+        """A stream's sequence enters a step, which was scheduled within `schedule_s`."""
+        if stream.request.trace is not None:
+            self._tracer.start_inference(
+                stream.request_id, stream.request.trace, step_id, schedule_s
+            )
 
     def began(self, batch: Batch) -> None:
         """A step goes to the shards."""

@@ -23,7 +23,6 @@ from processes.tracing import (
     connect_exporter,
     metadata_pair,
     to_ns,
-    trace_headers,
     wall_ns,
 )
 from router.request.errors import Cancelled, StartupFailed
@@ -135,11 +134,13 @@ class Tracer:
         """
         if self._exporter is None:
             return _NO_SPAN
+        parent = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in headers
+            if name in (b"traceparent", b"tracestate")
+        }
         span = self._exporter.start_span(
-            f"{method} {route}",
-            trace_headers(headers),
-            SpanKind.SERVER,
-            start_ns=wall_ns(started_s),
+            f"{method} {route}", parent, SpanKind.SERVER, start_ns=wall_ns(started_s)
         )
         return RequestSpan(self._exporter, span)
 

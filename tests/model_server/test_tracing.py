@@ -8,19 +8,19 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from model_server.engine.request import (
-    FinishReason,
-    Generation,
-    Growth,
-    NewSequence,
-    SamplingParams,
-    StepOutput,
-    StopParams,
-)
+from model_server.engine.step import StepOutput
 from model_server.errors import ConfigRefused, OutOfMemory
 from model_server.tracing import NO_TRACES, StepCall, StepTracer, start_tracing
 from processes.otlp import OtlpExporter
 from processes.tracing import TRACE_KEY
+from proto.contract import (
+    FinishReason,
+    Generation,
+    NewSequence,
+    RunningUpdate,
+    SamplingParams,
+    StopParams,
+)
 
 TRACE_ID, ROUTER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BATCH = 3
@@ -43,7 +43,7 @@ class Traced:
     def step(
         self,
         *new: NewSequence,
-        growth: Sequence[Growth] = (),
+        updates: Sequence[RunningUpdate] = (),
         held: Sequence[int] = (1,),
         traced: Sequence[int] = (1,),
         generations: tuple[Generation, ...] = (),
@@ -54,7 +54,7 @@ class Traced:
         metadata = [
             (TRACE_KEY, metadata_value(one.request_id)) for one in new if one.request_id in traced
         ]
-        self.tracer.stepped(StepCall(batch_ids, new, growth, metadata), output)
+        self.tracer.stepped(StepCall(batch_ids, new, updates, metadata), output)
 
 
 def metadata_value(request_id: int) -> str:
@@ -115,8 +115,8 @@ def test_each_chunk_of_a_prompt_is_a_span() -> None:
     traced = Traced()
     traced.step(entering(num_tokens=10, chunk_len=4))
     traced.step()  # the prompt sits this step out
-    traced.step(growth=[Growth(1, (), 4)])
-    traced.step(growth=[Growth(1, (), 2)])
+    traced.step(updates=[RunningUpdate(1, (), 4)])
+    traced.step(updates=[RunningUpdate(1, (), 2)])
     assert [attributes(span)["tandem.num_tokens"] for span in traced.spans] == [4, 4, 2]
     assert [attributes(span)["tandem.num_tokens_left"] for span in traced.spans] == [6, 2, 0]
 
@@ -124,8 +124,8 @@ def test_each_chunk_of_a_prompt_is_a_span() -> None:
 def test_a_decode_that_sits_a_step_out_does_not_count_it() -> None:
     traced = Traced()
     traced.step(entering())
-    traced.step(growth=[Growth(1, (), 0)])
-    traced.step(growth=[Growth(1, (7,), None)], held=())
+    traced.step(updates=[RunningUpdate(1, (), 0)])
+    traced.step(updates=[RunningUpdate(1, (7,), None)], held=())
     assert attributes(traced.spans[-1])["tandem.num_steps"] == 1
 
 

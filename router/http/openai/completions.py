@@ -7,6 +7,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from proto.contract import FinishReason
 from router.engine.infer import Completion
 from router.http.constraint_told import told_of_constraint
 from router.http.openai.answers import LAST_EVENT, TextCompletion, TextCompletionChunk
@@ -23,7 +24,7 @@ from router.http.openai.schema import CompletionBody
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest
-from router.request.events import Finished, FinishReason, PromptScored, TokenGenerated
+from router.request.events import Finished, PromptScored, TokenGenerated
 from router.request.request import GenerateRequest
 
 _KIND = "text_completion"

@@ -3,14 +3,14 @@
 import time
 from importlib.metadata import version
 
+from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.http.operations.server_info import ServerInfo
 from router.request.errors import StartupFailed
 from router.request.validation import Limits
-from router.shards.wire import PoolLimits, ShardInfo
 
 
-def limits_of(config: RouterConfig, info: ShardInfo, pool: PoolLimits) -> Limits:
+def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits:
     """Raises StartupFailed when the flags ask for more than model and pool can hold."""
     max_total_len = config.max_total_tokens or pool.max_total_len
     if max_total_len > pool.max_total_len:
@@ -39,7 +39,7 @@ def limits_of(config: RouterConfig, info: ShardInfo, pool: PoolLimits) -> Limits
 
 
 def server_info(
-    config: RouterConfig, num_shards: int, info: ShardInfo, pool: PoolLimits, limits: Limits
+    config: RouterConfig, num_shards: int, info: ModelInfo, pool: PoolLimits, limits: Limits
 ) -> ServerInfo:
     """What the routes say about the server."""
     model_id = config.tokenizer_name or info.model_id
@@ -64,6 +64,6 @@ def server_info(
     )
 
 
-def _compute_type(info: ShardInfo) -> str:
+def _compute_type(info: ModelInfo) -> str:
     """TGI's word for a GPU, which its clients know, and a plain one for a CPU."""
     return "cpu" if info.device_type == "cpu" else "gpu+optimized"

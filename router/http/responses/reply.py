@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from proto.contract import FinishReason
 from router.http.constraint_told import told_of_constraint
 from router.http.responses.schema import ResponseBody
 from router.http.responses.tools import told_choice
-from router.request.events import Finished, FinishReason
+from router.request.events import Finished
 
 _INCOMPLETE = {
     FinishReason.LENGTH: "max_output_tokens",

@@ -13,19 +13,13 @@ from typing import Any
 
 import orjson
 
+from proto.contract import FinishReason
 from router.engine.infer import Completion
 from router.http.constraint_told import told_of_constraint
 from router.http.errors import Dialect, Problem
 from router.http.server.request_record import RequestRecord
 from router.request.errors import RouterError
-from router.request.events import (
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    TokenGenerated,
-    TokenLogprob,
-)
+from router.request.events import Event, Failed, Finished, TokenGenerated, TokenLogprob
 from router.text.tokenizer import TokenSpan
 
 _FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(

@@ -2,9 +2,9 @@
 
 import pytest
 
+from proto.contract import FinishReason, Generation, SampledToken
 from router.request.errors import ShardFailed
-from router.request.events import FinishReason
-from router.shards.batch import Generation, SampledToken, StepResult
+from router.shards.batch import StepResult
 from tests.router.scheduler.steps import (
     answer,
     fill_pool,

@@ -1,10 +1,10 @@
 import pytest
 
+from proto.contract import FinishReason, Generation, SampledToken
 from router.request.errors import ShardFailed
-from router.request.events import FinishReason
 from router.scheduler.in_flight import StepInFlight
 from router.scheduler.sequence import Entry, EntryState, Row
-from router.shards.batch import Generation, SampledToken, StepResult
+from router.shards.batch import StepResult
 from tests.strategies import make_request
 
 TOKEN = SampledToken(1, -0.5)

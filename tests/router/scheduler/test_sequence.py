@@ -1,8 +1,8 @@
 import pytest
 
+from proto.contract import Generation
 from router.scheduler.allocator import Allocator, BlockAllocation
 from router.scheduler.sequence import LEGAL_MOVES, Entry, EntryState, IllegalMove
-from router.shards.batch import Generation
 from tests.strategies import make_request
 
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from proto.contract import FinishReason
 from router.request.errors import RouterError
-from router.request.events import FinishReason
 from router.telemetry.instruments import Counter, Gauge, Histogram
 from router.telemetry.metrics import Metrics
 

@@ -1,8 +1,9 @@
-"""What a shard is asked to do and what it answers, in plain ints: no protobuf, no tensor.
+"""What the router and the shards say to each other, in plain ints: no protobuf, no tensor.
 
-    wire -> NewSequence, Growth -> Runner -> StepOutput -> wire
+    router: NewSequence, RunningUpdate --> shard: Generation --> router
 
-A value of this module that exists is valid: the constructors check what the router promised.
+Both tiers' `wire.py` translate between these classes and the messages of `generate.proto`. A value
+that exists is valid: constructors check lengths that contradict each other.
 """
 
 from collections.abc import Mapping
@@ -10,14 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from constraints.spec import ConstraintSpec, StopRule
+from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
-from model_server.errors import InvalidStep
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. None, or the neutral value, switches a processor off."""
+    """How the next token is sampled. None, or the neutral value, switches a processor off."""
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -35,23 +35,26 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopParams:
-    """When a sequence ends, as far as token ids tell.
+    """When a sequence ends.
 
-    `pause_len`: tokens of output after which it pauses, None: it does not; whoever goes on with it
-    sends them as `max_new_tokens` counts them, as a part of the same output.
+    `max_new_tokens` counts the output made before a request, too. `stop_strings` are searched in
+    the text by the router; a shard masks them where the constraint would not hold with such an end.
+    `keep_stop_string`: the matched string stays in the text (TGI), or not (OpenAI).
     """
 
     max_new_tokens: int
     min_new_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
-    pause_len: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    keep_stop_string: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobParams:
-    """Which log-probabilities to report; `raw`: before penalties and warping.
+    """Which log-probabilities to report.
 
+    `raw`: of the model's own distribution (OpenAI), else after penalties and warping (TGI).
     `prompt`: those of the prompt's tokens, too, from position `prompt_from` on.
     """
 
@@ -60,43 +63,49 @@ class LogprobParams:
     prompt: bool = False
     prompt_from: int = 0
 
+    @property
+    def first_scored(self) -> int:
+        """Position of the first prompt token with a log-probability; token 0 never has one."""
+        return max(self.prompt_from, 1)
+
 
 @dataclass(frozen=True, slots=True)
-class Constraint:
-    """The language of an output's text.
+class OutputConstraint:
+    """The language of an output's text, as a shard enforces it.
 
-    stops: strings at which the router ends the output; they are legal only where it may end
-    cuts:  the output may be cut at max_new_tokens before the constraint holds
-    translation: what the router's check has found of `spec` already
+    cuts:        the output may be cut at max_new_tokens before the constraint holds
+    translation: what the router's check has found of `spec`, so that a shard need not
     """
 
     spec: ConstraintSpec
-    stops: StopRule = field(default_factory=StopRule)
     cuts: bool = False
     translation: Translation | None = field(default=None, compare=False, repr=False)
 
 
 class FinishReason(Enum):
-    """Why a sequence ended, as far as a shard decides."""
+    """Why a sequence ended. STOP_STRING and DEADLINE are the router's alone, ERROR a shard's."""
 
     LENGTH = "length"
     EOS = "eos"
     STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
     CONSTRAINT_COMPLETE = "constraint_complete"  # nothing but the end may follow
-    ERROR = "error"
+    DEADLINE = "deadline"
+    # After as many tokens as were asked for; another request may continue the output.
     PAUSED = "paused"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A request that enters the shard, for the first time or after a preemption.
+    """A request that enters the running batch, for the first time or after a preemption.
 
     token_ids:  | prompt ............... | output made before: a preemption, another request |
                 0                        prompt_len                    len(token_ids)
     computed:   | cached_len | chunk_len, in this step | later steps |
 
-    `block_ids` cover at least cached_len + chunk_len tokens.
-    Raises InvalidStep when these lengths contradict each other.
+    `block_ids` cover at least cached_len + chunk_len tokens. `pause_len`: tokens of output after
+    which it pauses; None: it does not. Raises ValueError when these lengths contradict each other.
     """
 
     request_id: int
@@ -108,33 +117,33 @@ class NewSequence:
     sampling: SamplingParams
     stop: StopParams
     logprobs: LogprobParams = LogprobParams()
-    constraint: Constraint | None = None
+    constraint: OutputConstraint | None = None
+    pause_len: int | None = None
 
     def __post_init__(self) -> None:
         total_len = len(self.token_ids)
         if not 0 < self.prompt_len <= total_len:
-            raise InvalidStep(
+            raise ValueError(
                 f"request {self.request_id}: prompt_len {self.prompt_len} is not in 1..{total_len}"
             )
         if self.chunk_len < 0 or self.cached_len + self.chunk_len > total_len:
-            raise InvalidStep(
+            raise ValueError(
                 f"request {self.request_id}: cached_len {self.cached_len} + chunk_len "
                 f"{self.chunk_len} exceeds its {total_len} tokens"
             )
         if self.cached_len >= total_len:
-            raise InvalidStep(
+            raise ValueError(
                 f"request {self.request_id}: cached_len {self.cached_len} leaves nothing to compute"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """What changed for a sequence that the shard holds.
+class RunningUpdate:
+    """What changes for a sequence that the shard holds.
 
     `block_ids` are appended to its block table. `chunk_len` None: one token if it decodes, none
-    while its prompt is being computed; after forced tokens it must be given, since there is more
-    than one to compute. 0: it sits this step out. A request that the batch no
-    longer holds (it just ended) is passed over.
+    while its prompt is being computed; after forced tokens it must be set, since there is more than
+    one to compute. 0: it sits this step out. The shard skips a request that just ended.
     """
 
     request_id: int
@@ -161,13 +170,14 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a step brought for one request. `error` goes with FinishReason.ERROR alone; it
-    `is_refused` where the output made before is what the constraint forbids.
+    """What a step brought for one request.
 
-    `prompt_logprobs` are those of this step's chunk; a sequence's first token has none. The last
-    `num_forced` tokens were not sampled: the constraint left no choice. `constraint_satisfied` goes
-    with a finish reason; None: there is no constraint. `is_late`: its mask was not made in time, so
-    that nothing was drawn, and its last token counts as not computed.
+    The last `num_forced` tokens were not sampled: the constraint left no choice.
+    `finish_reason` only for reasons that a shard decides; `constraint_satisfied` goes with one;
+    None: there is no constraint. `error`: this row failed, and `tokens` is empty; it `is_refused`
+    where the output made before is what the constraint forbids. `prompt_logprobs` are those of this
+    step's chunk; a sequence's first token has none. `is_late`: its mask was not made in time, so
+    that nothing was sampled, and its last token counts as not computed.
     """
 
     request_id: int
@@ -183,27 +193,26 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class StepOutput:
-    """The answer to a step. `batch_id` None: no request is left and the batch is forgotten.
+class ModelInfo:
+    """What a shard loaded. `window_len`: smallest sliding window of any layer; None: no window."""
 
-    `mask_ns` is the time of all threads that made this step's `num_masked_rows` masks, before
-    the forward and beside it; the step had to wait `mask_wait_ns` for them.
-    """
-
-    generations: tuple[Generation, ...]
-    batch_id: int | None
-    request_ids: tuple[int, ...]
-    forward_ns: int
-    sample_ns: int
-    total_ns: int
-    mask_ns: int = 0
-    num_masked_rows: int = 0
-    mask_wait_ns: int = 0
+    model_id: str
+    model_type: str
+    dtype: str
+    device_type: str
+    attention_backend: str
+    block_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    window_len: int | None
+    eos_token_ids: tuple[int, ...]
+    world_size: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What warm-up found: the pool's size, and the longest sequence that fits model and pool."""
+    """What warm-up found: the KV pool, and the longest sequence that model and pool hold."""
 
     num_blocks: int
     block_size: int

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from model_server.errors import ModelRefused
-from model_server.fetching import unless_still
-from model_server.hub import find_checkpoint
+from model_server.model.checkpoint import find_checkpoint
 
 COMMIT = "c" * 40
 REPOS = {
@@ -94,7 +93,7 @@ def hub_environ(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def download(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from pathlib import Path; from model_server.hub import find_checkpoint\n"
+        "import sys; from model_server.model.checkpoint import find_checkpoint\n"
         "from model_server.errors import ShardError\n"
         "try: print(find_checkpoint(sys.argv[1], None, allow_pickle='pickle' in sys.argv))\n"
         "except ShardError as error: print('refused:', error)\n"
@@ -147,34 +146,11 @@ def test_without_the_hub_the_cache_has_to_do(hub_environ: dict[str, str]) -> Non
 
 def test_a_fetch_to_which_nothing_comes_any_more_is_given_up(hub_environ: dict[str, str]) -> None:
     code = (
-        "import os; from model_server.errors import FetchStalled\n"
-        "from model_server.fetching import fetch\n"
-        "try: fetch('someone/stuck', None, ['*'], silence_s=1.0)\n"
-        "except FetchStalled as error: print(error, flush=True); os._exit(0)\n"
+        "import os; from processes.hub import DownloadStalled, download\n"
+        "try: download('someone/stuck', None, ['*'], stall_timeout_s=1.0)\n"
+        "except DownloadStalled as error: print(error, flush=True); os._exit(0)\n"
     )
     argv = [sys.executable, "-c", code]
     run = subprocess.run(argv, env=hub_environ, capture_output=True, text=True, timeout=18)
     message = "'someone/stuck' could not be fetched from the hub: nothing came for 1 s"
     assert run.stdout.strip() == message
-
-
-def test_what_comes_slowly_is_waited_for() -> None:
-    begun_s = time.monotonic()
-
-    def work() -> str:
-        time.sleep(1.0)
-        return "done"
-
-    def come() -> tuple[int, int]:
-        return int(10 * (time.monotonic() - begun_s)), 0
-
-    assert unless_still(work, come, silence_s=0.4) == "done"
-    assert unless_still(work, lambda: (0, 0), silence_s=0.4) is None
-
-
-def test_what_fails_meanwhile_is_raised_as_it_is() -> None:
-    def work() -> str:
-        raise OSError("no route")
-
-    with pytest.raises(OSError, match="no route"):
-        unless_still(work, lambda: (0, 0), silence_s=5.0)

@@ -1,23 +1,22 @@
-"""What the hub has, asked without a network: by rule, from its cache, offline."""
+"""The hub's answers without a network: by rule, from its cache, offline."""
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from fleet.errors import UnknownModel
-from fleet.hub import HuggingFaceHub, is_cached
+from processes.hub import HuggingFaceHub, NotOnHub, has_weights_cached, result_unless_stalled
 
 ASK = """
 import sys
-from fleet.errors import FleetError
-from fleet.hub import HuggingFaceHub
+from processes.hub import HubError, HuggingFaceHub
 try:
     HuggingFaceHub().require(sys.argv[1])
     print("there")
-except FleetError as error:
+except HubError as error:
     print(type(error).__name__, error)
 """
 
@@ -47,7 +46,7 @@ def asked(name: str, home: Path, script: str = ASK, **environ: str) -> str:
 
 @pytest.mark.parametrize("name", ["a/b/c", "-a", "a..b", "a--b", "a b", "ä", "/a", "a/", "x" * 100])
 def test_what_can_be_no_model_of_the_hub_is_not_asked_for(name: str) -> None:
-    with pytest.raises(UnknownModel, match="NAME or OWNER/NAME"):
+    with pytest.raises(NotOnHub, match="NAME or OWNER/NAME"):
         HuggingFaceHub().require(name)
 
 
@@ -71,31 +70,53 @@ def test_a_model_is_at_hand_when_all_its_weights_are_cached(
     snapshot = cached(tmp_path)
     for name in files:
         (snapshot / name).write_text('{"weight_map": {"x": "a", "y": "b"}}')
-    script = "from fleet.hub import is_cached; print(is_cached('org/name'))"
+    script = "from processes.hub import has_weights_cached as has; print(has('org/name'))"
     assert asked("", tmp_path, script) == f"{has_weights}\n"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {}}', '"x"'])
 def test_an_index_that_cannot_be_read_has_no_weights(tmp_path: Path, text: str) -> None:
     (cached(tmp_path) / "model.safetensors.index.json").write_text(text)
-    script = "from fleet.hub import is_cached; print(is_cached('org/name'))"
+    script = "from processes.hub import has_weights_cached as has; print(has('org/name'))"
     assert asked("", tmp_path, script) == "False\n"
 
 
 def test_what_is_no_hub_id_is_not_cached() -> None:
-    assert not any(is_cached(name) for name in ("a b", "/models/x", "../x", ""))
+    assert not any(has_weights_cached(name) for name in ("a b", "/models/x", "../x", ""))
 
 
 def test_offline_what_is_not_in_the_cache_does_not_exist(tmp_path: Path) -> None:
-    said = asked("org/none", tmp_path, HF_HUB_OFFLINE="1")
-    assert said.startswith("UnknownModel the model 'org/none' does not exist: ")
-    assert "offline" in said
+    answer = asked("org/none", tmp_path, HF_HUB_OFFLINE="1")
+    assert answer.startswith("NotOnHub ")
+    assert "offline" in answer
 
 
 @pytest.mark.slow
 def test_a_hub_that_is_not_reached_is_no_reason_to_say_that_a_model_does_not_exist(
     tmp_path: Path,
 ) -> None:
-    said = asked("org/none", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
-    assert said.startswith("LoadFailed ")
-    assert "not reached" in said
+    answer = asked("org/none", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    assert answer.startswith("HubUnreached ")
+    assert "not reached" in answer
+
+
+def test_what_comes_slowly_is_waited_for() -> None:
+    begun_s = time.monotonic()
+
+    def work() -> str:
+        time.sleep(1.0)
+        return "done"
+
+    def progress() -> tuple[int, int]:
+        return int(10 * (time.monotonic() - begun_s)), 0
+
+    assert result_unless_stalled(work, progress, stall_timeout_s=0.4) == "done"
+    assert result_unless_stalled(work, lambda: (0, 0), stall_timeout_s=0.4) is None
+
+
+def test_what_fails_meanwhile_is_raised_as_it_is() -> None:
+    def work() -> str:
+        raise OSError("no route")
+
+    with pytest.raises(OSError, match="no route"):
+        result_unless_stalled(work, lambda: (0, 0), stall_timeout_s=5.0)
