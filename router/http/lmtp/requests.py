@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from router.http.lmtp.prompts import Prompt
 from router.http.lmtp.schema import GenerateBody
-from router.http.sampling_defaults import normalize
+from router.http.request_validator import normalize
 from router.request.validation import Limits, RawParams
 
 # What LMQL's own server makes of a request that does not say how many.

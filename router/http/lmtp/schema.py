@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from router.http.body import Schema
-from router.http.grammar_field import Grammar
+from router.http.fields import Grammar
 from router.request.error_text import WrongPart
 
 _NUMBERS = (int, float)

@@ -13,7 +13,7 @@ from router.http.body import Schema
 from router.http.fields import LogitBias, Strings
 from router.http.openai.formats import Formats
 from router.http.openai.promises import Promises
-from router.http.sampling_defaults import normalize
+from router.http.request_validator import normalize
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
 from router.request.validation import Limits, RawParams

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
-from router.http.body import BodyReader, Schema
-from router.http.grammar_field import Grammar
-from router.http.server.disconnect import unless_disconnected
+from router.http.body import Schema, parse
+from router.http.fields import Grammar
+from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.validation import Limits
@@ -84,7 +84,7 @@ class ConstraintRoutes:
 
     async def check(self, request: Request) -> Response:
         """Judge texts by a grammar: accepted, or where and why not."""
-        body = await self._bodies.read(request, ConstraintCheckBody)
+        body = parse(await self._bodies.read(request), ConstraintCheckBody)
         if body.text is not None and body.texts is not None:
             raise InvalidRequest("`text` and `texts` exclude each other", "texts")
         texts = body.texts or ([] if body.text is None else [body.text])

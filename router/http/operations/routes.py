@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.errors import model_not_found
-from router.http.operations.server_info import ServerInfo
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server_info import ServerInfo
 from router.http.tgi.answers import Info, ModelCard, ModelList
 from router.telemetry.metrics import Metrics
 

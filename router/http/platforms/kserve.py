@@ -14,13 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
-from router.http.body import BodyReader
+from router.http.body import parse
 from router.http.errors import HttpError
-from router.http.operations.server_info import ServerInfo
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.platforms.tensors import BYTES, InferenceBody, Texts
 from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
 from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server_info import ServerInfo
 from router.http.tgi.answers import (
     InferenceOutput,
     LiveResponse,
@@ -125,7 +126,7 @@ class KServeRoutes:
     async def infer(self, request: Request) -> Response:
         """Generate a text for each prompt of the tensors."""
         record = self._validator.begin(request)
-        body = await self._bodies.read(request, InferenceBody)
+        body = parse(await self._bodies.read(request), InferenceBody)
         tensors = [Texts.of(tensor, f"inputs[{index}]") for index, tensor in enumerate(body.inputs)]
         names = body.output_names()
         self._batches.check_size("inputs", sum(len(tensor.prompts) for tensor in tensors))

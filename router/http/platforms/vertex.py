@@ -12,12 +12,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.body import BodyReader, Schema, parse, parse_part
+from router.http.body import Schema, parse, parse_part
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
 from router.http.tgi.answers import VertexResponse
@@ -69,7 +70,7 @@ class VertexRoutes:
     async def predict(self, request: Request) -> Response:
         """Generate a text for each instance, for Vertex AI."""
         record = self._validator.begin(request)
-        body = await self._bodies.read_json(request)
+        body = await self._bodies.read(request)
         instances = parse(body, VertexBody).instances
         self._batches.check_size("instances", len(instances))
         draws = []

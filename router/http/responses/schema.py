@@ -13,13 +13,12 @@ from pydantic import ConfigDict, Field
 from constraints.spec import Kind
 from router.http.body import Schema
 from router.http.conversation import Setting
-from router.http.fields import LogitBias, Strings
+from router.http.fields import Harmless, LogitBias, Strings, WatchedSchema
 from router.http.openai.common import MAX_TOP_LOGPROBS
+from router.http.request_validator import normalize
 from router.http.responses.input import Items
 from router.http.responses.tools import Choice, Tool, check_tools, offered_tools, shown_tools
-from router.http.sampling_defaults import normalize
 from router.http.tools.grammar import AllowedTools
-from router.http.unsupported_fields import Harmless, WatchedSchema
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
 from router.request.grammar import RawGrammar

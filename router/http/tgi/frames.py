@@ -15,9 +15,9 @@ import orjson
 
 from proto.contract import FinishReason
 from router.engine.infer import Completion
-from router.http.constraint_told import told_of_constraint
 from router.http.errors import Dialect, Problem
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import constraint_fields
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, TokenGenerated, TokenLogprob
 from router.text.tokenizer import TokenSpan
@@ -108,7 +108,7 @@ class NativeFrames:
             "generated_tokens": end.num_generated_tokens,
             "seed": end.seed,
             "input_length": end.num_prompt_tokens,
-            **told_of_constraint(end),
+            **constraint_fields(end),
         }
         return self._frame(
             event,
@@ -142,7 +142,7 @@ def _details(completion: Completion) -> dict[str, Any]:
         "finish_reason": _FINISH_REASONS[end.reason],
         "generated_tokens": end.num_generated_tokens,
         "seed": end.seed,
-        **told_of_constraint(end),
+        **constraint_fields(end),
         "prefill": [
             {"id": token.token_id, "text": token.text, "logprob": token.logprob}
             for token in prefill

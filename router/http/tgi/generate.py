@@ -13,13 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
-from router.http.body import BodyReader
-from router.http.headers import answer_headers, stream_headers
-from router.http.operations.server_info import ServerInfo
+from router.http.body import parse
 from router.http.request_validator import RequestValidator
-from router.http.server.disconnect import unless_disconnected
+from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import ServerInfo, answer_headers, stream_headers
 from router.http.sse import EventStream
 from router.http.tgi.answers import GenerateResponse, SimpleToken, StreamResponse
 from router.http.tgi.frames import NativeFrames, reply, spans_shown
@@ -67,20 +66,20 @@ class NativeRoutes:
     async def generate(self, request: Request) -> Response:
         """Generate text and answer when it is complete."""
         record = self._validator.begin(request)
-        body = await self._bodies.read(request, GenerateBody)
+        body = parse(await self._bodies.read(request), GenerateBody)
         answer, headers = await self._answer(request, record, body, False)
         return _json(answer, headers)
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate text and stream its tokens as server-sent events."""
         record = self._validator.begin(request)
-        body = await self._bodies.read(request, GenerateBody)
+        body = parse(await self._bodies.read(request), GenerateBody)
         return self._stream(record, body, False)
 
     async def compat(self, request: Request) -> Response:
         """Generate text: a list of one answer, or with `stream` the events of /generate_stream."""
         record = self._validator.begin(request)
-        body = await self._bodies.read(request, CompatBody)
+        body = parse(await self._bodies.read(request), CompatBody)
         if body.stream:
             return self._stream(record, body, self._compat_returns_full_text)
         answer, headers = await self._answer(request, record, body, self._compat_returns_full_text)
@@ -88,7 +87,7 @@ class NativeRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Tokenize `inputs`; `start` and `stop` are byte offsets."""
-        body = await self._bodies.read(request, TokenizeBody)
+        body = parse(await self._bodies.read(request), TokenizeBody)
         spans = await self._tokenizer.spans(body.inputs)
         return Response(await spans_shown(spans), media_type="application/json")
 

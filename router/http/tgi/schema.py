@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from router.http.body import Schema
-from router.http.fields import LogitBias
-from router.http.grammar_field import Grammar
+from router.http.fields import Grammar, LogitBias
 from router.request.error_text import wrong
 from router.request.validation import RawParams
 
