@@ -6,7 +6,7 @@ Starts `launcher serve` on a model of random weights (it wants nothing, so only 
 answers right) and asks at temperature 1.5, a third of the time with a budget that is tight (the
 shortest legal text and up to five tokens more), a third with stop strings. Every answer of status
 200 must satisfy its constraint, by `jsonschema`, `re`, python `lark` and the plain evaluator of
-`where`; a refusal must be one of the kinds that state the reason. Prints JSON; exit code 1 if one is wrong.
+`where`; a refusal must state its reason. Prints JSON; exit code 1 if one is wrong.
 """
 
 import argparse
