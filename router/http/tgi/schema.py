@@ -8,49 +8,38 @@ from typing import Any, Literal
 from pydantic import Field
 
 from router.http.body import AnswerModel, ConstrainedAnswer, Schema
-from router.http.fields import Grammar, LogitBias
+from router.http.fields import Grammar, SamplingFields, bounded
 from router.request.error_text import wrong
 from router.request.validation import RawParams
-
-
-def _bounded(**bounds: float) -> Any:
-    """An optional number with its bounds for the document; `parameters.py` checks them."""
-    return Field(default=None, json_schema_extra=dict(bounds))
-
 
 FinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
 
 
-class Parameters(Schema):
+class Parameters(SamplingFields):
     """`parameters` of a request, with the names, types and defaults of TGI; and ours."""
 
-    best_of: int | None = _bounded(minimum=1)
-    temperature: float | None = _bounded(exclusiveMinimum=0)
-    repetition_penalty: float | None = _bounded(exclusiveMinimum=0)
-    frequency_penalty: float | None = _bounded(minimum=-2, maximum=2)
-    top_k: int | None = _bounded(minimum=1)
-    top_p: float | None = _bounded(exclusiveMinimum=0, exclusiveMaximum=1)
-    typical_p: float | None = _bounded(exclusiveMinimum=0, exclusiveMaximum=1)
+    best_of: int | None = bounded(minimum=1)
+    temperature: float | None = bounded(exclusiveMinimum=0)
+    top_k: int | None = bounded(minimum=1)
+    top_p: float | None = bounded(exclusiveMinimum=0, exclusiveMaximum=1)
+    typical_p: float | None = bounded(exclusiveMinimum=0, exclusiveMaximum=1)
     do_sample: bool | None = None
-    max_new_tokens: int | None = _bounded(minimum=1)
+    max_new_tokens: int | None = bounded(minimum=1)
     return_full_text: bool | None = None
     stop: list[str] | None = Field(default=None, fail_fast=True)
-    truncate: int | None = _bounded(minimum=1)
+    truncate: int | None = bounded(minimum=1)
     watermark: bool | None = None
     details: bool | None = None
     decoder_input_details: bool | None = None
-    seed: int | None = _bounded(minimum=0, maximum=2**64 - 1)
-    top_n_tokens: int | None = _bounded(minimum=0)
+    seed: int | None = bounded(minimum=0, maximum=2**64 - 1)
+    top_n_tokens: int | None = bounded(minimum=0)
     grammar: Grammar | None = None
     adapter_id: str | None = None
     # Ours, under the names that vLLM's users know where it has them.
-    min_new_tokens: int | None = _bounded(minimum=0)
+    min_new_tokens: int | None = bounded(minimum=0)
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
     include_stop_str_in_output: bool | None = None
-    presence_penalty: float | None = _bounded(minimum=-2, maximum=2)
-    min_p: float | None = _bounded(minimum=0, maximum=1)
-    logit_bias: LogitBias | None = None
     # Seconds, from the request's arrival.
     max_time: float | None = None
 
@@ -173,26 +162,18 @@ def to_raw(parameters: Parameters) -> RawParams:
         raise wrong("adapter_id", rule, parameters.adapter_id)
     return RawParams(
         best_of=parameters.best_of,
-        temperature=parameters.temperature,
-        repetition_penalty=parameters.repetition_penalty,
-        frequency_penalty=parameters.frequency_penalty,
-        top_k=parameters.top_k,
-        top_p=parameters.top_p,
+        **parameters.sampling(),
         typical_p=parameters.typical_p,
         do_sample=parameters.do_sample or False,
         max_new_tokens=parameters.max_new_tokens,
         stop=tuple(parameters.stop or ()),
         truncate=parameters.truncate,
-        seed=parameters.seed,
         top_n_tokens=parameters.top_n_tokens,
         decoder_input_details=parameters.decoder_input_details or False,
         keep_stop_string=parameters.include_stop_str_in_output is not False,
         min_new_tokens=parameters.min_new_tokens,
         ignore_eos=parameters.ignore_eos or False,
         stop_token_ids=tuple(parameters.stop_token_ids or ()),
-        presence_penalty=parameters.presence_penalty,
-        min_p=parameters.min_p,
-        logit_bias=parameters.logit_bias,
         max_time=parameters.max_time,
         grammar=parameters.grammar,
         watermark=parameters.watermark or False,
