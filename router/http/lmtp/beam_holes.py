@@ -9,7 +9,7 @@ from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.requests import raw_of
 from router.http.lmtp.schema import GenerateBody
 from router.http.lmtp.services import LmtpServices
-from router.http.server.request_record import RequestRecord
+from router.http.request_record import RequestRecord
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.parameters import Limits
 

@@ -19,7 +19,7 @@ from router.http.lmtp.objects import as_json
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.work import Notify, Say
-from router.http.server.request_record import RequestRecord
+from router.http.request_record import RequestRecord
 from router.request.errors import InvalidRequest, RouterError
 
 

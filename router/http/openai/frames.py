@@ -10,7 +10,7 @@ import orjson
 
 from router.http.errors import Dialect, Problem
 from router.http.openai.reply import Envelope, RunningUsage, Usage
-from router.http.server.request_record import RequestRecord
+from router.http.request_record import RequestRecord
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 
