@@ -1,16 +1,18 @@
-"""Bodies of TGI's routes, and their translation to raw parameters. Types only; rules are elsewhere.
+"""Bodies and answers of TGI's routes; bodies become raw parameters. Names are those of TGI's.
 
 Every optional field takes an explicit null for its absence.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from router.http.body import Schema
+from router.http.body import AnswerModel, ConstrainedAnswer, Schema
 from router.http.fields import Grammar, SamplingFields, bounded
 from router.request.error_text import wrong
 from router.request.validation import RawParams
+
+FinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
 
 
 class Parameters(SamplingFields):
@@ -43,7 +45,7 @@ class Parameters(SamplingFields):
 
 
 class TokenizeBody(Schema):
-    """Body of /tokenize: that of /generate, of which the prompt alone counts."""
+    """Body of /tokenize: that of /generate, of which only the prompt is read."""
 
     inputs: str
     parameters: dict[str, Any] | None = None
@@ -68,6 +70,89 @@ class CompatBody(GenerateBody):
     """Body of POST /."""
 
     stream: bool | None = None
+
+
+class Token(AnswerModel):
+    """A generated token. `logprob` is null where it is not a number of JSON."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class PrefillToken(AnswerModel):
+    """A token of the prompt; the first one has no log-probability."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+class BestOfSequence(ConstrainedAnswer):
+    """One of the answers that `best_of` did not choose."""
+
+    generated_text: str
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: list[list[Token]] | None = None
+
+
+class Details(ConstrainedAnswer):
+    """What `details` asks for."""
+
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    best_of_sequences: list[BestOfSequence] | None = None
+    top_tokens: list[list[Token]] | None = None
+
+
+class GenerateResponse(AnswerModel):
+    """A whole answer."""
+
+    generated_text: str
+    details: Details | None = None
+
+
+class StreamDetails(ConstrainedAnswer):
+    """What `details` asks for, in the last event of a stream."""
+
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class StreamResponse(AnswerModel):
+    """One event of a stream; only the last one has a text and details."""
+
+    index: int
+    token: Token
+    top_tokens: list[Token] | None = None
+    generated_text: str | None
+    details: StreamDetails | None
+
+
+class SimpleToken(AnswerModel):
+    """A token of a text; `start` and `stop` are byte offsets."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class ChatTokenizeResponse(AnswerModel):
+    """A chat as the model reads it."""
+
+    tokenize_response: list[SimpleToken]
+    templated_text: str
 
 
 def to_raw(parameters: Parameters) -> RawParams:
