@@ -90,8 +90,8 @@ def main(argv: Sequence[str]) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("path", metavar="PATH")
     parser.add_argument("--step-s", type=float, default=0.0)
-    told = parser.parse_args(argv)
-    uvloop.run(_serve(told.path, told.step_s))
+    args = parser.parse_args(argv)
+    uvloop.run(_serve(args.path, args.step_s))
 
 
 if __name__ == "__main__":

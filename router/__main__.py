@@ -38,7 +38,7 @@ from router.engine.infer import Infer
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import SocketLimits
-from router.http.operations.offer import limits_of, server_info
+from router.http.operations.startup import limits_of, server_info
 from router.http.server.listen import BoundSocket, HttpServer, bind_configured, configured_limits
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation

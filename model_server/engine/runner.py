@@ -289,7 +289,7 @@ class Runner:
             if chunk.num_logits:
                 answer = next(drawn)
                 if answer.is_late:
-                    sequence.draw_again(scores)
+                    sequence.retry_sample(scores)
                 else:
                     finish_reason = self._finish_reason(sequence, samples, answer)
                 if finish_reason is not None:

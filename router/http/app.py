@@ -6,6 +6,7 @@ Access (ids, log line, metrics) -> Cors -> Guard (keys) -> Starlette (routing) -
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -14,14 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engine.infer import Infer
-from router.http.aliases import NO_ALIASES, Aliases
 from router.http.anthropic.routes import MessageRoutes
-from router.http.body import BodyReader
 from router.http.conversation import Conversations
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
@@ -30,18 +29,23 @@ from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import TokenNames
 from router.http.operations.constraints_check import ConstraintRoutes, Judges
-from router.http.operations.health import HealthRoutes
-from router.http.operations.routes import OpsRoutes
-from router.http.operations.server_info import ServerInfo
+from router.http.operations.routes import OperationsRoutes
+from router.http.platforms.batches import Batches
+from router.http.platforms.kserve import KServeRoutes
+from router.http.platforms.sagemaker import InvocationRoutes
+from router.http.platforms.vertex import VertexRoutes
 from router.http.request_validator import RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
 from router.http.server.access import Access
 from router.http.server.auth import Guard
+from router.http.server.body import BodyReader
 from router.http.server.cors import ANY_ORIGIN, Cors
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
+from router.http.server.errors import Dialect, HttpError
 from router.http.server.request_record import RequestRecord
-from router.http.tgi.routes import tgi_routes
+from router.http.server_info import ServerInfo
+from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
 from router.request.validation import Limits, Validation
 from router.telemetry.metrics import Metrics
@@ -49,6 +53,7 @@ from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 
+NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _INFO = {
     "title": "Tandem",
     "description": "A two-tier language-model server with TGI's and OpenAI's HTTP interfaces.",
@@ -95,8 +100,18 @@ def create_app(
             protects_metrics=protects_metrics,
             max_body_len=max_body_len,
         )
-    app = Aliases(Cors(app, allowed_origins), aliases)
+    app = _aliased(Cors(app, allowed_origins), aliases)
     return Access(app, services.metrics, services.info.model_id)
+
+
+def _aliased(app: ASGIApp, paths: Mapping[str, str]) -> ASGIApp:
+    """`app`, which sees the route's own path for each of a platform's paths, and so its dialect."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        path = paths.get(scope["path"]) if scope["type"] == "http" else None
+        await app(scope if path is None else {**scope, "path": path}, receive, send)
+
+    return serve
 
 
 def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
@@ -142,17 +157,22 @@ def _api_routes(services: Services, max_body_len: int) -> list[ApiRoute]:
     conversations = Conversations(infer, validator, bodies, services.chat_template, tokenizer, info)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
+    tgi = TgiRoutes(infer, validator, tokenizer, bodies, info, front, chat)
+    batches = Batches(infer, validator, info)
+    invoked = {"inputs": tgi.compat, "messages": chat.chat, "prompt": completions.completions}
     groups = (
+        tgi,
+        InvocationRoutes(validator, bodies, invoked),
+        VertexRoutes(validator, bodies, batches, front, chat),
+        KServeRoutes(infer, validator, bodies, batches, info),
         chat,
         completions,
         ResponseRoutes(conversations, names, ResponseStore()),
         MessageRoutes(conversations),
         ConstraintRoutes(services.judges, bodies, info.limits),
-        HealthRoutes(infer),
-        OpsRoutes(services.metrics, info),
+        OperationsRoutes(infer, services.metrics, info),
     )
-    tgi = tgi_routes(infer, validator, tokenizer, bodies, info, front, chat, completions)
-    return [*tgi, *(route for group in groups for route in group.routes())]
+    return [route for group in groups for route in group.routes()]
 
 
 def openapi_without_server(version: str) -> dict[str, Any]:
@@ -189,7 +209,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     elif not isinstance(error, RouterError | HttpError):
         message = f"a bug; the server's log has more under request_id {record.request_id}"
         error = HttpError(500, "internal_error", message)
-    problem = Problem.of(error, Dialect.of_path(request.url.path), record.request_id)
+    problem = problem_of(error, Dialect.of_path(request.url.path), record.request_id)
     record.error_type = problem.error_type
     return problem.response()
 

@@ -9,7 +9,6 @@ from typing import Generic, Protocol, TypeVar
 from router.engine.beam_search.run import BeamRun, BeamUsage
 from router.engine.beam_search.texts import OutputTexts
 from router.engine.beam_search.types import Grouped, Place, Reason
-from router.http.errors import HttpError
 from router.http.lmtp.beam_holes import HoleReader
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.failures import error_fields
@@ -19,6 +18,7 @@ from router.http.lmtp.objects import as_json
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.work import Notify, Say
+from router.http.server.errors import HttpError
 from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest, RouterError
 

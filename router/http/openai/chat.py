@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion
-from router.http.constraint_told import told_of_constraint
 from router.http.openai.answers import LAST_EVENT, ChatCompletion, ChatCompletionChunk
 from router.http.openai.calling import CallingFrames, ChatCalling
 from router.http.openai.chat_frames import ChatChoiceFrames
@@ -21,6 +20,7 @@ from router.http.openai.schema import ChatBody
 from router.http.openai.tools import Offered
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import constraint_fields
 from router.http.tools.tool_prompt import offering, tell_tools
 from router.request.error_text import wrong
 from router.request.errors import Unsupported
@@ -205,7 +205,7 @@ def _choice(
         "message": message,
         "logprobs": None if logprobs is None else logprobs.of(completion.tokens),
         "finish_reason": reason,
-        **told_of_constraint(end),
+        **constraint_fields(end),
     }
     if body.return_token_ids:
         choice["token_ids"] = [event.token.token_id for event in completion.tokens]

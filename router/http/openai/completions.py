@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from proto.contract import FinishReason
 from router.engine.infer import Completion
-from router.http.constraint_told import told_of_constraint
 from router.http.openai.answers import LAST_EVENT, TextCompletion, TextCompletionChunk
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
@@ -23,6 +22,7 @@ from router.http.openai.reply import (
 from router.http.openai.schema import CompletionBody
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import constraint_fields
 from router.request.errors import InvalidRequest
 from router.request.events import Finished, PromptScored, TokenGenerated
 from router.request.request import GenerateRequest
@@ -197,7 +197,7 @@ class CompletionChoiceFrames:
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty text with the reason."""
         reason = _reason(event, only_scores=self._only_scores)
-        told = orjson.dumps({"finish_reason": reason, **told_of_constraint(event)})[1:-1]
+        told = orjson.dumps({"finish_reason": reason, **constraint_fields(event)})[1:-1]
         text = self._text("" if self._only_scores else event.tail)
         return text + self._head + b'"","logprobs":null,' + told + self._tail
 
@@ -236,7 +236,7 @@ def _choice(
         "text": echo + ("" if body.only_scores else completion.finished.text),
         "logprobs": logprobs,
         "finish_reason": _reason(completion.finished, only_scores=body.only_scores),
-        **told_of_constraint(completion.finished),
+        **constraint_fields(completion.finished),
     }
 
 

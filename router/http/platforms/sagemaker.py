@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from router.http.body import BodyReader, Schema, parse
+from router.http.body import Schema, parse
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
 from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs
 from router.http.tgi.schema import CompatBody
 from router.request.errors import InvalidRequest
@@ -66,7 +67,7 @@ class InvocationRoutes:
     async def invoke(self, request: Request) -> Response:
         """Generate text, for SageMaker: the body of POST /, of a chat or of a completion."""
         self._validator.begin(request)
-        body = await self._bodies.read_json(request)
+        body = await self._bodies.read(request)
         handler = self._handlers[parse(body, InvocationBody).kind]
         return await handler(_unread(request, body))
 

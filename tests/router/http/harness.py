@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
 from router.http.operations.constraints_check import Judges
-from router.http.operations.server_info import ServerInfo
 from router.http.server.limits import ConnectionLimits
 from router.http.server.listen import HttpServer, bind
+from router.http.server_info import ServerInfo
 from router.request.validation import Limits, Validation
 from router.shards.shards import ShardTimeouts
 from router.text.chat_template import ChatTemplate

@@ -1,4 +1,4 @@
-"""docs/metrics.md tells of every metric, and of nothing else."""
+"""docs/metrics.md lists every metric, and nothing else."""
 
 import re
 from pathlib import Path

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from router.http.body import parse
-from router.http.unsupported_fields import WatchedSchema
+from router.http.fields import WatchedSchema
 from router.request.errors import InvalidRequest, Unsupported
 
 

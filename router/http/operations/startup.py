@@ -1,11 +1,11 @@
-"""What this server offers, from its flags and from what the shard and its pool can hold."""
+"""The limits and the server information, from the flags and what the shard can hold."""
 
 import time
 from importlib.metadata import version
 
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig
-from router.http.operations.server_info import ServerInfo
+from router.http.server_info import ServerInfo
 from router.request.errors import StartupFailed
 from router.request.validation import Limits
 
