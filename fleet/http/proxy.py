@@ -16,9 +16,9 @@ from fleet.http.errors import http_error
 from fleet.http.event_stream import EventStream, error_event, has_events, with_retry
 from fleet.http.upstream import Answer, ask
 from fleet.metrics import FleetMetrics
-from router.http.errors import DRAINING_HEADER, Dialect, Problem
 from router.http.server.access import AccessRecord
 from router.http.server.body import end, unless_disconnected, until_disconnected
+from router.http.server.errors import DRAINING_HEADER, Dialect, Problem
 
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}

@@ -18,7 +18,6 @@ from fleet.http.front import model_of
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names
-from router.http.errors import Dialect, HttpError, Problem
 from router.http.lmtp.commands import FEATURES, named_model, version_of
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame, NoFrame, read_frame, write_frame
@@ -26,6 +25,7 @@ from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.services import SocketLimits
 from router.http.lmtp.stream_ids import stream_id_of
 from router.http.server.access import AccessRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.request.errors import InvalidRequest, Overloaded
 
 _logger = logging.getLogger("fleet")

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.engine.infer import Infer
 from router.http.anthropic.routes import MessageRoutes
 from router.http.conversation import Conversations
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
@@ -43,6 +43,7 @@ from router.http.server.auth import Guard
 from router.http.server.body import BodyReader
 from router.http.server.cors import ANY_ORIGIN, Cors
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
+from router.http.server.errors import Dialect, HttpError
 from router.http.server_info import ServerInfo
 from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
@@ -209,7 +210,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     elif not isinstance(error, RouterError | HttpError):
         message = f"a bug; the server's log has more under request_id {record.request_id}"
         error = HttpError(500, "internal_error", message)
-    problem = Problem.of(error, Dialect.of_path(request.url.path), record.request_id)
+    problem = problem_of(error, Dialect.of_path(request.url.path), record.request_id)
     record.error_type = problem.error_type
     return problem.response()
 

@@ -5,13 +5,14 @@ fault; `details` what a constraint's refusal says besides; `retryable` whether t
 succeed later, `retry_after_s` when.
 """
 
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
+from router.http.server.errors import Dialect, HttpError
 from router.request.errors import ConstraintRefused, InvalidRequest, Refused, RouterError, RowFailed
 
 
 def error_type_of(error: RouterError | HttpError) -> str:
     """The kind, as logs and metrics have it too."""
-    return Problem.of(error, Dialect.TGI).error_type
+    return problem_of(error, Dialect.TGI).error_type
 
 
 def error_fields(error: RouterError | HttpError) -> dict[str, object]:
@@ -21,7 +22,7 @@ def error_fields(error: RouterError | HttpError) -> dict[str, object]:
         told["field"] = error.field
     if isinstance(error, ConstraintRefused):
         told["details"] = {"reason": error.reason, **error.details}
-    problem = Problem.of(error, Dialect.TGI)
+    problem = problem_of(error, Dialect.TGI)
     if problem.retry_after_s is not None:
         told["retry_after_s"] = problem.retry_after_s
     told["retryable"] = _is_retryable(error)

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from router.http.errors import HttpError
 from router.http.server.body import check_depth, check_width
+from router.http.server.errors import HttpError
 
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003

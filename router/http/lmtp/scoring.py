@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from router.engine.infer import Completion
 from router.http.body import parse_part
-from router.http.errors import HttpError
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import Frame
@@ -21,6 +20,7 @@ from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.work import Say
 from router.http.request_record import RequestRecord
+from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
 from router.request.request import GenerateRequest

@@ -9,7 +9,6 @@ from typing import Generic, Protocol, TypeVar
 from router.engine.beam_search.run import BeamRun, BeamUsage
 from router.engine.beam_search.texts import OutputTexts
 from router.engine.beam_search.types import Grouped, Place, Reason
-from router.http.errors import HttpError
 from router.http.lmtp.beam_holes import HoleReader
 from router.http.lmtp.buffers import Buffers
 from router.http.lmtp.failures import error_fields
@@ -20,6 +19,7 @@ from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.work import Notify, Say
 from router.http.request_record import RequestRecord
+from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, RouterError
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from router.http.errors import HttpError
 from router.http.lmtp.beams import Beaming
 from router.http.lmtp.best import BestFirst
 from router.http.lmtp.buffers import Buffers
@@ -37,6 +36,7 @@ from router.http.lmtp.stream_ids import stream_id_of
 from router.http.lmtp.streams import Streams
 from router.http.lmtp.work import Say, Work
 from router.http.request_record import RequestRecord
+from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, Overloaded, RouterError
 from router.telemetry.metrics import FRAMES
 

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
-from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.stream_encoder import Said
+from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 
 Say = Callable[[Iterable[Said]], Awaitable[None]]

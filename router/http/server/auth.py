@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from processes.instruments import Counter
-from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 _OPEN_BELOW = "/health/"

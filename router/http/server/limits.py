@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from processes.instruments import Counter
-from router.http.errors import HttpError
+from router.http.server.errors import HttpError
 
 MIN_BODY_LEN = 16_384
 HIGH_LEN = 16_384

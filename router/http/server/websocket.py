@@ -15,8 +15,8 @@ from websockets.exceptions import InvalidMessage
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.limits import ConnectionLimits, WriteTimer
 from router.http.server.protocol import raw_answer, record_slow_reader
 
