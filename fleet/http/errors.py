@@ -16,7 +16,7 @@ from fleet.errors import (
     UnknownModel,
 )
 from router.http.errors import HttpError
-from router.http.lmtp.failures import error_fields
+from router.http.lmtp.objects import error_fields
 from router.request.errors import RouterError
 
 _UNAVAILABLE = 503

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from proto.contract import FinishReason
 from router.http.errors import HttpError
-from router.http.lmtp.failures import error_fields
-from router.http.lmtp.objects import TokenObject, as_json
+from router.http.lmtp.objects import TokenObject, as_json, error_fields
 from router.request.errors import RouterError
 from router.request.events import Event, Finished, TokenGenerated
 
