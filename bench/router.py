@@ -36,7 +36,7 @@ from bench.quick_shard import BLOCK_SIZE
 from proto.contract import Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
 from router.http.server.request_record import RequestRecord
-from router.http.tgi.frames import NativeFrames
+from router.http.tgi.stream import GenerateFrames
 from router.request.events import Event
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
@@ -168,7 +168,7 @@ def text_and_sse_us(tokenizer: Tokenizer, num_streams: int) -> tuple[float, floa
         for request_id, request in enumerate(_requests(num_streams))
     ]
     frames = [
-        NativeFrames(RequestRecord("bench", 0.0), with_details=False, prefix="") for _ in streams
+        GenerateFrames(RequestRecord("bench", 0.0), with_details=False, prefix="") for _ in streams
     ]
     text_s = sse_s = 0.0
     for _ in range(_NUM_STEPS):

@@ -20,8 +20,9 @@ from fleet.http.routes import Kind, Routes
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names, no_model_named
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
 from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.request_record import RequestRecord
 from router.request.errors import RouterError
 
@@ -134,7 +135,7 @@ class Front:
         dialect = Dialect.of_path(request.scope["path"])
         told = http_error(error) if isinstance(error, FleetError) else error
         assert isinstance(told, HttpError | RouterError)
-        problem = Problem.of(told, dialect, record.request_id)
+        problem = problem_of(told, dialect, record.request_id)
         record.error_type = problem.error_type
         if isinstance(error, FleetError):
             self._metrics.rejected.inc(problem.error_type)

@@ -16,8 +16,8 @@ from fleet.http.errors import http_error
 from fleet.http.event_stream import EventStream, error_event, has_events, with_retry
 from fleet.http.upstream import Answer, ask
 from fleet.metrics import FleetMetrics
-from router.http.errors import DRAINING_HEADER, Dialect, Problem
 from router.http.server.body import end, unless_disconnected, until_disconnected
+from router.http.server.errors import DRAINING_HEADER, Dialect, Problem
 from router.http.server.request_record import RequestRecord
 
 _OF_CONNECTION = frozenset(

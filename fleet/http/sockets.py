@@ -18,12 +18,12 @@ from fleet.http.front import model_of
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names
-from router.http.errors import Dialect, HttpError, Problem
 from router.http.lmtp.commands import FEATURES, named_model, version_of
 from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of, write_frame
 from router.http.lmtp.objects import error_fields
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.services import SocketLimits
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest, Overloaded
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from router.http.errors import HttpError
 from router.http.lmtp.frames import write_frame
 from router.http.lmtp.objects import error_fields
+from router.http.server.errors import HttpError
 
 _NUM_SEEN = 3
 _WITH_TOKENS = frozenset({"GENERATE", "SCORE", "BEAMS"})

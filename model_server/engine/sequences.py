@@ -80,7 +80,7 @@ class SequenceState:
         first = max(self.computed_len + 1, self.logprobs.prompt_from)
         return range(first, min(self.computed_len + 1 + chunk_len, self.prompt_len))
 
-    def draw_again(self, scores: Sequence[PromptScore]) -> None:
+    def retry_sample(self, scores: Sequence[PromptScore]) -> None:
         """Nothing was drawn from the last token's logits: a later step computes it anew.
 
         scores: what was reported with its chunk; its own is reported with it again

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.engine.infer import Infer
 from router.http.anthropic.routes import MessageRoutes
 from router.http.conversation import Conversations
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
@@ -29,8 +29,11 @@ from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import TokenNames
 from router.http.operations.constraints_check import ConstraintRoutes, Judges
-from router.http.operations.health import HealthRoutes
-from router.http.operations.routes import OpsRoutes
+from router.http.operations.routes import OperationsRoutes
+from router.http.platforms.batches import Batches
+from router.http.platforms.kserve import KServeRoutes
+from router.http.platforms.sagemaker import InvocationRoutes
+from router.http.platforms.vertex import VertexRoutes
 from router.http.request_validator import RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
@@ -39,9 +42,10 @@ from router.http.server.auth import Guard
 from router.http.server.body import BodyReader
 from router.http.server.cors import ANY_ORIGIN, Cors
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
+from router.http.server.errors import Dialect, HttpError
 from router.http.server.request_record import RequestRecord
 from router.http.server_info import ServerInfo
-from router.http.tgi.routes import tgi_routes
+from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
 from router.request.validation import Limits, Validation
 from router.telemetry.metrics import Metrics
@@ -153,17 +157,22 @@ def _api_routes(services: Services, max_body_len: int) -> list[ApiRoute]:
     conversations = Conversations(infer, validator, bodies, services.chat_template, tokenizer, info)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
+    tgi = TgiRoutes(infer, validator, tokenizer, bodies, info, front, chat)
+    batches = Batches(infer, validator, info)
+    invoked = {"inputs": tgi.compat, "messages": chat.chat, "prompt": completions.completions}
     groups = (
+        tgi,
+        InvocationRoutes(validator, bodies, invoked),
+        VertexRoutes(validator, bodies, batches, front, chat),
+        KServeRoutes(infer, validator, bodies, batches, info),
         chat,
         completions,
         ResponseRoutes(conversations, names, ResponseStore()),
         MessageRoutes(conversations),
         ConstraintRoutes(services.judges, bodies, info.limits),
-        HealthRoutes(infer),
-        OpsRoutes(services.metrics, info),
+        OperationsRoutes(infer, services.metrics, info),
     )
-    tgi = tgi_routes(infer, validator, tokenizer, bodies, info, front, chat, completions)
-    return [*tgi, *(route for group in groups for route in group.routes())]
+    return [route for group in groups for route in group.routes()]
 
 
 def openapi_without_server(version: str) -> dict[str, Any]:
@@ -200,7 +209,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     elif not isinstance(error, RouterError | HttpError):
         message = f"a bug; the server's log has more under request_id {record.request_id}"
         error = HttpError(500, "internal_error", message)
-    problem = Problem.of(error, Dialect.of_path(request.url.path), record.request_id)
+    problem = problem_of(error, Dialect.of_path(request.url.path), record.request_id)
     record.error_type = problem.error_type
     return problem.response()
 

@@ -37,6 +37,23 @@ class Schema(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
 
 
+class AnswerModel(BaseModel):
+    """An answer, or a part of one, in the document: nothing beyond these fields.
+
+    Routes write their bytes by hand; tests check them against these models.
+    """
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ConstrainedAnswer(AnswerModel):
+    """Of an answer under a constraint, whether it satisfies it; `constraint_violation` is what is
+    wrong with a text that was checked at its end."""
+
+    constraint_satisfied: bool | None = None
+    constraint_violation: str | None = None
+
+
 S = TypeVar("S", bound=Schema)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 import orjson
-from pydantic import ConfigDict, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -261,3 +261,29 @@ def _documented(values: Harmless) -> dict[str, Any]:
         "properties": {key: {"enum": [None, *inner]} for key, inner in values.items()},
         "additionalProperties": {"type": "null"},
     }
+
+
+def bounded(**bounds: float) -> Any:
+    """An optional number whose bounds the OpenAPI document shows; `parameters.py` checks them."""
+    return Field(default=None, json_schema_extra=dict(bounds))
+
+
+class SamplingFields(Schema):
+    """Sampling parameters whose names TGI, OpenAI, vLLM and LMTP share.
+
+    An API that documents other bounds, or reads another type, declares the field again.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = bounded(minimum=0, maximum=1)
+    repetition_penalty: float | None = bounded(exclusiveMinimum=0)
+    presence_penalty: float | None = bounded(minimum=-2, maximum=2)
+    frequency_penalty: float | None = bounded(minimum=-2, maximum=2)
+    seed: int | None = None
+    logit_bias: LogitBias | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The arguments of RawParams with these names."""
+        return {name: getattr(self, name) for name in SamplingFields.model_fields}

@@ -4,12 +4,13 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from starlette.requests import Request
 
 from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest
-from router.request.parameters import check_parameters
+from router.request.parameters import WARPERS, check_parameters
 from router.request.request import NUM_SEEDS, GenerateRequest
 from router.request.validation import Limits, RawParams, Validation
 from router.telemetry.metrics import Metrics
@@ -134,7 +135,8 @@ def normalize(raw: RawParams, limits: Limits) -> RawParams:
         return meant
     # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
     check_parameters(meant, limits)
-    return replace(meant, top_p=None, top_k=None, min_p=None)
+    unset: dict[str, Any] = dict.fromkeys(WARPERS)
+    return replace(meant, **unset)
 
 
 def _check_ranges(raw: RawParams) -> None:

@@ -24,7 +24,7 @@ _MAX_BIAS = 100.0
 # distribution, acts as if it were the bound, but can overflow on the way.
 _SMALLEST = 1e-6
 _LARGEST = 1e6
-_WARPERS = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+WARPERS = ("temperature", "top_k", "top_p", "typical_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class RawParams:
     @property
     def is_sampling(self) -> bool:
         """True if asked for, or if any parameter is given that means nothing otherwise."""
-        return bool(self.do_sample) or any(getattr(self, word) is not None for word in _WARPERS)
+        return bool(self.do_sample) or any(getattr(self, word) is not None for word in WARPERS)
 
     def name(self, word: str) -> str:
         """`word` as the client spells it."""
@@ -259,7 +259,7 @@ def _check_best_of(raw: RawParams, limits: Limits) -> None:
     if not 1 <= raw.best_of <= limits.max_best_of:
         raise raw.refuse("best_of", f"between 1 and {limits.max_best_of}", raw.best_of)
     if raw.best_of > 1 and not raw.is_sampling:
-        warpers = ", ".join(f"`{raw.name(word)}`" for word in _WARPERS)
+        warpers = ", ".join(f"`{raw.name(word)}`" for word in WARPERS)
         rule = f"1 without sampling (`{raw.name('do_sample')}`, or any of {warpers})"
         raise raw.refuse("best_of", rule, raw.best_of)
 

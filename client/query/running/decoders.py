@@ -3,7 +3,6 @@
 A clause of a program and the Python functions of the same names end here.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from client.query.program import DecoderClause
 from client.query.running.beams import Beam
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
-from client.words import MAX_SEED, Sampling
+from client.words import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
 
 
 class OptionIgnored(UserWarning):
@@ -39,38 +38,12 @@ class Decoding:
 Rule = tuple[str, Callable[[object], bool]]
 
 
-def _number(
-    low: float, high: float = sys.float_info.max, *, above: bool = False
-) -> Callable[[object], bool]:
-    def keeps(value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return (low < value if above else low <= value) and value <= high
-
-    return keeps
+def _rule(rule: NumberRule) -> Rule:
+    return str(rule), rule.allows
 
 
-def _whole(low: int, high: int) -> Rule:
-    def keeps(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-    return f"a whole number from {low} to {high}", keeps
-
-
-# More than any model or machine has, and still a number for whoever reads it.
-_MANY = 2**31
-_COUNT = _whole(1, _MANY)
-_SAMPLING: Mapping[str, Rule] = {
-    "temperature": ("a number from 0 on", _number(0)),
-    "top_k": _COUNT,
-    "top_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
-    "min_p": ("a number from 0 to 1", _number(0, 1)),
-    "typical_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
-    "repetition_penalty": ("a number above 0", _number(0, above=True)),
-    "frequency_penalty": ("a number from -2 to 2", _number(-2, 2)),
-    "presence_penalty": ("a number from -2 to 2", _number(-2, 2)),
-    "seed": _whole(0, MAX_SEED),
-}
+_COUNT = _rule(NumberRule(1, MAX_COUNT, is_whole=True))
+_SAMPLING: Mapping[str, Rule] = {name: _rule(rule) for name, rule in SAMPLING_RULES.items()}
 _OPTIONS: Mapping[str, Rule] = {
     "max_tokens": _COUNT,
     "max_len": _COUNT,
@@ -117,10 +90,7 @@ KINDS: Mapping[str, Kind] = {
         _beam,
         num_traces=4,
         own={
-            "length_penalty": (
-                f"a number from -{MAX_PENALTY} to {MAX_PENALTY}",
-                _number(-MAX_PENALTY, MAX_PENALTY),
-            ),
+            "length_penalty": _rule(NumberRule(-MAX_PENALTY, MAX_PENALTY)),
             "early_stopping": (
                 'True, False or "never"',
                 lambda value: isinstance(value, bool) or value == "never",

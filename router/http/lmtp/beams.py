@@ -11,7 +11,6 @@ from router.engine.beam_search.requests import OutputTexts, num_kept_of_beams
 from router.engine.beam_search.run import BeamRun, BeamUsage
 from router.engine.beam_search.types import Beam, Dead, Group, Hole, Outcome, Place, Reason, Scoring
 from router.http.body import parse_part
-from router.http.errors import HttpError
 from router.http.lmtp import objects
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.notices import Queued
@@ -22,6 +21,7 @@ from router.http.lmtp.schema import BeamBody, BeamsBody, GenerateBody, HoleBody
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.streams import Notify, Say
+from router.http.server.errors import HttpError
 from router.http.server.request_record import RequestRecord
 from router.http.server_info import served_name
 from router.request.errors import ConstraintRefused, InvalidRequest, RouterError

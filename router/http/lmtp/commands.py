@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from router.http.body import Schema, parse_part
-from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.prompts import Buffers, buffer_told
 from router.http.lmtp.requests import MAX_STOPS, MAX_TOP_LOGPROBS
 from router.http.lmtp.schema import BufferBody, DropBody
 from router.http.lmtp.services import LmtpServices
+from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.error_text import wrong
 

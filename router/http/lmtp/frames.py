@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 
 from router.http.body import Schema, parse_part
-from router.http.errors import HttpError
 from router.http.server.body import check_depth, check_width
+from router.http.server.errors import HttpError
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
 

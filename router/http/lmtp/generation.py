@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from router.http.body import parse_part
-from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.notices import Queued
 from router.http.lmtp.objects import error_type_of
@@ -14,6 +13,7 @@ from router.http.lmtp.schema import GenerateBody
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import BY_TOKEN, FirstVersion, Said, SecondVersion, Words
 from router.http.lmtp.streams import Notify, Say
+from router.http.server.errors import HttpError
 from router.http.server.request_record import RequestRecord
 from router.http.server_info import served_name
 from router.request.errors import RouterError

@@ -9,7 +9,8 @@ import orjson
 
 from router.engine.beam_search.run import BeamUsage
 from router.engine.beam_search.types import Beam, Outcome, Place
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
+from router.http.server.errors import Dialect, HttpError
 from router.request.errors import ConstraintRefused, InvalidRequest, Refused, RouterError, RowFailed
 from router.request.events import TokenGenerated
 
@@ -85,7 +86,7 @@ def scored_token(stream_id: int, token_id: int, logprob: float, *, is_last: bool
 
 def error_type_of(error: RouterError | HttpError) -> str:
     """The kind, as logs and metrics have it too."""
-    return Problem.of(error, Dialect.TGI).error_type
+    return problem_of(error, Dialect.TGI).error_type
 
 
 def error_fields(error: RouterError | HttpError) -> dict[str, object]:
@@ -95,7 +96,7 @@ def error_fields(error: RouterError | HttpError) -> dict[str, object]:
         told["field"] = error.field
     if isinstance(error, ConstraintRefused):
         told["details"] = {"reason": error.reason, **error.details}
-    problem = Problem.of(error, Dialect.TGI)
+    problem = problem_of(error, Dialect.TGI)
     if problem.retry_after_s is not None:
         told["retry_after_s"] = problem.retry_after_s
     told["retryable"] = _is_retryable(error)

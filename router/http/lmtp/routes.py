@@ -4,10 +4,10 @@ import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.errors import Dialect, HttpError, Problem
 from router.http.lmtp.notices import draining
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.session import Close, Session
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.request_record import RequestRecord
 from router.telemetry.metrics import CLOSE_CODES
 

@@ -1,13 +1,14 @@
 """The fields of frames; exact types, unknown fields ignored."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
 from router.engine.beam_search.types import EarlyStopping
 from router.http.body import Schema
-from router.http.fields import Grammar
+from router.http.fields import Grammar, SamplingFields
 from router.request.error_text import WrongPart
 
 _NUMBERS = (int, float)
@@ -52,7 +53,7 @@ def _scored(value: Any) -> Any:
     return value
 
 
-LogitBias = Annotated[dict[int, float], PlainValidator(_bias)]
+LogitBias = Annotated[Mapping[int, float], PlainValidator(_bias)]
 
 
 class MessageBody(Schema):
@@ -72,21 +73,13 @@ class PromptBody(Schema):
     buffer: str | None = None
 
 
-class GenerateBody(PromptBody):
+class GenerateBody(SamplingFields, PromptBody):
     """GENERATE."""
 
     max_tokens: int | None = None
-    temperature: float | None = None
     top_logprobs: int | None = None
     logit_bias: LogitBias | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     typical_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
     constraint: Grammar | None = None
     stop: list[str] | None = Field(default=None, fail_fast=True)
     include_stop: bool | None = None

@@ -19,7 +19,6 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from router.http.errors import HttpError
 from router.http.lmtp.beams import BeamStream
 from router.http.lmtp.commands import Commands
 from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of
@@ -33,6 +32,7 @@ from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.streams import Say, Streams, Work
 from router.http.server.access import tell
+from router.http.server.errors import HttpError
 from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest, Overloaded, RouterError
 from router.telemetry.metrics import FRAMES

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
-from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.stream_encoder import Said
+from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 
 

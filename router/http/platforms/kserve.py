@@ -1,7 +1,7 @@
 """KServe's open inference protocol, version 2, over HTTP: /v2 and below.
 
 https://github.com/kserve/open-inference-protocol. As with TGI the one model answers to any name of
-one segment: what its InferenceService is called, nobody tells the server.
+one segment: the server does not know what its InferenceService is called.
 """
 
 import re
@@ -15,20 +15,22 @@ from starlette.responses import Response
 
 from router.engine.infer import Infer
 from router.http.body import parse
-from router.http.errors import HttpError
 from router.http.platforms.batches import Batches, Draw, within
-from router.http.platforms.tensors import BYTES, InferenceBody, Texts
-from router.http.request_validator import RequestValidator
-from router.http.server.body import BodyReader
-from router.http.server.docs import ApiRoute, RouteDocs
-from router.http.server_info import ServerInfo
-from router.http.tgi.answers import (
+from router.http.platforms.kserve_schema import (
+    BYTES,
+    InferenceBody,
     InferenceOutput,
     LiveResponse,
     MetadataModelResponse,
     MetadataServerResponse,
+    PromptTensor,
     ReadyResponse,
 )
+from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
+from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server.errors import HttpError
+from router.http.server_info import ServerInfo
 from router.http.tgi.schema import GenerateBody
 
 _MODEL = "/v2/models/{model_name:kserve_model}"
@@ -112,7 +114,7 @@ class KServeRoutes:
     async def model(self, request: Request) -> Response:
         """What the model takes and gives."""
         version = request.path_params.get("model_version")
-        told = {
+        metadata = {
             "name": request.path_params["model_name"],
             "versions": [version or "1"],
             **({"version": version} if version else {}),
@@ -121,13 +123,15 @@ class KServeRoutes:
             "inputs": [{"name": "text_input", "datatype": BYTES, "shape": [-1]}],
             "outputs": [{"name": "text_output", "datatype": BYTES, "shape": [-1]}],
         }
-        return _json(told)
+        return _json(metadata)
 
     async def infer(self, request: Request) -> Response:
         """Generate a text for each prompt of the tensors."""
         record = self._validator.begin(request)
         body = parse(await self._bodies.read(request), InferenceBody)
-        tensors = [Texts.of(tensor, f"inputs[{index}]") for index, tensor in enumerate(body.inputs)]
+        tensors = [
+            PromptTensor.of(tensor, f"inputs[{index}]") for index, tensor in enumerate(body.inputs)
+        ]
         names = body.output_names()
         self._batches.check_size("inputs", sum(len(tensor.prompts) for tensor in tensors))
         draws: list[Draw] = []

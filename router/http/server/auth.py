@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.request_record import RequestRecord
 from router.telemetry.instruments import Counter
 

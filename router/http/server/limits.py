@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from router.http.errors import HttpError
+from router.http.server.errors import HttpError
 from router.telemetry.instruments import Counter
 
 MIN_BODY_LEN = 16_384

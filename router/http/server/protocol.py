@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.limits import (
     MIN_BODY_LEN,
     ConnectionLimits,

@@ -15,7 +15,7 @@ from websockets.exceptions import InvalidMessage
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.limits import ConnectionLimits, WriteTimer
 from router.http.server.protocol import raw_answer, record_slow_reader
 from router.http.server.request_record import RequestRecord

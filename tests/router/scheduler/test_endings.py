@@ -1,4 +1,4 @@
-"""How entries end: by the router, by a failed row, by a failed step."""
+"""How sequences end: by the router, by a failed row, by a failed step."""
 
 import pytest
 

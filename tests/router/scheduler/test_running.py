@@ -2,29 +2,29 @@ import pytest
 
 from proto.contract import FinishReason, Generation, SampledToken
 from router.request.errors import ShardFailed
-from router.scheduler.in_flight import StepInFlight
-from router.scheduler.sequence import Entry, EntryState, Row
+from router.scheduler.running import StepInFlight
+from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
 from router.shards.batch import StepResult
 from tests.strategies import make_request
 
 TOKEN = SampledToken(1, -0.5)
 
 
-def decoding(request_id: int, max_new_tokens: int = 9) -> Row:
-    entry = Entry(request_id, make_request((0, 1), max_new_tokens), order=request_id)
-    entry.state = EntryState.DECODING
-    return Row(entry, 2, 3, samples=True)
+def decoding(request_id: int, max_new_tokens: int = 9) -> ScheduledChunk:
+    sequence = Sequence(request_id, make_request((0, 1), max_new_tokens), order=request_id)
+    sequence.state = SequenceState.DECODING
+    return ScheduledChunk(sequence, 2, 3, samples=True)
 
 
-def prefilling(request_id: int, *, prompt_logprobs: bool = False) -> Row:
+def prefilling(request_id: int, *, prompt_logprobs: bool = False) -> ScheduledChunk:
     request = make_request((0, 1, 0, 1), prompt_logprobs=prompt_logprobs)
-    entry = Entry(request_id, request, order=request_id)
-    entry.state = EntryState.PREFILLING
-    return Row(entry, 0, 3, samples=False)
+    sequence = Sequence(request_id, request, order=request_id)
+    sequence.state = SequenceState.PREFILLING
+    return ScheduledChunk(sequence, 0, 3, samples=False)
 
 
-def step(*rows: Row) -> StepInFlight:
-    return StepInFlight(7, {row.entry.request_id: row for row in rows})
+def step(*rows: ScheduledChunk) -> StepInFlight:
+    return StepInFlight(7, {row.sequence.request_id: row for row in rows})
 
 
 def answer(*generations: Generation, remaining: tuple[int, ...] = ()) -> StepResult:
@@ -84,7 +84,7 @@ def test_a_good_answer_is_read_by_request() -> None:
     ],
 )
 def test_an_answer_that_contradicts_the_books_is_refused(
-    row: Row, result: StepResult, fault: str
+    row: ScheduledChunk, result: StepResult, fault: str
 ) -> None:
     with pytest.raises(ShardFailed, match=fault):
         step(row).read(result)
@@ -99,5 +99,5 @@ def test_a_row_that_ends_need_not_remain() -> None:
 
 def test_nothing_is_asked_of_a_request_that_ended_meanwhile() -> None:
     row = decoding(0)
-    row.entry.move(EntryState.CANCELLED)
+    row.sequence.move(SequenceState.CANCELLED)
     assert step(row).read(answer()) == {}

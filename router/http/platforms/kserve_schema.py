@@ -1,4 +1,4 @@
-"""KServe's tensors of text: prompts out of them, answers into them.
+"""Bodies and answers of KServe's routes: prompts out of tensors, texts into them.
 
 Two forms of `data` are read, and the answer takes the form of its prompt. KServe's own: strings,
 one for each element of `shape`. TGI's: one text as the whole numbers of its UTF-8 bytes, whatever
@@ -7,12 +7,12 @@ one for each element of `shape`. TGI's: one text as the whole numbers of its UTF
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from router.http.body import Schema
-from router.http.errors import HttpError
+from router.http.body import AnswerModel, Schema
+from router.http.server.errors import HttpError
 from router.http.tgi.schema import Parameters
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
@@ -65,15 +65,75 @@ class InferenceBody(Schema):
         return [output.name for output in self.outputs]
 
 
+class MetadataServerResponse(AnswerModel):
+    """KServe's description of the server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(AnswerModel):
+    """A tensor that a model takes or gives."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class MetadataModelResponse(AnswerModel):
+    """KServe's description of a model."""
+
+    name: str
+    versions: list[str]
+    version: str | None = None
+    platform: str
+    extensions: list[str]
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class LiveResponse(AnswerModel):
+    """The process answers."""
+
+    live: bool
+
+
+class ReadyResponse(AnswerModel):
+    """A request would be served now."""
+
+    name: str | None = None
+    live: bool
+    ready: bool
+
+
+class OutputChunk(AnswerModel):
+    """A text, in the form in which its prompt came: bytes as whole numbers, or strings."""
+
+    name: str
+    shape: list[int]
+    datatype: Literal["BYTES"]
+    data: list[int] | list[str]
+
+
+class InferenceOutput(AnswerModel):
+    """KServe's outputs, in the order of the inputs."""
+
+    model_name: str
+    model_version: str | None = None
+    id: str | None = None
+    outputs: list[OutputChunk]
+
+
 @dataclass(frozen=True, slots=True)
-class Texts:
+class PromptTensor:
     """The prompts of one tensor, and what its answer must look like."""
 
     prompts: tuple[str, ...]
     shape: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, tensor: InputTensor, place: str) -> "Texts":
+    def of(cls, tensor: InputTensor, place: str) -> "PromptTensor":
         """The prompts of a tensor. Raises InvalidRequest, and HttpError for broken UTF-8."""
         if tensor.datatype not in _KINDS:
             rule = f"must be `{BYTES}`: prompts are texts"
