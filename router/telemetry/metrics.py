@@ -44,7 +44,6 @@ FRAMES = (
     "BUFFER",
     "DROP",
     "BEAMS",
-    "BEST",
     "other",
 )
 REFUSALS = ("overloaded", "unhealthy", "draining")

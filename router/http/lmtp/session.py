@@ -19,22 +19,18 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from router.http.lmtp.beams import Beaming
-from router.http.lmtp.best import BestFirst
-from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.beams import BeamStream
 from router.http.lmtp.commands import Commands
-from router.http.lmtp.failures import error_fields, error_type_of
-from router.http.lmtp.frames import Frame, NoFrame, read_frame
+from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of
 from router.http.lmtp.generation import Generation
 from router.http.lmtp.notices import draining
-from router.http.lmtp.objects import as_json
+from router.http.lmtp.objects import as_json, error_fields, error_type_of
 from router.http.lmtp.outbox import Outbox
+from router.http.lmtp.prompts import Buffers
 from router.http.lmtp.scoring import Scoring
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
-from router.http.lmtp.stream_ids import stream_id_of
-from router.http.lmtp.streams import Streams
-from router.http.lmtp.work import Say, Work
+from router.http.lmtp.streams import Say, Streams, Work
 from router.http.request_record import RequestRecord
 from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, Overloaded, RouterError
@@ -43,7 +39,7 @@ from router.telemetry.metrics import FRAMES
 _logger = logging.getLogger(__name__)
 
 ROUTE = "/lmtp"
-_STREAMS = ("GENERATE", "SCORE", "BEAMS", "BEST")
+_STREAMS = ("GENERATE", "SCORE", "BEAMS")
 _INTERNAL_ERROR = 1011
 # Bytes of a frame that takes a millisecond to read.
 _LONG_LEN = 1 << 16
@@ -235,9 +231,7 @@ class Session:
                 *(self._services, self._buffers, record, stream_id, self.version, self.notify)
             )
         if command == "BEAMS":
-            return Beaming(self._services, self._buffers, record, stream_id, self.notify)
-        if command == "BEST":
-            return BestFirst(self._services, self._buffers, record, stream_id, self.notify)
+            return BeamStream(self._services, self._buffers, record, stream_id, self.notify)
         return Scoring(self._services, self._buffers, record, stream_id)
 
     async def _serve(self, stream_id: int, work: Work, frame: Frame, record: RequestRecord) -> None:
