@@ -11,14 +11,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 from proto.contract import FinishReason
 from router.engine.batcher import Batcher
-from router.engine.beam_search.requests import made_before, request_of, told_of
-from router.engine.beam_search.steps import Asking, Search
-from router.engine.beam_search.texts import OutputTexts
-from router.engine.beam_search.types import Ask, Closed, Grouped, Judge, Probe, Reason, Told
+from router.engine.beam_search.requests import OutputTexts, made_before, request_of, told_of
+from router.engine.beam_search.search import Asking, BeamSearch
+from router.engine.beam_search.types import Ask, Closed, Group, Judge, Outcome, Probe, Reason, Told
 from router.engine.output_text import OutputText
 from router.engine.recovery import bug_error
 from router.engine.stream import Stream
@@ -33,8 +31,6 @@ _logger = logging.getLogger(__name__)
 _MAX_RETRIES = 3
 
 Verify = Callable[[Constraint, str], Awaitable[str | None]]
-GroupT = TypeVar("GroupT", bound=Grouped)
-OutcomeT = TypeVar("OutcomeT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class BeamUsage:
     num_output_tokens: int = 0
 
 
-class BeamRun(Generic[GroupT, OutcomeT]):
+class BeamRun:
     """Owner of a search's streams. Who awaits `next` owns the run, and closes it.
 
     `report_s`: a report is due when the last one is so old; None: none is wanted.
@@ -54,8 +50,8 @@ class BeamRun(Generic[GroupT, OutcomeT]):
 
     def __init__(
         self,
-        group: GroupT,
-        search: Search[OutcomeT],
+        group: Group,
+        search: BeamSearch,
         texts: OutputTexts,
         batcher: Batcher,
         verify: Verify,
@@ -71,7 +67,7 @@ class BeamRun(Generic[GroupT, OutcomeT]):
         self._verify = verify
         self._report_s = report_s
         self._clock = clock
-        self._asking: Asking[OutcomeT] = self.search.run()
+        self._asking: Asking[Outcome] = self.search.run()
         self._asks: Sequence[Ask] = ()
         self._told: list[Told] = []
         # Streams of the asks behind those that were told of.
@@ -80,7 +76,7 @@ class BeamRun(Generic[GroupT, OutcomeT]):
         self._reported_s = clock()
         self._has_begun = False
         self._is_unverified = False
-        self._outcome: OutcomeT | None = None
+        self._outcome: Outcome | None = None
         self._failure: RouterError | None = None
         self._news = asyncio.Event()
         # Last, since it may be refused.
@@ -93,7 +89,7 @@ class BeamRun(Generic[GroupT, OutcomeT]):
             return None
         return self._batcher.place(self._streams[0])
 
-    async def next(self) -> OutcomeT | None:
+    async def next(self) -> Outcome | None:
         """The end, or None when a report is due. Raises the RouterError of a search that fails."""
         if not self._has_begun:
             self._has_begun = True

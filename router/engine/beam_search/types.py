@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from router.request.errors import RouterError
 from router.request.request import GenerateRequest
@@ -116,23 +116,11 @@ class Group:
         return (1 + max(1, len(self.end_token_ids))) * self.width
 
 
-class Grouped(Protocol):
-    """What any search works on: `width` are asked at once, at most."""
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def holes(self) -> tuple[Hole, ...]: ...
-    @property
-    def end_token_ids(self) -> frozenset[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Asks for a beam's next tokens. `num_tops`: for so many; None: as its hole's request says."""
+    """Asks for a beam's next tokens."""
 
     beam: Beam
-    num_tops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +190,6 @@ class Reason(Enum):
     COMPLETE = "complete"
     # Beams are at the end of holes, and what is behind them is the client's to say.
     HOLE = "hole"
-    # As many tokens were asked for as may be.
-    BUDGET = "budget"
-    # There are more open prefixes than a server keeps.
-    FULL = "full"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
 

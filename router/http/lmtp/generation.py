@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from router.http.body import parse_part
-from router.http.errors import HttpError
-from router.http.lmtp.buffers import Buffers, buffer_told
-from router.http.lmtp.failures import error_type_of
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.notices import Queued
+from router.http.lmtp.objects import error_type_of
+from router.http.lmtp.prompts import Buffers, buffer_told
 from router.http.lmtp.requests import raw_of
 from router.http.lmtp.schema import GenerateBody
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import BY_TOKEN, FirstVersion, Said, SecondVersion, Words
-from router.http.lmtp.work import Notify, Say
-from router.http.server.request_record import RequestRecord
+from router.http.lmtp.streams import Notify, Say
+from router.http.request_record import RequestRecord
+from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, TokenGenerated

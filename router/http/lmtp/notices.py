@@ -6,7 +6,7 @@ A client of version 1 knows none and gets none.
 import asyncio
 from collections.abc import Callable, Mapping
 
-from router.http.lmtp.work import Notify
+from router.http.lmtp.streams import Notify
 
 # Sooner nobody wonders.
 _FIRST_LOOK_S = 0.2

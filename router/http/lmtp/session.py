@@ -19,32 +19,27 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from router.http.errors import HttpError
-from router.http.lmtp.beams import Beaming
-from router.http.lmtp.best import BestFirst
-from router.http.lmtp.buffers import Buffers
+from router.http.lmtp.beams import BeamStream
 from router.http.lmtp.commands import Commands
-from router.http.lmtp.failures import error_fields, error_type_of
-from router.http.lmtp.frames import Frame, NoFrame, read_frame
+from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of
 from router.http.lmtp.generation import Generation
 from router.http.lmtp.notices import draining
-from router.http.lmtp.objects import as_json
+from router.http.lmtp.objects import as_json, error_fields, error_type_of
 from router.http.lmtp.outbox import Outbox
+from router.http.lmtp.prompts import Buffers
 from router.http.lmtp.scoring import Scoring
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
-from router.http.lmtp.stream_ids import stream_id_of
-from router.http.lmtp.streams import Streams
-from router.http.lmtp.work import Say, Work
-from router.http.server.access import tell
-from router.http.server.request_record import RequestRecord
+from router.http.lmtp.streams import Say, Streams, Work
+from router.http.request_record import RequestRecord
+from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, Overloaded, RouterError
 from router.telemetry.metrics import FRAMES
 
 _logger = logging.getLogger(__name__)
 
 ROUTE = "/lmtp"
-_STREAMS = ("GENERATE", "SCORE", "BEAMS", "BEST")
+_STREAMS = ("GENERATE", "SCORE", "BEAMS")
 _INTERNAL_ERROR = 1011
 # Bytes of a frame that takes a millisecond to read.
 _LONG_LEN = 1 << 16
@@ -212,7 +207,11 @@ class Session:
             return
         self._num_streams += 1
         record = RequestRecord(
-            f"{self._exchange.request_id}/{self._num_streams}", time.monotonic(), is_stream=True
+            f"{self._exchange.request_id}/{self._num_streams}",
+            time.monotonic(),
+            is_stream=True,
+            metrics=self._services.metrics,
+            model=self._services.info.model_id,
         )
         work = self._work(stream_id, frame.command, record)
         serving = self._serve(stream_id, work, frame, record)
@@ -232,9 +231,7 @@ class Session:
                 *(self._services, self._buffers, record, stream_id, self.version, self.notify)
             )
         if command == "BEAMS":
-            return Beaming(self._services, self._buffers, record, stream_id, self.notify)
-        if command == "BEST":
-            return BestFirst(self._services, self._buffers, record, stream_id, self.notify)
+            return BeamStream(self._services, self._buffers, record, stream_id, self.notify)
         return Scoring(self._services, self._buffers, record, stream_id)
 
     async def _serve(self, stream_id: int, work: Work, frame: Frame, record: RequestRecord) -> None:
@@ -265,8 +262,7 @@ class Session:
             await self._say_end(stream_id, told, say)
         finally:
             self._services.metrics.socket_streams.add(-1)
-            model = self._services.info.model_id
-            tell(record, self._services.metrics, frame.command, ROUTE, model)
+            record.end(frame.command, ROUTE)
 
     async def _say(self, said: Iterable[Said]) -> None:
         """Hands objects to the client, in order; waits for one who reads slowly."""

@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from proto.contract import FinishReason
-from router.http.errors import HttpError
-from router.http.lmtp.failures import error_fields
-from router.http.lmtp.objects import TokenObject, as_json
+from router.http.lmtp.objects import TokenObject, as_json, error_fields
+from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 from router.request.events import Event, Finished, TokenGenerated
 

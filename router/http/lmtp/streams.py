@@ -1,8 +1,13 @@
-"""The open streams of one socket, each a task of its own."""
+"""The open streams of a socket, each a task."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Protocol
+
+from router.http.lmtp.frames import Frame
+from router.http.lmtp.stream_encoder import Said
+from router.http.server.errors import HttpError
+from router.request.errors import RouterError
 
 
 class Streams:
@@ -54,3 +59,24 @@ class Streams:
     def _left(self, stream_id: int) -> None:
         del self._tasks[stream_id]
         self._cancelled.discard(stream_id)
+
+
+Say = Callable[[Iterable[Said]], Awaitable[None]]
+
+Notify = Callable[[Mapping[str, object]], None]
+
+
+class Work(Protocol):
+    """Answers one frame with objects; the last of them ends the stream.
+
+    What it has handed to `say` is said before its end, though it be cancelled meanwhile.
+    """
+
+    async def run(self, frame: Frame, say: Say) -> list[Said]:
+        """To the end, which is for the caller to say. Raises RouterError, HttpError for `fail`."""
+
+    def fail(self, error: RouterError | HttpError) -> list[Said]:
+        """The bad end."""
+
+    def cancelled(self) -> list[Said]:
+        """The end that the client asked for."""

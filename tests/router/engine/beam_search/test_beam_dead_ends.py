@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind
+from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.search import BeamSearch
-from router.engine.beam_search.texts import OutputTexts
 from router.engine.beam_search.types import (
     Ask,
     Beam,

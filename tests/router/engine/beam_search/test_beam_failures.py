@@ -8,7 +8,7 @@ import pytest
 
 from router.engine.batcher import BatcherLimits
 from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.types import Group, Outcome, Reason
+from router.engine.beam_search.types import Outcome, Reason
 from router.request.errors import GenerationFailed, ShardFailed, Unhealthy
 from tests.fakes import FakeShard
 from tests.router.engine.beam_search.beams import searching
@@ -24,7 +24,7 @@ def slow_shard() -> FakeShard:
     return shard
 
 
-async def ended(run: BeamRun[Group, Outcome]) -> Outcome:
+async def ended(run: BeamRun) -> Outcome:
     async with asyncio.timeout(10.0):
         while (outcome := await run.next()) is None:
             pass

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from constraints.spec import ConstraintSpec, Kind
+from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.search import BeamSearch
-from router.engine.beam_search.texts import OutputTexts
 from router.engine.beam_search.types import Beam, Closed, Group, Hole, Judge, Probed, Reason
 from router.request.request import Constraint
 from tests.byte_tokenizer import EOS_ID

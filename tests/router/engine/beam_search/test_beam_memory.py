@@ -2,8 +2,8 @@
 
 import tracemalloc
 
+from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.search import BeamSearch
-from router.engine.beam_search.texts import OutputTexts
 from router.engine.beam_search.types import Beam, Group, Hole, Probed
 from tests.byte_tokenizer import EOS_ID
 from tests.router.rig import asking, byte_tokenizer

@@ -50,7 +50,7 @@ async def test_a_hole_that_is_refused_ends_the_checks_of_the_others() -> None:
     assert (told["error_type"], told["field"]) == ("validation", "holes[1].constraint")
 
 
-@pytest.mark.parametrize(("command", "fields"), [("BEAMS", {"width": 1}), ("BEST", {"k": 1})])
+@pytest.mark.parametrize(("command", "fields"), [("BEAMS", {"width": 1})])
 async def test_a_search_that_is_cancelled_while_its_holes_are_checked_is_done(
     command: str, fields: dict[str, int]
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.http.lmtp.buffers import BufferLimits, Buffers
+from router.http.lmtp.prompts import BufferLimits, Buffers
 from router.request.errors import InvalidRequest
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
