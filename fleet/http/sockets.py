@@ -23,8 +23,8 @@ from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of, wr
 from router.http.lmtp.objects import error_fields
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.services import SocketLimits
+from router.http.server.access import AccessRecord
 from router.http.server.errors import Dialect, HttpError, Problem
-from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest, Overloaded
 
 _logger = logging.getLogger("fleet")
@@ -104,7 +104,7 @@ class FleetSockets:
         }
 
     def _upstream(self, scope: Scope) -> Upstream:
-        record = RequestRecord.within(scope)
+        record = AccessRecord.within(scope)
         headers = [] if record is None else [("x-request-id", record.request_id)]
         if self._keys:
             headers.append(("authorization", f"Bearer {self._keys[0]}"))

@@ -27,9 +27,9 @@ from router.engine.beam_search.types import (
     SearchOutcome,
 )
 from router.engine.output_text import OutputText
-from router.engine.row_errors import internal
+from router.engine.recovery import bug_error
 from router.engine.stream import Stream
-from router.engine.stream_groups import StreamGroup
+from router.engine.streams import StreamGroup
 from router.request.errors import ConstraintRefused, Displaced, RouterError, ShardFailed
 from router.request.events import Failed, Finished
 from router.request.request import Constraint
@@ -89,9 +89,7 @@ class BeamRun:
         self._failure: RouterError | None = None
         self._news = asyncio.Event()
         # Last, since it may be refused.
-        self._slots: StreamGroup = batcher.slots.open_group(
-            group.holes[0].request, group.width, self._advance
-        )
+        self._slots: StreamGroup = batcher.slots.open_group(group.width, self._advance)
 
     @property
     def place(self) -> int | None:
@@ -137,7 +135,7 @@ class BeamRun:
         except Exception as error:
             trace_id = self.group.holes[0].request.trace_id
             _logger.error("request_id=%s failed by a bug", trace_id, exc_info=error)
-            self._failure = internal(error)
+            self._failure = bug_error(error)
         if self._failure is not None or self._outcome is not None:
             self.close()
             self._news.set()

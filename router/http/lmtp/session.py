@@ -31,9 +31,8 @@ from router.http.lmtp.scoring import ScoreStream
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Message
 from router.http.lmtp.streams import SendMessages, Streams, StreamTask
-from router.http.server.access import tell
+from router.http.request_record import RequestRecord
 from router.http.server.errors import HttpError
-from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest, Overloaded, RouterError
 from router.telemetry.metrics import FRAMES
 
@@ -212,7 +211,11 @@ class Session:
             return
         self._num_streams += 1
         record = RequestRecord(
-            f"{self._record.request_id}/{self._num_streams}", time.monotonic(), is_stream=True
+            f"{self._record.request_id}/{self._num_streams}",
+            time.monotonic(),
+            is_stream=True,
+            metrics=self._services.metrics,
+            model=self._services.info.model_id,
         )
         work = self._work(stream_id, frame.command, record)
         serving = self._serve(stream_id, work, frame, record)
@@ -265,8 +268,7 @@ class Session:
             await self._send_end(stream_id, fields, send)
         finally:
             self._services.metrics.socket_streams.add(-1)
-            model = self._services.info.model_id
-            tell(record, self._services.metrics, frame.command, ROUTE, model)
+            record.end(frame.command, ROUTE)
 
     async def _send_messages(self, messages: Iterable[Message]) -> None:
         """Hands objects to the client, in order; waits for one who reads slowly."""

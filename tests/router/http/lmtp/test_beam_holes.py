@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from constraints.spec import StopRule
-from router.engine.constraint_check import CheckedConstraint
+from router.engine.constraints import CheckedConstraint
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from tests.checks import FakeChecks
