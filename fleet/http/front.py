@@ -21,9 +21,9 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names, no_model_named
 from router.http.errors import problem_of
+from router.http.server.access import AccessRecord
 from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
 from router.http.server.errors import Dialect, HttpError, Problem
-from router.http.server.request_record import RequestRecord
 from router.request.errors import RouterError
 
 _logger = logging.getLogger("fleet")
@@ -131,7 +131,7 @@ class Front:
 
     def _problem(self, request: Request, error: Exception) -> Problem:
         """The error as it is told, booked."""
-        record = RequestRecord.of(request)
+        record = AccessRecord.of(request)
         dialect = Dialect.of_path(request.scope["path"])
         told = http_error(error) if isinstance(error, FleetError) else error
         assert isinstance(told, HttpError | RouterError)

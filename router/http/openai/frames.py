@@ -10,8 +10,8 @@ import orjson
 
 from router.http.errors import problem_of
 from router.http.openai.reply import Envelope, RunningUsage, Usage
+from router.http.request_record import RequestRecord
 from router.http.server.errors import Dialect
-from router.http.server.request_record import RequestRecord
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 

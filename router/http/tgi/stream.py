@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import orjson
 
 from router.http.errors import problem_of
+from router.http.request_record import RequestRecord
 from router.http.server.errors import Dialect
-from router.http.server.request_record import RequestRecord
 from router.http.server_info import constraint_fields
 from router.http.tgi.reply import FINISH_REASONS, token_fields
 from router.request.errors import RouterError
