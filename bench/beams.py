@@ -21,7 +21,8 @@ import httpx
 from bench.compare import running, tandem
 from client.lmtp.model import LmtpModel
 from client.query import Decoding, argmax, beam, best_k, run_all, sample
-from launcher.settings import BUNDLED_MODEL, free_port
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
 
 _PROMPT = "Ann and Bob walked along the river and talked about the fish that they saw. " * 16
 

@@ -17,7 +17,7 @@ from statistics import median
 
 import httpx
 
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import RunningServer, launched
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -30,7 +30,8 @@ from tokenizers import Tokenizer
 
 from bench.compare import running, tandem
 from bench.lmql_queries import FewShot, few_shot, short
-from launcher.settings import BUNDLED_MODEL, free_port
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
 
 HERE = Path(__file__).parent
 LMQL_PYTHON = HERE.parent / ".venv-conformance" / "lmql" / "bin" / "python"

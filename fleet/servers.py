@@ -19,10 +19,10 @@ from fleet.exit_reason import reason_of
 from fleet.hub import is_cached
 from fleet.memory import anonymous_bytes
 from fleet.names import Model
+from processes.addresses import answers_health
 from processes.child import Child
 from processes.console import Console
-from processes.host_memory import HostMemory
-from processes.readiness import answers_health
+from processes.host import HostMemory
 
 _logger = logging.getLogger("fleet")
 

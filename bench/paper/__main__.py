@@ -33,7 +33,8 @@ from bench.paper.study import (
     measure_query,
     program_file,
 )
-from launcher.settings import BUNDLED_MODEL, free_port
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"

@@ -5,7 +5,7 @@ import os.path
 from tokenizers import Tokenizer
 
 from bench.lmql_queries import FewShot, few_shot, short
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 
 ASKED = FewShot(examples_len=600)
 TOKENIZER = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))

@@ -8,7 +8,7 @@ import pytest_asyncio
 import torch
 
 from constraints.spec import ConstraintSpec, Kind
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from router.request.request import (
     Constraint,
     GenerateRequest,

@@ -65,8 +65,8 @@ def test_a_lost_reader_stops_neither_the_child_nor_its_end() -> None:
     """The launcher's own stderr is a pipe whose reader leaves after the first line."""
     code = (
         "import asyncio, os, sys\n"
-        "from launcher.child import Child\n"
-        "from launcher.console import Console\n"
+        "from processes.child import Child\n"
+        "from processes.console import Console\n"
         "async def main():\n"
         "    talk = 'import time\\nfor i in range(20000): print(i, flush=True)\\ntime.sleep(60)'\n"
         "    argv = [sys.executable, '-c', talk]\n"

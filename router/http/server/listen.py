@@ -1,8 +1,8 @@
 """A front's socket and the limits of its connections, as the knobs of every front say."""
 
-from router.front_config import FrontConfig
 from router.http.server.listening import Door, bind, bind_unix
 from router.http.server.protocol import ConnectionRules
+from router.http.server.settings import FrontConfig
 from router.http.server.tls import server_tls
 from router.telemetry.instruments import Counter
 
