@@ -47,8 +47,6 @@ from processes.settings import (
 from processes.supervisor import Supervisor
 from router.config import RouterConfig
 from router.http.server.tls import server_tls
-from router.hub import find_tokenizer
-from router.request.errors import StartupFailed
 
 BUNDLED_MODEL = Path(__file__).resolve().parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"
@@ -378,15 +376,8 @@ def check_command(context: typer.Context) -> None:
     config = read_settings(CheckConfig, {"tokenizer": str(BUNDLED_MODEL), **given}, os.environ)
     bounds = RouterConfig(**read_values(limits, given, os.environ))
     memory_bytes = bounds.constraint_memory << 20
-    code = check(config, bounds.constraint_timeout, memory_bytes, _tokenizer_folder, sys.stdout)
+    code = check(config, bounds.constraint_timeout, memory_bytes, sys.stdout)
     raise typer.Exit(code)
-
-
-def _tokenizer_folder(name: str) -> Path:
-    try:
-        return find_tokenizer(name, None)
-    except StartupFailed as error:
-        raise BadConfig(str(error)) from error
 
 
 def _doc(command: Any) -> str:

@@ -3,7 +3,7 @@
     python -m bench.constrained --model FOLDER [--concurrency 32] [--requests 64] [--rounds 3]
 
 Starts `launcher serve` on the model and, round after round, sends the same prompts with a JSON
-schema, with a `where` expression, and plain. Each plain request is told to make exactly as many
+schema, with a `where` expression, and plain. Each plain request is asked for exactly as many
 tokens as its constrained twin made, so the lengths are the same; the ratios are those of output
 tokens a second. `--first-token N` measures instead how much later the first token of N requests
 comes, each with a JSON schema that the server has never seen, than that of plain ones beside them.

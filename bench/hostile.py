@@ -93,7 +93,7 @@ async def _attack(senders: Process, first: int, last: int) -> list[Sent]:
     assert senders.stdin is not None
     assert senders.stdout is not None
     senders.stdin.write(f"{first} {last}\n".encode())
-    return [Sent(*told) for told in json.loads(await senders.stdout.readline())]
+    return [Sent(*fields) for fields in json.loads(await senders.stdout.readline())]
 
 
 async def _gaps(url: str, num_tokens: int) -> list[Gap]:
@@ -108,12 +108,12 @@ async def _streams(url: str, num_streams: int, num_tokens: int) -> list[Gap]:
     return [gap for one in gaps for gap in one]
 
 
-async def _control(port: int, told: argparse.Namespace) -> dict[str, Any]:
-    load = (f"http://127.0.0.1:{port}", told.streams, told.tokens)
+async def _control(port: int, args: argparse.Namespace) -> dict[str, Any]:
+    load = (f"http://127.0.0.1:{port}", args.streams, args.tokens)
     alone: list[Gap] = []
     beside: list[Gap] = []
     await _streams(*load)
-    for _ in range(told.rounds):
+    for _ in range(args.rounds):
         alone += await _streams(*load)
         loop = await asyncio.create_subprocess_exec(sys.executable, "-c", _IDLE_LOOP)
         try:
@@ -125,15 +125,15 @@ async def _control(port: int, told: argparse.Namespace) -> dict[str, Any]:
     return _percentiles(alone, beside)
 
 
-async def _measure(port: int, told: argparse.Namespace) -> dict[str, Any]:
-    load = (f"http://127.0.0.1:{port}", told.streams, told.tokens)
-    share = -(-told.grammars // told.rounds)
+async def _measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
+    load = (f"http://127.0.0.1:{port}", args.streams, args.tokens)
+    share = -(-args.grammars // args.rounds)
     alone: list[Gap] = []
     beside: list[Gap] = []
     sent: list[Sent] = []
-    async with _senders(port, CHECK if told.check else GENERATE, told.senders) as senders:
+    async with _senders(port, CHECK if args.check else GENERATE, args.senders) as senders:
         await _streams(*load)
-        for first in range(0, told.grammars, share):
+        for first in range(0, args.grammars, share):
             alone += await _streams(*load)
             attacking = asyncio.create_task(_attack(senders, first, first + share))
             while not attacking.done():
@@ -196,12 +196,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--grammars", type=int, default=NUM_HOSTILE, help="only the first of them")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--control", action="store_true")
-    told = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     port = free_port()
-    with running(tandem(told.model, port, ())):
-        report = asyncio.run((_control if told.control else _measure)(port, told))
+    with running(tandem(args.model, port, ())):
+        report = asyncio.run((_control if args.control else _measure)(port, args))
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
-    in_time = told.control or report["slowest_answers_s"][0][0] < _MAX_ANSWER_S
+    in_time = args.control or report["slowest_answers_s"][0][0] < _MAX_ANSWER_S
     return 0 if in_time and report["ratio"][99] <= _MAX_RATIO else 1
 
 

@@ -35,7 +35,7 @@ class _Answer:
     status: int | str
     body: bytes
 
-    def told(self) -> tuple[str, float, float, str]:
+    def fields(self) -> tuple[str, float, float, str]:
         """A status, or the reason of a refusal."""
         came = str(self.status)
         if self.status == 422:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         for line in sys.stdin:
             first, last = map(int, line.split())
             answers = list(senders.map(lambda it: _post(port, path, *it), bodies[first:last]))
-            print(json.dumps([answer.told() for answer in answers]), flush=True)
+            print(json.dumps([answer.fields() for answer in answers]), flush=True)
     return 0
 
 

@@ -6,8 +6,8 @@ Without a file there, a byte-level BPE of 128 000 entries is trained first, on t
 came with and on made-up words of other scripts (about two minutes), and written to it. Each
 expression is compiled twice, the second time with everything shared that a server shares, and
 followed along a text as far as it allows, with a budget of tokens and without: one mask before each
-token. The worst mask is told by the clock and by its thread's own time, for on a busy machine the
-clock tells who else was running. Prints JSON, in milliseconds.
+token. The worst mask is given by the clock and by its thread's CPU time: on a busy machine the
+clock includes other processes. Prints JSON, in milliseconds.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Three times more clients than the server takes: is it as fast as before, and are they told when?
+"""Three times more clients than the server takes: does goodput hold, and does Retry-After?
 
     python -m bench.overload [--batch 32] [--queue 16] [--factor 3] [--seconds 120]
 

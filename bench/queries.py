@@ -4,9 +4,9 @@
 
 Starts `launcher serve` and runs programs of one to three holes (tests/client/query/conditions):
 types, conditions on text and numbers, on earlier holes and on holes to come, Python's own
-functions, stop phrases. What a program makes must satisfy all of its conditions, told by evaluating
-each clause as it is written, with nothing of the planner or the server; a program that cannot be
-kept must end in an error that says so. Prints JSON; exit code 1 if a condition is broken or an
+functions, stop phrases. A result must satisfy all conditions of its program: Python evaluates each
+is written, without the planner or the server. A program that cannot be satisfied must end in an
+error that says so. Prints JSON; exit code 1 if a condition is broken or an
 error is none of these.
 """
 
@@ -58,8 +58,8 @@ async def _judge(model: Model, seed: int, folder: Path, tally: Tally) -> None:
         tally.refused[_why(error)] += 1
         return
     except TandemError as error:
-        told = f"{type(error).__name__}: {error}"
-        tally.wrong.append({"seed": seed, "program": program.text, "error": told})
+        message = f"{type(error).__name__}: {error}"
+        tally.wrong.append({"seed": seed, "program": program.text, "error": message})
         return
     made = _made(program, result, trace)
     broken = program.broken(made)

@@ -34,11 +34,11 @@ class QuickShard(FakeShard):
         """New rows draw their first token; running ones the next."""
         for new in request.batch.requests:
             self._left[new.id] = new.stopping.max_new_tokens
-        return await self._answer(request.cached_batch_id or request.batch.id, request.growth)
+        return await self._answer(request.cached_batch_id or request.batch.id, request.updates)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         """Every row draws a token."""
-        return await self._answer(request.batch_ids[0], request.growth)
+        return await self._answer(request.batch_ids[0], request.updates)
 
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: Context
@@ -56,13 +56,13 @@ class QuickShard(FakeShard):
         self.epoch = request.epoch
         return pb.ClearCacheResponse(epoch=self.epoch)
 
-    async def _answer(self, batch_id: int, growth: Iterable[pb.Growth]) -> pb.StepResponse:
+    async def _answer(self, batch_id: int, updates: Iterable[pb.RunningUpdate]) -> pb.StepResponse:
         if self._step_s:
             await asyncio.sleep(self._step_s)
         answer = pb.StepResponse(epoch=self.epoch)
         # Who sits the step out; prompts come in one chunk here.
         paused = {
-            one.request_id for one in growth if one.HasField("chunk_len") and not one.chunk_len
+            one.request_id for one in updates if one.HasField("chunk_len") and not one.chunk_len
         }
         for key in [key for key in self._left if key not in paused]:
             self._left[key] -= 1
@@ -90,8 +90,8 @@ def main(argv: Sequence[str]) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("path", metavar="PATH")
     parser.add_argument("--step-s", type=float, default=0.0)
-    told = parser.parse_args(argv)
-    uvloop.run(_serve(told.path, told.step_s))
+    args = parser.parse_args(argv)
+    uvloop.run(_serve(args.path, args.step_s))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Three processes: a fake shard that answers at once, the real router (`python -m router`), and this
 one, whose clients read `--streams` streams of `--tokens` tokens over real HTTP. Prints JSON.
 
-`tokens_per_s` is by the wall clock, so that on a busy machine, or one of few cores, it tells of the
+`tokens_per_s` is by the wall clock, so that on a busy machine, or one of few cores, it includes the
 neighbours as well; `router_cpu_us_per_token` is the router process's own time, and its inverse,
 `tokens_per_s_of_one_core`, what one free core would do.
 
@@ -33,14 +33,15 @@ import uvloop
 
 from bench.processes import RouterOverQuickShard, cpu_s, quick_shard, router_over_quick_shard
 from bench.quick_shard import BLOCK_SIZE
+from proto.contract import Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
 from router.http.server.request_record import RequestRecord
-from router.http.tgi.frames import NativeFrames
+from router.http.tgi.stream import GenerateFrames
 from router.request.events import Event
-from router.request.request import GenerateRequest, SamplingParams, StopParams
+from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
-from router.shards.batch import Generation, SampledToken, StepResult
+from router.shards.batch import StepResult
 from router.shards.shards import Shards, ShardTimeouts
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids
@@ -167,7 +168,7 @@ def text_and_sse_us(tokenizer: Tokenizer, num_streams: int) -> tuple[float, floa
         for request_id, request in enumerate(_requests(num_streams))
     ]
     frames = [
-        NativeFrames(RequestRecord("bench", 0.0), with_details=False, prefix="") for _ in streams
+        GenerateFrames(RequestRecord("bench", 0.0), with_details=False, prefix="") for _ in streams
     ]
     text_s = sse_s = 0.0
     for _ in range(_NUM_STEPS):
@@ -270,13 +271,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="write the JSON there, too")
-    told = parser.parse_args(argv)
-    if min(told.streams, told.tokens, told.rounds) < 1:
+    args = parser.parse_args(argv)
+    if min(args.streams, args.tokens, args.rounds) < 1:
         parser.error("--streams, --tokens and --rounds must be at least 1")
-    report = json.dumps(run(told.streams, told.tokens, told.rounds), indent=2)
+    report = json.dumps(run(args.streams, args.tokens, args.rounds), indent=2)
     sys.stdout.write(report + "\n")
-    if told.output:
-        told.output.write_text(report + "\n")
+    if args.output:
+        args.output.write_text(report + "\n")
     return 0
 
 

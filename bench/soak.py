@@ -113,11 +113,11 @@ async def _seconds_to_free(url: str) -> dict[str, float]:
     if not rows:
         raise ValueError(f"/metrics has no {name}: is this Tandem?")
     total = float(rows[-1][1])
-    told = {"num": total}
+    percentiles = {"num": total}
     for percent in (50, 99):
         within = next(le for le, count in rows if float(count) >= total * percent / 100)
-        told[f"p{percent}_at_most_s"] = float(within)
-    return told
+        percentiles[f"p{percent}_at_most_s"] = float(within)
+    return percentiles
 
 
 def _router_pid(port: int) -> int:

@@ -21,11 +21,12 @@ import transformers
 
 from model_server.engine.distributed import World
 from model_server.engine.malloc import keep_freed_memory
-from model_server.engine.request import NewSequence, SamplingParams, StepOutput, StopParams
 from model_server.engine.runner import Runner
+from model_server.engine.step import StepOutput
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
+from proto.contract import NewSequence, SamplingParams, StopParams
 
 _MAX_PREFILL_TOKENS = 2048
 

@@ -6,7 +6,7 @@ Starts `launcher serve` on a model of random weights (it wants nothing, so only 
 answers right) and asks at temperature 1.5, a third of the time with a budget that is tight (the
 shortest legal text and up to five tokens more), a third with stop strings. Every answer of status
 200 must satisfy its constraint, by `jsonschema`, `re`, python `lark` and the plain evaluator of
-`where`; a refusal must be one of the kinds that tell why. Prints JSON; exit code 1 if one is wrong.
+`where`; a refusal must state its reason. Prints JSON; exit code 1 if one is wrong.
 """
 
 import argparse
@@ -63,18 +63,18 @@ async def _ask(
     elif mode == "stops":
         parameters["stop"] = draw.sample(_STOPS, k=draw.randint(1, 2))
     answer = await _answer(client, parameters)
-    told = answer.json()
-    case = {"type": constraint.type, "value": constraint.value, "asked": parameters, "told": told}
+    body = answer.json()
+    case = {"type": constraint.type, "value": constraint.value, "asked": parameters, "body": body}
     if answer.status_code != httpx.codes.OK:
-        reason = str(told.get("constraint", {}).get("reason"))
+        reason = str(body.get("constraint", {}).get("reason"))
         if mode == "stops" and reason in _HONEST_REFUSALS:
             tally.num_refused[f"{constraint.type}: {reason}"] += 1
         else:
             tally.wrong.append(case)
         return
-    details = told["details"]
+    details = body["details"]
     num_tokens = sum(not token["special"] for token in details["tokens"])
-    is_valid = constraint.judge(told["generated_text"], num_tokens)
+    is_valid = constraint.judge(body["generated_text"], num_tokens)
     if is_valid and details["constraint_satisfied"] is True:
         tally.num_valid[f"{constraint.type}, {mode}"] += 1
     else:
@@ -98,7 +98,7 @@ async def _shortest_len(client: httpx.AsyncClient, constraint: PooledConstraint)
     if answer.status_code == httpx.codes.OK:
         return 1
     needed = answer.json().get("constraint", {}).get("needed_len")
-    # A refusal of another kind comes again, and is told then.
+    # A refusal of another kind comes again, and is reported then.
     return 200 if needed is None else int(needed)
 
 

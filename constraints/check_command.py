@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from constraints.verdict import Judged, Judgement
 from constraints.worker.jobs import Judge
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
+from processes.hub import HubError, find_folder
 from processes.rules import one_of
 from processes.settings import BadConfig, Group, setting
 from processes.settings import Kind as Spelling
@@ -33,6 +34,8 @@ from processes.settings import Kind as Spelling
 ALL_ACCEPTED, SOME_REFUSED, BAD_CONSTRAINT = 0, 1, 2
 
 STDIN = "-"
+# What it takes of a model to know its tokens.
+_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json")
 # Texts that are judged by one job; each job has the limits of time and memory for itself.
 _BATCH_LEN, _BATCH_CHARS = 64, 100_000
 # Texts that are hardly meant as constraints.
@@ -143,15 +146,11 @@ def check(
     config: CheckConfig,
     timeout_s: float,
     memory_bytes: int,
-    find_folder: Callable[[str], Path],
     out: TextIO,
 ) -> int:
-    """Judges the texts, writes the judgements, returns the exit code. Raises BadConfig.
-
-    `find_folder`: the folder of a model's tokenizer by a hub id or path; raises BadConfig.
-    """
+    """Judges the texts, writes the judgements, returns the exit code. Raises BadConfig."""
     spec = read_constraint(config)
-    vocabulary = find_vocabulary(config.tokenizer, find_folder)
+    vocabulary = find_vocabulary(config.tokenizer)
     rules = PoolRules(cpu_s=timeout_s, memory_bytes=memory_bytes, wait_s=60.0 + timeout_s)
     return asyncio.run(_check(spec, config, vocabulary, rules, out))
 
@@ -274,13 +273,13 @@ def _about(judged: Judged) -> Text:
     return summary
 
 
-def find_vocabulary(name: str, find_folder: Callable[[str], Path]) -> VocabularyFile:
+def find_vocabulary(name: str) -> VocabularyFile:
     """The tokens of a model: a folder, its tokenizer.json, or a hub id. Raises BadConfig."""
     path = Path(os.path.expanduser(name))
     is_file = os.path.isfile(path)
     try:
-        folder = path.parent if is_file else find_folder(name)
-    except BadConfig as error:
+        folder = path.parent if is_file else find_folder(name, None, _FILES, noun="tokenizer")
+    except HubError as error:
         raise BadConfig(f"--tokenizer {name}: {error}") from error
     file = path if is_file else folder / "tokenizer.json"
     if not file.is_file():

@@ -30,23 +30,22 @@ from fleet.http.front import Front
 from fleet.http.front_routes import OwnRoutes
 from fleet.http.routes import Routes
 from fleet.http.sockets import FleetSockets
-from fleet.hub import HuggingFaceHub
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
 from fleet.names import AnyModel, ListedModels, Names
 from fleet.servers import LaunchedServers
 from processes.console import Console
+from processes.hub import HuggingFaceHub
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
+from router.http.app import openapi_without_server
 from router.http.lmtp.services import SocketLimits
-from router.http.printed import openapi_document
 from router.http.server.access import Access
 from router.http.server.auth import Guard
 from router.http.server.cors import Cors
-from router.http.server.listen import connection_rules, open_door
-from router.http.server.listening import HttpServer
+from router.http.server.listen import HttpServer, bind_configured, configured_limits
 from router.request.errors import StartupFailed
 from router.telemetry.metrics import Metrics
 
@@ -91,7 +90,7 @@ async def _run(command: FleetCommand, folder: Path) -> int:
         metrics,
         config.model_load_timeout,
     )
-    door = open_door(config)
+    bound = bind_configured(config)
     names = _names(command)
     sockets = FleetSockets(
         keeper,
@@ -104,7 +103,7 @@ async def _run(command: FleetCommand, folder: Path) -> int:
         keys=config.api_key,
     )
     app = _app(command, keeper, names, metrics, sockets)
-    http = HttpServer(app, door, _LAST_BYTES_S, connection_rules(config, metrics.connections_cut))
+    http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()
     _logger.info("ready at %s for %s", http.address, ", ".join(command.models))
     await signals.first.wait()
@@ -133,7 +132,7 @@ def _app(
     sockets: ASGIApp,
 ) -> ASGIApp:
     config = command.config
-    document = openapi_document(version("tandem"))
+    document = openapi_without_server(version("tandem"))
     own = OwnRoutes(
         keeper,
         names,

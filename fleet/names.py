@@ -17,7 +17,7 @@ from typing import Protocol
 
 from fleet.daemon_thread import aside
 from fleet.errors import LoadFailed, NoModelNamed, NotNow, ShuttingDown, UnknownModel
-from fleet.hub import Hub
+from processes.hub import HubError, NotOnHub
 
 # What clients send that know of one model only: TGI's and the hub's.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy"})
@@ -34,6 +34,7 @@ _MAX_REMEMBERED = 1000
 _MAX_LOOKUPS = 4
 # The hub itself is asked again and again for some minutes.
 _PATIENCE_S = 60.0
+_HUB_RETRY_AFTER_S = 30.0
 _NEXT_SERVER_S = 1.0
 
 
@@ -46,6 +47,16 @@ class Model:
 
     name: str
     source: str
+
+
+class Hub(Protocol):
+    """Where models come from that are no local folders."""
+
+    def has_here(self, name: str) -> bool:
+        """Whether its cache has the model; needs no network."""
+
+    def require(self, name: str) -> None:
+        """Check that the model can be downloaded; takes seconds. Raises HubError."""
 
 
 class Names(Protocol):
@@ -203,7 +214,7 @@ class AnyModel:
             raise
         except TimeoutError:
             raise LoadFailed(
-                f"the hub has not told of {name!r} within {self._patience_s:g} s",
+                f"the hub did not answer for {name!r} within {self._patience_s:g} s",
                 self._memory_s,
             ) from None
 
@@ -218,11 +229,16 @@ class AnyModel:
         async with self._slots:
             try:
                 await aside(partial(self._hub.require, name))
-            except (UnknownModel, LoadFailed) as error:
+            except HubError as error:
+                refusal = (
+                    UnknownModel(name, str(error))
+                    if isinstance(error, NotOnHub)
+                    else LoadFailed(str(error), _HUB_RETRY_AFTER_S)
+                )
                 if len(self._refusals) >= _MAX_REMEMBERED:
                     self._refusals.clear()
-                self._refusals[name] = (self._clock() + self._memory_s, error)
-                raise
+                self._refusals[name] = (self._clock() + self._memory_s, refusal)
+                raise refusal from error
         self._refusals.pop(name, None)
 
 

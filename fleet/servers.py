@@ -16,13 +16,13 @@ from typing import Protocol
 from fleet.commands import ServerRules
 from fleet.daemon_thread import aside
 from fleet.exit_reason import reason_of
-from fleet.hub import is_cached
 from fleet.memory import anonymous_bytes
 from fleet.names import Model
 from processes.addresses import answers_health
 from processes.child import Child
 from processes.console import Console
 from processes.host import HostMemory
+from processes.hub import has_weights_cached
 
 _logger = logging.getLogger("fleet")
 
@@ -138,7 +138,7 @@ class LaunchedServers:
         environ: Mapping[str, str],
         console: Console,
         available: Callable[[], int | None] = _HOST.available_bytes,
-        is_cached: Callable[[str], bool] = is_cached,
+        is_cached: Callable[[str], bool] = has_weights_cached,
     ) -> None:
         self._rules = rules
         self._available = available

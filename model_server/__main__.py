@@ -18,14 +18,14 @@ from typing import Any
 
 from model_server import config
 from model_server.errors import FetchStalled, ShardError
-from model_server.hub import find_checkpoint
-from model_server.logs import start_logging
 from model_server.model.check_command import look_over
+from model_server.model.checkpoint import find_checkpoint
 from model_server.model.loading import load
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.tracing import StepTracer, start_tracing
 from native.time_slice import use_long_time_slices
+from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, end_when_orphaned
 

@@ -32,7 +32,7 @@ _V2 = _Version("memory.max", "memory.current", ("active_file", "inactive_file"))
 _UNBOUNDED = 1 << 62
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "accelerate", "grpcio", "protobuf",
-    "fastapi", "uvicorn", "triton",
+    "starlette", "uvicorn", "triton",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""How the router writes its log: text for people, or one JSON object a line, both on stderr.
+"""The log of a process, on stderr: text for people, or one JSON object a line.
 
-What a record carries in `extra` becomes keys of its JSON object.
+The `extra` fields of a record become keys of its JSON object.
 """
 
 import logging
@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 import orjson
 
-# Above all that is logged: TGI's variable has the word as well.
+# Above every level: TGI's LOG_LEVEL also knows "off".
 _OFF = logging.CRITICAL + 1
 _STANDARD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# They tell what the router says in its own words.
+# What they log, the router logs itself.
 _QUIET_LOGGERS = ("uvicorn", "httpx", "huggingface_hub")
 
 
@@ -36,7 +36,7 @@ def start_logging(level: str, *, json_output: bool) -> None:
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
     handler.setFormatter(_JsonFormatter() if json_output else text)
     number = _OFF if level == "off" else level.upper()
-    # The quiet ones have a level of their own, which may be below.
+    # Loggers with a level of their own may log below `level`.
     handler.setLevel(number)
     logging.basicConfig(level=number, handlers=[handler], force=True)
     for name in _QUIET_LOGGERS:

@@ -3,9 +3,10 @@
 isort:skip_file
 The boundary between Tandem's two tiers: all that the router and the shards share.
 
-The router owns text, books and policy; a shard owns tensors and sampling state. So no text
-crosses this boundary, every block number in it was handed out by the router, and a shard never
-invents work: a step covers exactly the tokens that the call names.
+The router owns text, scheduling and policy; a shard owns tensors and sampling state. So no text
+crosses this boundary but constraints and the strings that end them, every block number in it was
+assigned by the router, and a shard never invents work: a step covers exactly the tokens that the
+call names. `contract.py` has the same as Python classes; fields of one name are converted alike.
 
 Field numbers are never reused.
 """
@@ -352,13 +353,13 @@ class SamplingParameters(_message.Message):
     temperature: _builtins.float
     """above 0; 1 leaves the distribution alone"""
     top_k: _builtins.int
-    """0: off"""
+    """absent: off"""
     top_p: _builtins.float
-    """in (0, 1]; 1: off"""
+    """in (0, 1]; absent: off"""
     typical_p: _builtins.float
-    """in (0, 1]; 1: off"""
+    """in (0, 1]; absent: off"""
     min_p: _builtins.float
-    """in [0, 1]; 0: off"""
+    """in [0, 1]; absent: off"""
     repetition_penalty: _builtins.float
     """above 0; 1: off; over prompt and output"""
     presence_penalty: _builtins.float
@@ -376,10 +377,10 @@ class SamplingParameters(_message.Message):
         *,
         do_sample: _builtins.bool = ...,
         temperature: _builtins.float = ...,
-        top_k: _builtins.int = ...,
-        top_p: _builtins.float = ...,
-        typical_p: _builtins.float = ...,
-        min_p: _builtins.float = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        typical_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
         repetition_penalty: _builtins.float = ...,
         presence_penalty: _builtins.float = ...,
         frequency_penalty: _builtins.float = ...,
@@ -387,11 +388,26 @@ class SamplingParameters(_message.Message):
         seed: _builtins.int = ...,
         watermark: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "min_p", b"min_p", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["do_sample", b"do_sample", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "watermark", b"watermark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "do_sample", b"do_sample", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p", "watermark", b"watermark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 Global___SamplingParameters: _TypeAlias = SamplingParameters  # noqa: Y015
 
@@ -403,17 +419,22 @@ class StoppingParameters(_message.Message):
     MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    PAUSE_LEN_FIELD_NUMBER: _builtins.int
+    STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    KEEP_STOP_STRING_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     min_new_tokens: _builtins.int
     """Until then the end-of-sequence and stop tokens are masked."""
     ignore_eos: _builtins.bool
-    pause_len: _builtins.int
-    """Tokens of output, those made before among them, after which it pauses. Masks do not look at it:
-    the whole output may have max_new_tokens. A run of forced tokens may go beyond it.
-    """
+    keep_stop_string: _builtins.bool
+    """Whether such a string stays in the text."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Strings at which the router will end the output. They are found in the text by the router;
+        a shard masks them wherever the constraint would not hold with such an end.
+        """
+
     def __init__(
         self,
         *,
@@ -421,15 +442,14 @@ class StoppingParameters(_message.Message):
         min_new_tokens: _builtins.int = ...,
         ignore_eos: _builtins.bool = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        pause_len: _builtins.int | None = ...,
+        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        keep_stop_string: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "pause_len", b"pause_len"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "pause_len", b"pause_len", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_eos", b"ignore_eos", "keep_stop_string", b"keep_stop_string", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__pause_len: _TypeAlias = _typing.Literal["pause_len"]  # noqa: Y015
-    _WhichOneofArgType__pause_len: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_len) -> _WhichOneofReturnType__pause_len | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoppingParameters: _TypeAlias = StoppingParameters  # noqa: Y015
 
@@ -475,8 +495,6 @@ class Constraint(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     WHITESPACE_FIELD_NUMBER: _builtins.int
     LENIENT_FIELD_NUMBER: _builtins.int
-    STOP_STRINGS_FIELD_NUMBER: _builtins.int
-    KEEPS_STOP_STRING_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     TRANSLATION_FIELD_NUMBER: _builtins.int
     kind: Global___ConstraintKind.ValueType
@@ -484,20 +502,12 @@ class Constraint(_message.Message):
     whitespace: Global___ConstraintWhitespace.ValueType
     lenient: _builtins.bool
     """Enforce what can be of a JSON schema; the router checks the text at its end."""
-    keeps_stop_string: _builtins.bool
-    """Whether such a string stays in the text."""
     cuts: _builtins.bool
     """Masks do not look at max_new_tokens: the output may be cut before the constraint holds."""
     @_builtins.property
-    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings at which the router will end the output. They are found in the text by the router;
-        here they are masked wherever the constraint would not hold with such an end.
-        """
-
-    @_builtins.property
     def translation(self) -> Global___Translation:
         """What the router's compiling found, so that a shard need not. Absent: it was not found, or
-        Prepare was told. It says the same as kind, text, whitespace and lenient, which name it.
+        PrepareConstraint brought it. It says the same as kind, text, whitespace and lenient, which name it.
         """
 
     def __init__(
@@ -507,14 +517,12 @@ class Constraint(_message.Message):
         text: _builtins.str = ...,
         whitespace: Global___ConstraintWhitespace.ValueType = ...,
         lenient: _builtins.bool = ...,
-        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
-        keeps_stop_string: _builtins.bool = ...,
         cuts: _builtins.bool = ...,
         translation: Global___Translation | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["translation", b"translation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "keeps_stop_string", b"keeps_stop_string", "kind", b"kind", "lenient", b"lenient", "stop_strings", b"stop_strings", "text", b"text", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "kind", b"kind", "lenient", b"lenient", "text", b"text", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -530,7 +538,7 @@ class Translation(_message.Message):
     MAY_RUN_ON_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     grammar: _builtins.str
-    """What the engine is given."""
+    """What the grammar engine compiles."""
     may_run_on: _builtins.bool
     """Bytes may be forced without end."""
     @_builtins.property
@@ -648,10 +656,15 @@ class Request(_message.Message):
     STOPPING_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    PAUSE_LEN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     prompt_len: _builtins.int
     cached_len: _builtins.int
     chunk_len: _builtins.int
+    pause_len: _builtins.int
+    """Tokens of output, those made before among them, after which it pauses. Masks do not look at it:
+    the whole output may have max_new_tokens. A run of forced tokens may go beyond it.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -677,12 +690,15 @@ class Request(_message.Message):
         stopping: Global___StoppingParameters | None = ...,
         logprobs: Global___LogprobParameters | None = ...,
         constraint: Global___Constraint | None = ...,
+        pause_len: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "logprobs", b"logprobs", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "constraint", b"constraint", "logprobs", b"logprobs", "pause_len", b"pause_len", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "id", b"id", "logprobs", b"logprobs", "prompt_len", b"prompt_len", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "id", b"id", "logprobs", b"logprobs", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pause_len: _TypeAlias = _typing.Literal["pause_len"]  # noqa: Y015
+    _WhichOneofArgType__pause_len: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_len) -> _WhichOneofReturnType__pause_len | None: ...
 
 Global___Request: _TypeAlias = Request  # noqa: Y015
 
@@ -710,7 +726,7 @@ class Batch(_message.Message):
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
-class Growth(_message.Message):
+class RunningUpdate(_message.Message):
     """What changed for a request that a shard holds already."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -742,7 +758,7 @@ class Growth(_message.Message):
     _WhichOneofArgType__chunk_len: _TypeAlias = _typing.Literal["_chunk_len", b"_chunk_len"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__chunk_len) -> _WhichOneofReturnType__chunk_len | None: ...
 
-Global___Growth: _TypeAlias = Growth  # noqa: Y015
+Global___RunningUpdate: _TypeAlias = RunningUpdate  # noqa: Y015
 
 @_typing.final
 class CachedBatch(_message.Message):
@@ -774,7 +790,7 @@ class PrefillRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     CACHED_BATCH_ID_FIELD_NUMBER: _builtins.int
-    GROWTH_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     cached_batch_id: _builtins.int
     """A batch that the shard holds; its requests take part in the step as in Decode, and the
@@ -783,18 +799,18 @@ class PrefillRequest(_message.Message):
     @_builtins.property
     def batch(self) -> Global___Batch: ...
     @_builtins.property
-    def growth(self) -> _containers.RepeatedCompositeFieldContainer[Global___Growth]: ...
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningUpdate]: ...
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         batch: Global___Batch | None = ...,
         cached_batch_id: _builtins.int | None = ...,
-        growth: _abc.Iterable[Global___Growth] | None = ...,
+        updates: _abc.Iterable[Global___RunningUpdate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "batch", b"batch", "cached_batch_id", b"cached_batch_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "batch", b"batch", "cached_batch_id", b"cached_batch_id", "epoch", b"epoch", "growth", b"growth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "batch", b"batch", "cached_batch_id", b"cached_batch_id", "epoch", b"epoch", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_batch_id: _TypeAlias = _typing.Literal["cached_batch_id"]  # noqa: Y015
     _WhichOneofArgType__cached_batch_id: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id"]  # noqa: Y015
@@ -808,22 +824,22 @@ class DecodeRequest(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     BATCH_IDS_FIELD_NUMBER: _builtins.int
-    GROWTH_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     @_builtins.property
     def batch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def growth(self) -> _containers.RepeatedCompositeFieldContainer[Global___Growth]: ...
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningUpdate]: ...
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         batch_ids: _abc.Iterable[_builtins.int] | None = ...,
-        growth: _abc.Iterable[Global___Growth] | None = ...,
+        updates: _abc.Iterable[Global___RunningUpdate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ids", b"batch_ids", "epoch", b"epoch", "growth", b"growth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ids", b"batch_ids", "epoch", b"epoch", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

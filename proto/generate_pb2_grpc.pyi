@@ -3,9 +3,10 @@
 isort:skip_file
 The boundary between Tandem's two tiers: all that the router and the shards share.
 
-The router owns text, books and policy; a shard owns tensors and sampling state. So no text
-crosses this boundary, every block number in it was handed out by the router, and a shard never
-invents work: a step covers exactly the tokens that the call names.
+The router owns text, scheduling and policy; a shard owns tensors and sampling state. So no text
+crosses this boundary but constraints and the strings that end them, every block number in it was
+assigned by the router, and a shard never invents work: a step covers exactly the tokens that the
+call names. `contract.py` has the same as Python classes; fields of one name are converted alike.
 
 Field numbers are never reused.
 """

@@ -30,29 +30,27 @@ from constraints.worker.pool import PoolRules, VocabularyFile
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, Stopped, first_of
+from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig, read_config
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.constraint_check import ConstraintCheck
 from router.engine.infer import Infer
-from router.http.app import Services, create_app
+from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import SocketLimits
-from router.http.operations.offer import limits_of, server_info
-from router.http.printed import openapi_document
-from router.http.server.listen import connection_rules, open_door
-from router.http.server.listening import Door, HttpServer
-from router.hub import find_tokenizer
+from router.http.operations.startup import limits_of, server_info
+from router.http.server.listen import BoundSocket, HttpServer, bind_configured, configured_limits
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts
-from router.shards.wire import PoolLimits, ShardInfo
 from router.telemetry.metrics import Metrics
 from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import Tracer, start_tracing
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
+from router.text.tokenizer_files import find_tokenizer
 
 _logger = logging.getLogger("router")
 
@@ -66,7 +64,7 @@ _QUEUE_S = 0.5
 def main(argv: Sequence[str]) -> int:
     """Run the router; answers the exit code."""
     if argv[:1] == ["print-schema"]:
-        document = openapi_document(version("tandem"))
+        document = openapi_without_server(version("tandem"))
         sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
         return 0
     try:
@@ -185,15 +183,15 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 async def _start(config: RouterConfig) -> _Router:
     """Raises BadConfig, StartupFailed or ShardFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
-    door = open_door(config)
+    bound = bind_configured(config)
     try:
-        return await _connect(config, door, tracer)
+        return await _connect(config, bound, tracer)
     except BaseException:
-        door.close()
+        bound.close()
         raise
 
 
-async def _connect(config: RouterConfig, door: Door, tracer: Tracer) -> _Router:
+async def _connect(config: RouterConfig, bound: BoundSocket, tracer: Tracer) -> _Router:
     tokenizer = _load_tokenizer(config, config.tokenizer_name) if config.tokenizer_name else None
     timeouts = ShardTimeouts(
         connect_s=config.shard_connect_timeout,
@@ -202,7 +200,7 @@ async def _connect(config: RouterConfig, door: Door, tracer: Tracer) -> _Router:
     )
     shards = await Shards.connect(config.master_shard_uds_path, timeouts, time.time_ns(), tracer)
     try:
-        return await _warm_up(config, door, tokenizer, shards, tracer)
+        return await _warm_up(config, bound, tokenizer, shards, tracer)
     except BaseException:
         await shards.close()
         raise
@@ -210,7 +208,7 @@ async def _connect(config: RouterConfig, door: Door, tracer: Tracer) -> _Router:
 
 async def _warm_up(
     config: RouterConfig,
-    door: Door,
+    bound: BoundSocket,
     tokenizer: Tokenizer | None,
     shards: Shards,
     tracer: Tracer,
@@ -235,15 +233,15 @@ async def _warm_up(
         limits.max_input_len,
         limits.max_total_len,
     )
-    return _wire(config, door, tokenizer, shards, info, pool, limits, tracer)
+    return _wire(config, bound, tokenizer, shards, info, pool, limits, tracer)
 
 
 def _wire(
     config: RouterConfig,
-    door: Door,
+    bound: BoundSocket,
     tokenizer: Tokenizer,
     shards: Shards,
-    info: ShardInfo,
+    info: ModelInfo,
     pool: PoolLimits,
     limits: Limits,
     tracer: Tracer,
@@ -293,12 +291,12 @@ def _wire(
             max_beams=config.max_beams,
         ),
     )
-    http = HttpServer(app, door, _LAST_BYTES_S, connection_rules(config, metrics.connections_cut))
+    http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
 
 
 def _constraint_check(
-    config: RouterConfig, tokenizer: Tokenizer, info: ShardInfo, limits: Limits, metrics: Metrics
+    config: RouterConfig, tokenizer: Tokenizer, info: ModelInfo, limits: Limits, metrics: Metrics
 ) -> ConstraintCheck:
     vocabulary = VocabularyFile(
         tokenizer.path, info.vocab_size, info.eos_token_ids, limits.max_total_len

@@ -177,7 +177,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {cached_id}")
         rows = self.batches.pop(cached_id) if cached_id is not None else {}
         batch_id = cached_id if cached_id is not None else request.batch.id
-        chunks = self._chunks(rows, request.growth)
+        chunks = self._chunks(rows, request.updates)
         for new in request.batch.requests:
             rows[new.id] = Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
             chunks[new.id] = new.chunk_len
@@ -191,7 +191,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             if batch_id not in self.batches:
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {batch_id}")
             rows |= self.batches.pop(batch_id)
-        chunks = self._chunks(rows, request.growth)
+        chunks = self._chunks(rows, request.updates)
         return await self._step(request.batch_ids[0], rows, chunks, context)
 
     async def FilterBatch(
@@ -260,14 +260,14 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     def _epoch_out(self) -> int:
         return self.epoch + self.faults.epoch_offset
 
-    def _chunks(self, rows: dict[int, Row], growths: Iterable[pb.Growth]) -> dict[int, int]:
+    def _chunks(self, rows: dict[int, Row], updates: Iterable[pb.RunningUpdate]) -> dict[int, int]:
         """Tokens to compute, by request."""
         chunks = {key: 1 if row.decodes else 0 for key, row in rows.items()}
-        for growth in growths:
-            if growth.request_id in rows:
-                rows[growth.request_id].block_ids += growth.block_ids
-                if growth.HasField("chunk_len"):
-                    chunks[growth.request_id] = growth.chunk_len
+        for update in updates:
+            if update.request_id in rows:
+                rows[update.request_id].block_ids += update.block_ids
+                if update.HasField("chunk_len"):
+                    chunks[update.request_id] = update.chunk_len
         return chunks
 
     async def _step(
@@ -364,7 +364,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             return token, pb.FINISH_REASON_EOS
         if token_id in stopping.stop_token_ids:
             return token, pb.FINISH_REASON_STOP_TOKEN
-        if stopping.HasField("pause_len") and row.num_made >= stopping.pause_len:
+        if row.request.HasField("pause_len") and row.num_made >= row.request.pause_len:
             return token, pb.FINISH_REASON_PAUSED
         return token, pb.FINISH_REASON_NONE
 

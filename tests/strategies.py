@@ -4,13 +4,8 @@ collide, blocks run out and limits are met in almost every example."""
 from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind
-from router.request.request import (
-    Constraint,
-    GenerateRequest,
-    LogprobParams,
-    SamplingParams,
-    StopParams,
-)
+from proto.contract import LogprobParams, SamplingParams, StopParams
+from router.request.request import Constraint, GenerateRequest
 
 VOCAB_SIZE = 2
 ANY_TEXT = Constraint(ConstraintSpec(Kind.REGEX, "(?s:.*)"))
@@ -33,13 +28,12 @@ def make_request(
         prompt_ids=prompt_ids,
         prompt_text="",
         sampling=SamplingParams(),
-        stop=StopParams(
-            max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, pause_after=pause_after
-        ),
+        stop=StopParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos),
         logprobs=LogprobParams(prompt=prompt_logprobs, prompt_from=prompt_from),
         constraint=ANY_TEXT if is_constrained else None,
         deadline_s=deadline_s,
         output_ids=output_ids,
+        pause_after=pause_after,
     )
 
 

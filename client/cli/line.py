@@ -12,11 +12,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from client.errors import BadInput
-from client.words import Constraint, GenerateCall, Sampling
+from client.words import SAMPLING_RULES, Constraint, GenerateCall, Sampling
 
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(?!=)")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
@@ -102,22 +102,13 @@ _CONSTRAINTS = MappingProxyType(
 _RULES: Mapping[str, _Rule] = MappingProxyType(
     {
         "max_tokens": _WHOLE,
-        "temperature": _NUMBER,
-        "top_k": _WHOLE,
-        "top_p": _NUMBER,
-        "min_p": _NUMBER,
-        "typical_p": _NUMBER,
-        "repetition_penalty": _NUMBER,
-        "frequency_penalty": _NUMBER,
-        "presence_penalty": _NUMBER,
-        "seed": _WHOLE,
+        **{key: _WHOLE if rule.is_whole else _NUMBER for key, rule in SAMPLING_RULES.items()},
         "stop": _Rule("a string, or a JSON list of strings", _texts),
         "timeout_s": _NUMBER,
         **_CONSTRAINTS,
     }
 )
 KEYS = tuple(_RULES)
-_SAMPLING = frozenset(each.name for each in fields(Sampling))
 
 
 def read_line(text: str) -> Line:
@@ -144,7 +135,7 @@ def call_of(prompt: str, parameters: Mapping[str, object | None]) -> GenerateCal
         raise BadInput(
             f"{kinds[0]} and {kinds[1]} exclude each other: an output has one constraint"
         )
-    sampling = {key: value for key, value in given.items() if key in _SAMPLING}
+    sampling = {key: value for key, value in given.items() if key in SAMPLING_RULES}
     others = {key: given[key] for key in ("max_tokens", "timeout_s") if key in given}
     # The rules have given each value the type of its field.
     return GenerateCall(

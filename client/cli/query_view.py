@@ -11,7 +11,7 @@ from rich.text import Text
 
 from client.cli.terminal import harmless
 from client.query import Choice, Result, Span, State
-from client.query.conditions.naming import named
+from client.query.conditions.rename_subject import rename_subject
 from client.words import Constraint
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
@@ -95,7 +95,7 @@ def described(constraint: Constraint | None, stop: Sequence[str], hole: str) -> 
     if constraint is not None:
         value = constraint.value if isinstance(constraint.value, str) else repr(constraint.value)
         if constraint.type == "where":
-            value = named(value, hole)
+            value = rename_subject(value, hole)
         shown = harmless(value.replace("\n", " "))
         if len(shown) > _MAX_CONSTRAINT_LEN:
             shown = shown[:_MAX_CONSTRAINT_LEN] + " ..."

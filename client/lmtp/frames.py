@@ -23,6 +23,7 @@ from client.lmtp.fields import (
     usage_of,
 )
 from client.words import (
+    SAMPLING_RULES,
     GenerateCall,
     Sampling,
     ScoreCall,
@@ -164,15 +165,8 @@ def _is_json(value: object) -> bool:
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, object]:
-    return {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "typical_p": sampling.typical_p,
-        "seed": sampling.seed,
-        **penalty_fields(sampling),
-    }
+    numbers = {name: getattr(sampling, name) for name in SAMPLING_RULES}
+    return {**numbers, **penalty_fields(sampling)}
 
 
 def read_frame(text: str) -> Iterator[tuple[int | None, Part | ServerNotice]]:

@@ -38,8 +38,8 @@ from client.query.program import Program
 from client.query.running.decoders import Decoding, OptionIgnored
 from client.query.running.decoding import Choice
 from client.query.running.ending import CancellationSwallowed
-from client.query.running.plain import plain
 from client.query.running.results import Request, Result, State
+from client.query.running.to_json import plain
 from client.query.running.transcript import Span
 from client.query.serving import ModelLike, Server, model
 

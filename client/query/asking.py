@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from client.query.frames import ErrorsWithoutFrames
 from client.query.running.choosing import best_of, choice_of
@@ -12,22 +12,23 @@ from client.query.running.decoding import Choice
 from client.query.running.session import booked
 from client.query.serving import ModelLike, opened
 from client.query.waiting import wait_for
-from client.words import Answer, Constraint, GenerateCall, Prompt, Sampling, ScoreCall, Scored
+from client.words import (
+    SAMPLING_RULES,
+    Answer,
+    Constraint,
+    GenerateCall,
+    Prompt,
+    Sampling,
+    SamplingOptions,
+    ScoreCall,
+    Scored,
+)
 
 
-class GenerateOptions(TypedDict, total=False):
+class GenerateOptions(SamplingOptions, total=False):
     """What `generate` takes besides its prompt; see GenerateCall and Sampling."""
 
     max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typical_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    seed: int
     stop: Sequence[str]
     constraint: Constraint
     model: ModelLike
@@ -73,7 +74,7 @@ class Scoring:
 
 async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
     """What the model writes behind a prompt, in one request. Raises TypeError for other options."""
-    unknown = options.keys() - GenerateOptions.__annotations__.keys()
+    unknown = options.keys() - GenerateOptions.__optional_keys__
     if unknown:
         raise TypeError(f"generate() has no options {', '.join(map(repr, sorted(unknown)))}")
     with ErrorsWithoutFrames():
@@ -117,7 +118,7 @@ def score_sync(
 
 
 def _generate_call(prompt: Prompt, options: GenerateOptions) -> GenerateCall:
-    drawn = {key: value for key, value in options.items() if key in _SAMPLING}
+    drawn = {key: value for key, value in options.items() if key in SAMPLING_RULES}
     return GenerateCall(
         prompt=prompt,
         # The TypedDict's fields of these names have the types of Sampling's.
@@ -126,6 +127,3 @@ def _generate_call(prompt: Prompt, options: GenerateOptions) -> GenerateCall:
         constraint=options.get("constraint"),
         stop=tuple(options.get("stop", ())),
     )
-
-
-_SAMPLING = frozenset(field.name for field in fields(Sampling))

@@ -10,9 +10,10 @@ Options that several take:
 Raises ValueError: which option, its value, the rule.
 """
 
-from typing import Literal
+from typing import Literal, Unpack
 
 from client.query.running.decoders import Decoding, decoding
+from client.words import SamplingOptions
 
 
 def argmax(
@@ -33,23 +34,26 @@ def argmax(
 def sample(
     n: int = 1,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    typical_p: float | None = None,
-    repetition_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    seed: int | None = None,
     max_tokens: int | None = None,
     max_len: int | None = None,
     tries: int = 10,
     stops: Literal["cut", "exact"] = "cut",
     normalised: bool = False,
+    **sampling: Unpack[SamplingOptions],
 ) -> Decoding:
-    """`n` traces whose tokens are drawn; trace i with the seed `seed + i`."""
-    return _decoding("sample", locals())
+    """`n` traces whose tokens are drawn; trace i with the seed `seed + i`.
+
+    `sampling` are the fields of Sampling; `temperature` is 1 unless it is one of them.
+    """
+    options = {
+        "n": n,
+        "max_tokens": max_tokens,
+        "max_len": max_len,
+        "tries": tries,
+        "stops": stops,
+        "normalised": normalised,
+    }
+    return _decoding("sample", {**options, **sampling})
 
 
 def beam(

@@ -9,11 +9,11 @@ from typing import TypedDict
 from client.query.errors import BadProgram
 from client.query.frames import ErrorsWithoutFrames
 from client.query.program import Program
-from client.query.running.asking import OnState
-from client.query.running.blaming import blaming, locate
-from client.query.running.body_run import Job
 from client.query.running.decoders import Decoding, clause_decoding, decoding
+from client.query.running.error_places import blaming, locate
+from client.query.running.execution import Job
 from client.query.running.ledger import CallFile
+from client.query.running.request_sender import OnState
 from client.query.running.results import Result
 from client.query.running.session import Surroundings, run_job, surroundings
 from client.query.serving import ModelLike, model_like, opened
@@ -61,9 +61,9 @@ def choices_of(options: RunOptions, before: Choices = _NOTHING) -> Choices:
     """What is chosen, and what was before. Raises TypeError for other options."""
     unknown = sorted(options.keys() - RunOptions.__annotations__.keys())
     if unknown:
-        told = ", ".join(map(repr, unknown))
+        message = ", ".join(map(repr, unknown))
         raise TypeError(
-            f"there is no option {told}; there are {', '.join(RunOptions.__annotations__)}"
+            f"there is no option {message}; there are {', '.join(RunOptions.__annotations__)}"
         )
     return replace(before, **options)
 

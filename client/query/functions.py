@@ -21,8 +21,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, 
 from client.query.binding import bound
 from client.query.execution import Choices, RunOptions, choices_of, execute
 from client.query.program import Program
-from client.query.reading.blame import without_values
 from client.query.reading.enclosing import Enclosing, enclosing
+from client.query.reading.program_errors import without_values
 from client.query.reading.reader import read_function, read_template
 from client.query.running.results import Result, State
 from client.query.waiting import wait_for
@@ -240,7 +240,7 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
 def _signature(
     program: Program, function: Callable[..., object] | None
 ) -> inspect.Signature | None:
-    """None: it is a method without a place for its object, which Python tells when it is called."""
+    """None for a method without `self`: Python reports that when it is called."""
     if function is not None:
         try:
             return inspect.signature(function)

@@ -41,7 +41,7 @@ class Decorator:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class FutureCondition:
     """What a program surely says of holes that are not there yet, as a hole is asked.
 
     `conditions` hold of them when they come, and of this one they do not speak. `decorated` are
@@ -59,7 +59,7 @@ class Hole:
     `kind` is what stands behind the colon: int, float, bool, str, a string (a regular expression),
     a dataclass, a dict (a JSON schema), a Subquery; None: nothing does.
     `conditions`: those of its string, then the program's own. `support`: the values of a
-    distribution over this hole, None if there is none. `foreseen`: what is known of others.
+    distribution over this hole, None if there is none. `future`: what is known of others.
     `is_last`: its program comes to no other hole behind it, whatever fills it.
     """
 
@@ -69,7 +69,7 @@ class Hole:
     decorators: tuple[Decorator, ...] = ()
     conditions: tuple[Condition, ...] = ()
     support: tuple[str, ...] | None = None
-    foreseen: Foreseen = field(default_factory=Foreseen)
+    future: FutureCondition = field(default_factory=FutureCondition)
     is_last: bool = False
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from client.query.running.asking import OnState
+from client.query.running.request_sender import OnState
 from client.query.running.results import Result, State
 
 Run = Callable[[OnState], Awaitable[tuple[Result[object], ...]]]

@@ -20,11 +20,10 @@ from fleet.http.routes import Kind, Routes
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names, no_model_named
-from router.http.body import BodyReader
 from router.http.errors import Dialect, HttpError, Problem
-from router.http.server.disconnect import unless_disconnected
+from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
 from router.http.server.request_record import RequestRecord
-from router.request.errors import Cancelled, RouterError
+from router.request.errors import RouterError
 
 _logger = logging.getLogger("fleet")
 _NOT_FOUND = 404
@@ -141,7 +140,7 @@ class Front:
             self._metrics.rejected.inc(problem.error_type)
         if isinstance(error, NotNow):
             problem = with_retry(problem, error.retry_after_s)
-        if isinstance(error, Cancelled):
+        if isinstance(error, ClientLeft):
             _logger.debug("request_id=%s left before its answer began", record.request_id)
         return problem
 

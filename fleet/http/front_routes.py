@@ -19,12 +19,11 @@ from fleet.metrics import FleetMetrics
 from fleet.model_entry import State
 from fleet.model_manager import ModelManager
 from fleet.names import Names
-from router.http.docs_page import page
 from router.http.errors import HttpError, model_not_found
+from router.http.server.docs import OPENAPI_PATH, docs_page
 
 _logger = logging.getLogger("fleet")
 
-_DOCUMENT = "/api-doc/openapi.json"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PATIENCE_S = 5.0
 _KSERVE_READY = "/ready"
@@ -67,7 +66,7 @@ class OwnRoutes:
             "/info": self._info,
             "/metrics": self._merged_metrics,
             "/v1/models": self._models,
-            _DOCUMENT: self._openapi,
+            OPENAPI_PATH: self._openapi,
             "/docs": self._docs,
         }
 
@@ -189,7 +188,7 @@ class OwnRoutes:
         return _json(self._document)
 
     async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(page(dict(self._document), _DOCUMENT))
+        return HTMLResponse(docs_page(self._document))
 
     @property
     def _version(self) -> str:

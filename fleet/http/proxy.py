@@ -17,7 +17,7 @@ from fleet.http.event_stream import EventStream, error_event, has_events, with_r
 from fleet.http.upstream import Answer, ask
 from fleet.metrics import FleetMetrics
 from router.http.errors import DRAINING_HEADER, Dialect, Problem
-from router.http.server.disconnect import end, unless_disconnected, until_disconnected
+from router.http.server.body import end, unless_disconnected, until_disconnected
 from router.http.server.request_record import RequestRecord
 
 _OF_CONNECTION = frozenset(
@@ -31,7 +31,7 @@ _RETRY_AFTER_S = 1.0
 
 
 async def ask_for(request: Request, socket: Path, body: bytes) -> Answer:
-    """The answer of the server at `socket`, whose head is there. Raises ServerGone, Cancelled."""
+    """The answer of the server at `socket`, whose head is there. Raises ServerGone, ClientLeft."""
     scope = request.scope
     target = scope["raw_path"]
     if scope["query_string"]:

@@ -5,7 +5,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from router.http.body import BodyReader, Schema, parse
+from router.http.body import Schema, parse
+from router.http.server.body import BodyReader
 
 _BODILESS = frozenset({"GET", "HEAD", "DELETE"})
 
@@ -30,6 +31,6 @@ async def read_named(request: Request, bodies: BodyReader) -> Named:
     asked = request.query_params.get("model")
     if request.method in _BODILESS:
         return Named(b"", asked)
-    body = await bodies.read_json(request)
+    body = await bodies.read(request)
     named = parse(body, _Named)
     return Named(body, named.model or asked, named.stream)

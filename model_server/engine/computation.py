@@ -13,7 +13,6 @@ from torch import Tensor
 from model_server.engine import memory
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.prompt_scores import StepScores, failed_scores, score_prompts
-from model_server.engine.request import FinishReason, Generation, SampledToken
 from model_server.engine.sequences import PlannedChunk, PromptScore, SequenceState
 from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory, RanksDiverged
@@ -21,6 +20,7 @@ from model_server.masking.guided_output import Advance
 from model_server.masking.guides import MaskScheduler, StepMasks
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import SampledRows, Sampler
+from proto.contract import FinishReason, Generation, SampledToken
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,22 +18,15 @@ from model_server.engine import memory
 from model_server.engine.computation import NOTHING, Computation, Computed
 from model_server.engine.distributed import Drawn, World
 from model_server.engine.prompt_scores import take_scores
-from model_server.engine.request import (
-    FinishReason,
-    Generation,
-    Growth,
-    NewSequence,
-    PoolLimits,
-    StepOutput,
-)
 from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
-from model_server.engine.step import SequenceStep, StepInputs
+from model_server.engine.step import SequenceStep, StepInputs, StepOutput
 from model_server.engine.threads import ThreadCount
 from model_server.engine.warmup import blocks_that_fit, try_largest_steps
 from model_server.errors import InvalidStep
 from model_server.masking.guides import MaskScheduler
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
+from proto.contract import FinishReason, Generation, NewSequence, PoolLimits, RunningUpdate
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +106,7 @@ class Runner:
         batch_id: int,
         new: Sequence[NewSequence],
         cached_batch_id: int | None,
-        growth: Sequence[Growth],
+        updates: Sequence[RunningUpdate],
     ) -> StepOutput:
         """One step for new sequences and, with `cached_batch_id`, for that batch's as well.
 
@@ -130,14 +123,14 @@ class Runner:
             self._batches.require_new_requests(request_ids)
             batch_id = cached_batch_id
         self._require_servable(new)
-        chunks = self._plan(running, growth)
+        chunks = self._plan(running, updates)
         chunks += [
             PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), self._model.block_size)
             for one in new
         ]
         return self._step(started_ns, (batch_id,), chunks, new)
 
-    def decode(self, batch_ids: Sequence[int], growth: Sequence[Growth]) -> StepOutput:
+    def decode(self, batch_ids: Sequence[int], updates: Sequence[RunningUpdate]) -> StepOutput:
         """One step for these batches, which become one under the first id.
 
         Raises InvalidStep, UnknownBatch.
@@ -146,7 +139,7 @@ class Runner:
         if not batch_ids or len(set(batch_ids)) != len(batch_ids):
             raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
         running = [s for batch_id in batch_ids for s in self._batches.of(batch_id).values()]
-        output = self._step(started_ns, batch_ids, self._plan(running, growth), ())
+        output = self._step(started_ns, batch_ids, self._plan(running, updates), ())
         if self._threads is not None and output.forward_ns:
             self._threads.stepped(len(output.generations), output.forward_ns / 1e9)
         return output
@@ -179,11 +172,11 @@ class Runner:
             self._forget(forgotten, self._batches.request_ids(forgotten))
 
     def _plan(
-        self, running: Iterable[SequenceState], growth: Sequence[Growth]
+        self, running: Iterable[SequenceState], updates: Sequence[RunningUpdate]
     ) -> list[PlannedChunk]:
-        changes = {change.request_id: change for change in growth}
-        if len(changes) != len(growth):
-            raise InvalidStep("growth names a request twice")
+        changes = {change.request_id: change for change in updates}
+        if len(changes) != len(updates):
+            raise InvalidStep("updates name a request twice")
         block_size = self._model.block_size
         return [
             PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size)
@@ -297,7 +290,7 @@ class Runner:
             if chunk.num_logits:
                 answer = next(drawn)
                 if answer.is_late:
-                    sequence.draw_again(scores)
+                    sequence.retry_sample(scores)
                 else:
                     finish_reason = self._finish_reason(sequence, samples, answer)
                 if finish_reason is not None:

@@ -12,16 +12,16 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from model_server.engine.request import (
+from model_server.engine.step import SequenceStep
+from model_server.errors import InvalidStep, UnknownBatch
+from proto.contract import (
     FinishReason,
-    Growth,
     LogprobParams,
     NewSequence,
+    RunningUpdate,
     StopParams,
     TopToken,
 )
-from model_server.engine.step import SequenceStep
-from model_server.errors import InvalidStep, UnknownBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class SequenceState:
     block_ids: "array[int]"
     stop: StopParams
     logprobs: LogprobParams
+    pause_len: int | None = None
     is_constrained: bool = False
     is_decoding: bool = False
     next_score: PromptScore | None = field(default=None, repr=False)
@@ -62,6 +63,7 @@ class SequenceState:
             block_ids=array("i", new.block_ids),
             stop=new.stop,
             logprobs=new.logprobs,
+            pause_len=new.pause_len,
             is_constrained=new.constraint is not None,
         )
 
@@ -78,7 +80,7 @@ class SequenceState:
         first = max(self.computed_len + 1, self.logprobs.prompt_from)
         return range(first, min(self.computed_len + 1 + chunk_len, self.prompt_len))
 
-    def draw_again(self, scores: Sequence[PromptScore]) -> None:
+    def retry_sample(self, scores: Sequence[PromptScore]) -> None:
         """Nothing was drawn from the last token's logits: a later step computes it anew.
 
         scores: what was reported with its chunk; its own is reported with it again
@@ -104,7 +106,7 @@ class SequenceState:
             return FinishReason.CONSTRAINT_COMPLETE
         if len(self.token_ids) - self.prompt_len >= self.stop.max_new_tokens:
             return FinishReason.LENGTH
-        pause_len = self.stop.pause_len
+        pause_len = self.pause_len
         if pause_len is not None and len(self.token_ids) - self.prompt_len >= pause_len:
             return FinishReason.PAUSED
         return None
@@ -123,12 +125,14 @@ class PlannedChunk:
     num_logits: int
 
     @classmethod
-    def of(cls, sequence: SequenceState, growth: Growth | None, block_size: int) -> "PlannedChunk":
+    def of(
+        cls, sequence: SequenceState, update: RunningUpdate | None, block_size: int
+    ) -> "PlannedChunk":
         """Raises InvalidStep when more is to be computed than is there, or blocks do not cover."""
-        chunk_len = growth.chunk_len if growth is not None else None
+        chunk_len = update.chunk_len if update is not None else None
         if chunk_len is None:
             chunk_len = 1 if sequence.is_decoding else 0
-        return cls.first(sequence, chunk_len, growth.block_ids if growth else (), block_size)
+        return cls.first(sequence, chunk_len, update.block_ids if update else (), block_size)
 
     @classmethod
     def first(

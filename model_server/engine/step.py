@@ -1,4 +1,4 @@
-"""One step's inputs: sequences of plain ints flattened into tensors without padding between them.
+"""A step's inputs, sequences of plain ints flattened into tensors without padding, and its output.
 
     rows:  | seq 0: prompt chunk ...... | seq 1: one token | seq 2: one token | padding (CPU) |
            cu_query_lens[0]             [1]                [2]                [3]
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
+from proto.contract import Generation
 
 # A linear layer on a CPU may add up in another order for 1, 2 or 3 rows than for 4 and more, so a
 # token's logits would depend on its batch mates. From 4 rows on, oneDNN (bfloat16) and MKL
@@ -205,3 +206,22 @@ def _tensors(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[Te
     """Move arrays of one dtype to the device in one copy."""
     joined = torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True)
     return torch.split(joined, [len(a) for a in arrays])
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The answer to a step. `batch_id` None: no request is left and the batch is forgotten.
+
+    `mask_ns` is the time of all threads that made this step's `num_masked_rows` masks, before
+    the forward and beside it; the step had to wait `mask_wait_ns` for them.
+    """
+
+    generations: tuple[Generation, ...]
+    batch_id: int | None
+    request_ids: tuple[int, ...]
+    forward_ns: int
+    sample_ns: int
+    total_ns: int
+    mask_ns: int = 0
+    num_masked_rows: int = 0
+    mask_wait_ns: int = 0

@@ -8,12 +8,12 @@ comes meanwhile waits for it, and all later ones take a copy.
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from constraints.guide import Guide
-from constraints.spec import Budget
-from model_server.engine.request import Constraint
+from constraints.spec import Budget, StopRule
 from model_server.masking.constraint_cache import ConstraintCache
+from proto.contract import OutputConstraint
 
 _MAX_KEPT = 128
 
@@ -22,9 +22,9 @@ _MAX_KEPT = 128
 class Beginning:
     """All that a guide depends on before the first token."""
 
-    constraint: Constraint
+    constraint: OutputConstraint
     budget: Budget
-    stop_token_ids: tuple[int, ...]
+    stops: StopRule
     takes_forced: bool
 
 
@@ -58,7 +58,7 @@ class GuideCache:
                 self._languages.compile(constraint.spec, constraint.translation),
                 self._languages.vocabulary(),
                 beginning.budget,
-                replace(constraint.stops, token_ids=beginning.stop_token_ids),
+                beginning.stops,
                 takes_forced=beginning.takes_forced,
             )
         except BaseException as error:

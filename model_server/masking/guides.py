@@ -26,8 +26,7 @@ import torch
 
 from constraints.bitmask import Bitmask
 from constraints.guide import Guide
-from constraints.spec import Budget
-from model_server.engine.request import Constraint, NewSequence
+from constraints.spec import Budget, StopRule
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.guide_cache import Beginning, GuideCache
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
@@ -35,6 +34,7 @@ from model_server.masking.mask_thread_pool import Job, MaskThreadPool
 from model_server.sampling.logits_processors import BITS_PER_WORD
 from model_server.sampling.masks import Masks
 from model_server.sampling.rows import Rows
+from proto.contract import NewSequence, OutputConstraint
 
 # How long a step waits for a mask that is being made, where it has others to serve, and where not:
 # then its forward alone would be in the way.
@@ -136,7 +136,7 @@ class MaskScheduler:
             num_words=self._num_words,
             end_ids=self._eos_token_ids | stop_ids,
             ignored_ids=self._eos_token_ids - stop_ids if stop.ignore_eos else (),
-            left_len=min(stop.max_new_tokens, stop.pause_len or stop.max_new_tokens) - written_len,
+            left_len=min(stop.max_new_tokens, new.pause_len or stop.max_new_tokens) - written_len,
         )
         self._outputs[request_id] = output
         limit_s = self._open_limit_s + _REPLAY_LIMIT_S * written_len
@@ -242,13 +242,13 @@ class MaskScheduler:
             self._fill(output)
         return advances
 
-    def _guide(self, new: NewSequence, constraint: Constraint) -> Guide:
+    def _guide(self, new: NewSequence, constraint: OutputConstraint) -> Guide:
         """On a hand. Raises ConstraintError."""
         stop, logprobs = new.stop, new.logprobs
         beginning = Beginning(
             constraint,
             Budget(stop.max_new_tokens, stop.min_new_tokens, constraint.cuts),
-            stop.stop_token_ids,
+            StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids),
             # What nobody drew has neither logits of its own nor alternatives.
             takes_forced=not logprobs.raw and not logprobs.num_top_tokens,
         )

@@ -20,7 +20,7 @@ from model_server.engine.memory import (
     require_weights_fit,
     weights_of_all,
 )
-from model_server.hub import find_checkpoint
+from model_server.model.checkpoint import find_checkpoint
 from model_server.model.checkpoint_check import examine
 from model_server.model.loading import device_of, model_settings
 

@@ -1,4 +1,4 @@
-"""Whether a folder holds a whole checkpoint, found out from its file headers before it is loaded.
+"""A checkpoint's folder: found or downloaded by name, and its files checked before the load.
 
     model.safetensors  |  model.safetensors.index.json + the files that it names
 
@@ -13,13 +13,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from model_server.errors import CheckpointBroken
+from model_server.errors import CheckpointBroken, FetchStalled, ModelRefused
+from processes.hub import DownloadStalled, HubError, find_folder
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
-# The format's own limit; what lies above is not a header.
+_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+# The format's own limit; a larger number is not a header's length.
 _MAX_HEADER_BYTES = 100_000_000
 _ITEM_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -27,6 +29,28 @@ _ITEM_BITS = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
     **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "I8", "U8", "BOOL"), 8),
 }
+
+
+def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool = False) -> Path:
+    """The folder of `model_id`, a local folder or a hub id; downloads what is missing.
+
+    Weights are safetensors only unless `allow_pickle`: unpickling runs code. Raises ModelRefused
+    with the reason and what to do.
+    """
+    try:
+        path = find_folder(model_id, revision, (*_SMALL_FILES, "*.safetensors"))
+        if Path(model_id).expanduser().is_dir() or any(path.glob("*.safetensors")):
+            return path
+        if allow_pickle:
+            return find_folder(model_id, revision, (*_SMALL_FILES, "*.bin"))
+    except DownloadStalled as error:
+        raise FetchStalled(str(error)) from error
+    except HubError as error:
+        raise ModelRefused(str(error)) from error
+    raise ModelRefused(
+        f"{model_id!r} offers no .safetensors weights; pickled ones run code when they are loaded: "
+        "pass --allow-pickle to download-weights if you trust them"
+    )
 
 
 def check(folder: Path, *, allow_pickle: bool = False) -> dict[str, Any]:

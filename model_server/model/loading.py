@@ -14,13 +14,13 @@ from model_server.engine.malloc import keep_freed_memory
 from model_server.engine.runner import Runner
 from model_server.engine.threads import ThreadCount
 from model_server.errors import ConfigRefused
-from model_server.hub import find_checkpoint
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.guides import MaskScheduler
+from model_server.model.checkpoint import find_checkpoint
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
-from model_server.service.wire import ModelInfo
+from proto.contract import ModelInfo
 
 _log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.engine.request import TopToken
 from model_server.sampling.choosing import Choice, TopLogprobs, best_of, take
 from model_server.sampling.logprobs import pad_rows
 from model_server.sampling.plan import Plan, RawRows, Top
+from proto.contract import TopToken
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from model_server.engine.request import LogprobParams, SamplingParams, StopParams
 from model_server.errors import InvalidStep
 from model_server.sampling.filters import nucleus_share
 from model_server.sampling.philox import uniforms
+from proto.contract import LogprobParams, SamplingParams, StopParams
 
 # A token that is drawn again is drawn as if at another position, out of reach of any sequence.
 _REDRAW_SHIFT = np.uint64(48)

@@ -25,7 +25,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.engine.request import LogprobParams, SamplingParams, StopParams, TopToken
 from model_server.errors import InvalidStep
 from model_server.sampling.choosing import choose
 from model_server.sampling.logits_processors import (
@@ -41,6 +40,7 @@ from model_server.sampling.penalty_history import PenaltyHistory
 from model_server.sampling.plan import Penalties, Plan, Planner
 from model_server.sampling.rows import Rows, SamplingRows
 from model_server.sampling.watermark import Watermark
+from proto.contract import LogprobParams, SamplingParams, StopParams, TopToken
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,15 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc.aio
 
-from model_server.engine.request import StepOutput
 from model_server.engine.runner import Runner
+from model_server.engine.step import StepOutput
 from model_server.errors import ConstraintRefused, StaleEpoch
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.service import wire
 from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
+from proto.contract import ModelInfo
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -34,7 +35,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
     def __init__(
         self,
         runner: Runner,
-        info: wire.ModelInfo,
+        info: ModelInfo,
         urls: tuple[str, ...],
         device_thread: Executor,
         tracer: StepTracer = NO_TRACES,
@@ -75,9 +76,9 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         batch_id = call.batch_id if call.cached_batch_id is None else call.cached_batch_id
         output = await self._step(
             lambda: self._runner.prefill(
-                call.batch_id, call.new, call.cached_batch_id, call.growth
+                call.batch_id, call.new, call.cached_batch_id, call.updates
             ),
-            StepCall((batch_id,), call.new, call.growth, context.invocation_metadata()),
+            StepCall((batch_id,), call.new, call.updates, context.invocation_metadata()),
         )
         return wire.step_to_pb(output, request.epoch)
 
@@ -85,8 +86,8 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._require_epoch(request.epoch)
         call = wire.decode_from_pb(request)
         output = await self._step(
-            lambda: self._runner.decode(call.batch_ids, call.growth),
-            StepCall(call.batch_ids, (), call.growth),
+            lambda: self._runner.decode(call.batch_ids, call.updates),
+            StepCall(call.batch_ids, (), call.updates),
         )
         return wire.step_to_pb(output, request.epoch)
 

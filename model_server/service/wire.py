@@ -1,66 +1,35 @@
-"""Between protobuf and the shard's words: the only file of this tier that names message fields."""
+"""Between protobuf and the contract: the only file of this tier that names message fields."""
 
 from dataclasses import dataclass
 
-from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
-from model_server.engine.request import (
-    Constraint,
-    FinishReason,
+from model_server.engine.step import StepOutput
+from model_server.errors import InvalidStep
+from proto import generate_pb2 as pb
+from proto.contract import (
     Generation,
-    Growth,
     LogprobParams,
+    ModelInfo,
     NewSequence,
+    OutputConstraint,
     PoolLimits,
+    RunningUpdate,
     SampledToken,
     SamplingParams,
-    StepOutput,
     StopParams,
     TopToken,
 )
-from model_server.errors import InvalidStep
-from proto import generate_pb2 as pb
+from proto.convert import (
+    CONSTRAINT_KINDS,
+    FINISH_REASONS,
+    WHITESPACES,
+    from_message,
+    to_message,
+)
 
-_FINISH_TO_PB = {
-    None: pb.FINISH_REASON_NONE,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.EOS: pb.FINISH_REASON_EOS,
-    FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
-    FinishReason.CONSTRAINT_COMPLETE: pb.FINISH_REASON_CONSTRAINT_COMPLETE,
-    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-    FinishReason.PAUSED: pb.FINISH_REASON_PAUSED,
-}
-_KIND_FROM_PB = {
-    pb.CONSTRAINT_KIND_JSON_SCHEMA: Kind.JSON_SCHEMA,
-    pb.CONSTRAINT_KIND_REGEX: Kind.REGEX,
-    pb.CONSTRAINT_KIND_LARK: Kind.LARK,
-    pb.CONSTRAINT_KIND_CHOICE: Kind.CHOICE,
-    pb.CONSTRAINT_KIND_WHERE: Kind.WHERE,
-    pb.CONSTRAINT_KIND_GBNF: Kind.GBNF,
-}
-_WHITESPACE_FROM_PB = {
-    pb.CONSTRAINT_WHITESPACE_FLEXIBLE: Whitespace.FLEXIBLE,
-    pb.CONSTRAINT_WHITESPACE_COMPACT: Whitespace.COMPACT,
-    pb.CONSTRAINT_WHITESPACE_SPACED: Whitespace.SPACED,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What Info answers."""
-
-    model_id: str
-    model_type: str
-    dtype: str
-    device_type: str
-    attention_backend: str
-    block_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    window_len: int | None
-    eos_token_ids: tuple[int, ...]
-    world_size: int
-    rank: int
+_KIND_FROM_PB = {number: kind for kind, number in CONSTRAINT_KINDS.items()}
+_WHITESPACE_FROM_PB = {number: whitespace for whitespace, number in WHITESPACES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +39,7 @@ class PrefillCall:
     batch_id: int
     new: tuple[NewSequence, ...]
     cached_batch_id: int | None
-    growth: tuple[Growth, ...]
+    updates: tuple[RunningUpdate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +47,7 @@ class DecodeCall:
     """The arguments of Runner.decode."""
 
     batch_ids: tuple[int, ...]
-    growth: tuple[Growth, ...]
+    updates: tuple[RunningUpdate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +81,7 @@ def prefill_from_pb(message: pb.PrefillRequest) -> PrefillCall:
         batch_id=message.batch.id,
         new=tuple(_sequence_from_pb(request) for request in message.batch.requests),
         cached_batch_id=(message.cached_batch_id if message.HasField("cached_batch_id") else None),
-        growth=tuple(_growth_from_pb(growth) for growth in message.growth),
+        updates=tuple(from_message(update, RunningUpdate) for update in message.updates),
     )
 
 
@@ -122,71 +91,47 @@ def decode_from_pb(message: pb.DecodeRequest) -> DecodeCall:
         raise InvalidStep("batch_ids is empty: Decode needs at least one batch")
     return DecodeCall(
         batch_ids=tuple(message.batch_ids),
-        growth=tuple(_growth_from_pb(growth) for growth in message.growth),
-    )
-
-
-def _growth_from_pb(message: pb.Growth) -> Growth:
-    return Growth(
-        request_id=message.request_id,
-        block_ids=tuple(message.block_ids),
-        chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
+        updates=tuple(from_message(update, RunningUpdate) for update in message.updates),
     )
 
 
 def _sequence_from_pb(message: pb.Request) -> NewSequence:
-    return NewSequence(
-        request_id=message.id,
-        token_ids=tuple(message.token_ids),
-        prompt_len=message.prompt_len,
-        cached_len=message.cached_len,
-        chunk_len=message.chunk_len,
-        block_ids=tuple(message.block_ids),
-        sampling=_sampling_from_pb(message.sampling),
-        stop=StopParams(
-            max_new_tokens=message.stopping.max_new_tokens,
-            min_new_tokens=message.stopping.min_new_tokens,
-            ignore_eos=message.stopping.ignore_eos,
-            stop_token_ids=tuple(message.stopping.stop_token_ids),
-            pause_len=(
-                message.stopping.pause_len if message.stopping.HasField("pause_len") else None
-            ),
-        ),
-        logprobs=LogprobParams(
-            num_top_tokens=message.logprobs.num_top_tokens,
-            raw=message.logprobs.raw,
-            prompt=message.logprobs.prompt,
-            prompt_from=message.logprobs.prompt_from,
-        ),
-        constraint=_constraint_from_pb(message),
-    )
-
-
-def _constraint_from_pb(message: pb.Request) -> Constraint | None:
-    if not message.HasField("constraint"):
-        return None
-    asked = message.constraint
-    if asked.kind == pb.CONSTRAINT_KIND_NONE:
-        return None
-    return Constraint(
-        spec=spec_from_pb(asked),
-        stops=StopRule(tuple(asked.stop_strings), asked.keeps_stop_string),
-        cuts=asked.cuts,
-        translation=translation_from_pb(asked),
-    )
+    constraint = None
+    if message.HasField("constraint") and message.constraint.kind != pb.CONSTRAINT_KIND_NONE:
+        constraint = OutputConstraint(
+            spec=spec_from_pb(message.constraint),
+            cuts=message.constraint.cuts,
+            translation=translation_from_pb(message.constraint),
+        )
+    try:
+        return NewSequence(
+            request_id=message.id,
+            token_ids=tuple(message.token_ids),
+            prompt_len=message.prompt_len,
+            cached_len=message.cached_len,
+            chunk_len=message.chunk_len,
+            block_ids=tuple(message.block_ids),
+            sampling=from_message(message.sampling, SamplingParams),
+            stop=from_message(message.stopping, StopParams),
+            logprobs=from_message(message.logprobs, LogprobParams),
+            constraint=constraint,
+            pause_len=message.pause_len if message.HasField("pause_len") else None,
+        )
+    except ValueError as error:
+        raise InvalidStep(str(error)) from error
 
 
 def translation_from_pb(message: pb.Constraint) -> Translation | None:
     """What the router has found of a constraint, if it says so."""
     if not message.HasField("translation"):
         return None
-    told = message.translation
+    found = message.translation
     return Translation(
-        grammar=told.grammar,
-        not_enforced=tuple(told.not_enforced),
-        hints=tuple(told.hints),
-        may_run_on=told.may_run_on,
-        completion=tuple(told.completion.token_ids) if told.HasField("completion") else None,
+        grammar=found.grammar,
+        not_enforced=tuple(found.not_enforced),
+        hints=tuple(found.hints),
+        may_run_on=found.may_run_on,
+        completion=tuple(found.completion.token_ids) if found.HasField("completion") else None,
     )
 
 
@@ -203,38 +148,8 @@ def spec_from_pb(message: pb.Constraint) -> ConstraintSpec:
         raise InvalidStep(f"a constraint of kind or whitespace {unknown} is not known") from None
 
 
-def _sampling_from_pb(message: pb.SamplingParameters) -> SamplingParams:
-    return SamplingParams(
-        do_sample=message.do_sample,
-        temperature=message.temperature,
-        top_k=message.top_k or None,
-        top_p=message.top_p if message.top_p < 1.0 else None,
-        typical_p=message.typical_p if message.typical_p < 1.0 else None,
-        min_p=message.min_p or None,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=dict(message.logit_bias),
-        seed=message.seed,
-        watermark=message.watermark,
-    )
-
-
 def info_to_pb(info: ModelInfo) -> pb.InfoResponse:
-    return pb.InfoResponse(
-        model_id=info.model_id,
-        model_type=info.model_type,
-        dtype=info.dtype,
-        device_type=info.device_type,
-        attention_backend=info.attention_backend,
-        block_size=info.block_size,
-        vocab_size=info.vocab_size,
-        max_position_embeddings=info.max_position_embeddings,
-        window_len=info.window_len,
-        eos_token_ids=info.eos_token_ids,
-        world_size=info.world_size,
-        rank=info.rank,
-    )
+    return to_message(info, pb.InfoResponse)
 
 
 def discovery_to_pb(urls: tuple[str, ...]) -> pb.ServiceDiscoveryResponse:
@@ -242,12 +157,7 @@ def discovery_to_pb(urls: tuple[str, ...]) -> pb.ServiceDiscoveryResponse:
 
 
 def limits_to_pb(limits: PoolLimits, epoch: int) -> pb.WarmupResponse:
-    return pb.WarmupResponse(
-        epoch=epoch,
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_total_len=limits.max_total_len,
-    )
+    return to_message(limits, pb.WarmupResponse, epoch=epoch)
 
 
 def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
@@ -285,7 +195,7 @@ def _generation_to_pb(generation: Generation) -> pb.Generation:
     message = pb.Generation(
         request_id=generation.request_id,
         tokens=[_token_to_pb(token) for token in generation.tokens],
-        finish_reason=_FINISH_TO_PB[generation.finish_reason],
+        finish_reason=FINISH_REASONS[generation.finish_reason],
         num_forced=generation.num_forced,
         is_late=generation.is_late,
     )

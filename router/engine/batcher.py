@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
+from proto.contract import FinishReason, Generation
 from router.engine.admission import Admission
 from router.engine.backpressure import Pacing
 from router.engine.batcher_limits import BatcherLimits
@@ -41,10 +42,10 @@ from router.request.errors import (
     ServerStopped,
     ShardFailed,
 )
-from router.request.events import Finished, FinishReason
-from router.request.request import GenerateRequest
+from router.request.events import Finished
+from router.request.request import Constraint, GenerateRequest
 from router.scheduler.scheduler import Scheduler
-from router.shards.batch import Batch, Generation
+from router.shards.batch import Batch
 from router.shards.shards import Shards
 from router.telemetry.step_observer import StepObserver
 from router.text.tokenizer import Tokenizer
@@ -156,10 +157,10 @@ class Batcher:
             self._preparing.begin(request_id, request)
         return stream
 
-    async def _prepare(self, request: GenerateRequest) -> None:
+    async def _prepare(self, constraint: Constraint) -> None:
         """Raises what `Shards.prepare` does."""
         begun_s = self._clock()
-        self._observer.prepared(await self._shards.prepare(request), self._clock() - begun_s)
+        self._observer.prepared(await self._shards.prepare(constraint), self._clock() - begun_s)
 
     def _release(self, request_id: int) -> None:
         self._scheduler.release(request_id)
@@ -235,8 +236,10 @@ class Batcher:
             if batch is None:
                 await self._idle()
                 return
-            self._streams.admitted(batch.new, begun_s)
-            self._observer.scheduled(batch, self._clock() - begun_s)
+            scheduled_s = self._clock() - begun_s
+            self._observer.scheduled(batch, scheduled_s)
+            for stream in self._streams.admit(batch.new, begun_s):
+                self._observer.admitted(stream, batch.step_id, scheduled_s)
             await self._step(batch)
         except Displaced:
             raise

@@ -7,9 +7,9 @@ who do.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
+from proto.contract import NewSequence
 from router.engine.stream import Stream
 from router.request.errors import RouterError
-from router.shards.batch import NewRequest
 
 
 class OpenStreams:
@@ -40,13 +40,16 @@ class OpenStreams:
         self._streams[stream.request_id] = stream
         self._emptied.clear()
 
-    def admitted(self, new: Iterable[NewRequest], now_s: float) -> None:
-        """These are in the next step; of those that never were before, what is told of that."""
+    def admit(self, new: Iterable[NewSequence], now_s: float) -> list[Stream]:
+        """The streams that enter the running batch; the first time, they note when."""
+        admitted = []
         for each in new:
             stream = self._streams[each.request_id]
+            admitted.append(stream)
             if stream.first_scheduled_s is None:
                 stream.first_scheduled_s = now_s
                 stream.cached_len = each.cached_len
+        return admitted
 
     def moved(self, stream: Stream) -> None:
         """It has events; if its end is among them, it leaves. The one way out."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from constraints.spec import ConstraintSpec
 from router.request.errors import ShardFailed
-from router.request.request import GenerateRequest
+from router.request.request import Constraint, GenerateRequest
 
 # Far from what a shard keeps; long texts, of which it keeps fewer, are asked for every time.
 _MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 65_536
@@ -40,7 +40,7 @@ class Preparing:
 
     def __init__(
         self,
-        prepare: Callable[[GenerateRequest], Awaitable[None]],
+        prepare: Callable[[Constraint], Awaitable[None]],
         ready: Callable[[int], None],
         failed: Callable[[int, Exception], None],
     ) -> None:
@@ -76,7 +76,7 @@ class Preparing:
         spec = request.constraint.spec
         compiling = self._compiling.get(spec)
         if compiling is None:
-            task = asyncio.get_running_loop().create_task(self._compile(spec, request))
+            task = asyncio.get_running_loop().create_task(self._compile(request.constraint))
             compiling = self._compiling[spec] = _Compiling(task)
         compiling.request_ids.add(request_id)
         self._specs[request_id] = spec
@@ -92,10 +92,11 @@ class Preparing:
             del self._compiling[spec]
             compiling.task.cancel()
 
-    async def _compile(self, spec: ConstraintSpec, request: GenerateRequest) -> None:
+    async def _compile(self, constraint: Constraint) -> None:
+        spec = constraint.spec
         failure: Exception | None = None
         try:
-            await self._prepare(request)
+            await self._prepare(constraint)
         except Exception as error:  # noqa: BLE001 (whatever it is, those who wait must hear of it)
             failure = None if isinstance(error, ShardFailed) else error
         else:

@@ -2,9 +2,9 @@
 
 import logging
 
+from proto.contract import Generation
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, GenerationFailed, RouterError, RowFailed
-from router.shards.batch import Generation
 
 _logger = logging.getLogger("router.engine.batcher")
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from math import inf
 
+from proto.contract import FinishReason, Generation, SampledToken, TopToken
 from router.engine.held_tokens import ReportedTokens
 from router.engine.output_text import OutputText
 from router.request.errors import RouterError
@@ -21,14 +22,12 @@ from router.request.events import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     PromptScored,
     Timings,
     TokenGenerated,
     TokenLogprob,
 )
 from router.request.request import GenerateRequest
-from router.shards.batch import Generation, SampledToken, TopToken
 from router.text.tokenizer import Tokenizer
 
 _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
@@ -90,7 +89,7 @@ class Stream:
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and constraint is None
         # Who pauses chooses among the alternatives, whatever the text of the first of them ends.
-        is_stepped = stop.pause_after is not None
+        is_stepped = request.pause_after is not None
         # Of tokens made before, what was shown and what was not; nobody else wants to know.
         has_stood = is_stepped and request.output_ids
         self._before = self._text.standing() if has_stood else ("", "")
@@ -204,7 +203,7 @@ class Stream:
     @property
     def _is_paused(self) -> bool:
         """It has all the tokens that were asked for, for now."""
-        return self.num_generated == self.request.stop.pause_after
+        return self.num_generated == self.request.pause_after
 
     def _is_satisfied(self, is_stopped: bool, satisfied: bool | None) -> bool | None:
         """Whether the text satisfies the constraint; None without one.

@@ -1,67 +1,63 @@
 """The HTTP application: every route over one `Infer`, errors in the dialect of the path.
 
-Access (ids, log line, metrics) -> Cors -> Guard (keys) -> FastAPI (routing, OpenAPI document)
--> the routes
+Access (ids, log line, metrics) -> Cors -> Guard (keys) -> Starlette (routing) -> the routes
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
-from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engine.infer import Infer
-from router.http.aliases import NO_ALIASES, Aliases
 from router.http.anthropic.routes import MessageRoutes
-from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.body import BodyReader, Schema
 from router.http.conversation import Conversations
-from router.http.docs_page import add_docs
 from router.http.errors import Dialect, HttpError, Problem
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
-from router.http.openai.answers import OPENAI_ANSWERS
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import TokenNames
-from router.http.openai.schema import ChatBody, CompletionBody
-from router.http.openapi import document
-from router.http.operations.constraints_check import CONSTRAINT_MODELS, ConstraintRoutes, Judges
-from router.http.operations.health import HealthRoutes
-from router.http.operations.routes import OpsRoutes
-from router.http.operations.server_info import ServerInfo
+from router.http.operations.constraints_check import ConstraintRoutes, Judges
+from router.http.operations.routes import OperationsRoutes
+from router.http.platforms.batches import Batches
+from router.http.platforms.kserve import KServeRoutes
+from router.http.platforms.sagemaker import InvocationRoutes
+from router.http.platforms.vertex import VertexRoutes
 from router.http.request_validator import RequestValidator
 from router.http.responses.routes import ResponseRoutes
-from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.responses.store import ResponseStore
 from router.http.server.access import Access
 from router.http.server.auth import Guard
+from router.http.server.body import BodyReader
 from router.http.server.cors import ANY_ORIGIN, Cors
+from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
 from router.http.server.request_record import RequestRecord
-from router.http.tgi.routes import TGI_MODELS, tgi_routers
+from router.http.server_info import ServerInfo
+from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
-from router.request.validation import Validation
+from router.request.validation import Limits, Validation
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 
-_BODIES: list[type[Schema]] = [
-    ChatBody,
-    CompletionBody,
-    ResponseBody,
-    CountInputBody,
-    MessagesBody,
-    CountBody,
-]
+NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+_INFO = {
+    "title": "Tandem",
+    "description": "A two-tier language-model server with TGI's and OpenAI's HTTP interfaces.",
+    "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +99,18 @@ def create_app(
             protects_metrics=protects_metrics,
             max_body_len=max_body_len,
         )
-    app = Aliases(Cors(app, allowed_origins), aliases)
+    app = _aliased(Cors(app, allowed_origins), aliases)
     return Access(app, services.metrics, services.info.model_id)
+
+
+def _aliased(app: ASGIApp, paths: Mapping[str, str]) -> ASGIApp:
+    """`app`, which sees the route's own path for each of a platform's paths, and so its dialect."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        path = paths.get(scope["path"]) if scope["type"] == "http" else None
+        await app(scope if path is None else {**scope, "path": path}, receive, send)
+
+    return serve
 
 
 def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
@@ -118,65 +124,80 @@ def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
     )
 
 
-def routing(services: Services, max_body_len: int) -> FastAPI:
+def routing(services: Services, max_body_len: int) -> Starlette:
     """The routes with their errors and their document, and nothing around them."""
-    app = FastAPI(
-        title="Tandem",
-        description="A two-tier language-model server with TGI's and OpenAI's HTTP interfaces.",
-        version=services.info.version,
-        license_info={"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
-        openapi_url="/api-doc/openapi.json",
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
+    routes = _api_routes(services, max_body_len)
+
+    @cache
+    def document() -> dict[str, Any]:
+        return openapi_document({**_INFO, "version": services.info.version}, routes)
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document())
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(docs_page(document()))
+
+    app = Starlette(
+        routes=[*routes, ApiRoute("GET", OPENAPI_PATH, openapi), ApiRoute("GET", "/docs", docs)],
+        exception_handlers=dict.fromkeys(
+            (RouterError, HttpError, HTTPException, Exception), _answer_error
+        ),
     )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _api_routes(services: Services, max_body_len: int) -> list[ApiRoute]:
+    infer, info, tokenizer = services.infer, services.info, services.tokenizer
     bodies = BodyReader(max_body_len)
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
-    front = OpenAiFront(services.infer, validator, bodies, services.info, services.tokenizer)
-    conversations = Conversations(
-        services.infer,
-        validator,
-        bodies,
-        services.chat_template,
-        services.tokenizer,
-        services.info,
-    )
-    names = TokenNames(services.tokenizer, by_id=False, shows_special=False)
+    front = OpenAiFront(infer, validator, bodies, info, tokenizer)
+    conversations = Conversations(infer, validator, bodies, services.chat_template, tokenizer, info)
+    names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
-    for router in tgi_routers(
-        services.infer,
-        validator,
-        services.tokenizer,
-        bodies,
-        services.info,
-        front,
-        chat,
-        completions,
-    ):
-        app.include_router(router)
-    for routes in (
+    tgi = TgiRoutes(infer, validator, tokenizer, bodies, info, front, chat)
+    batches = Batches(infer, validator, info)
+    invoked = {"inputs": tgi.compat, "messages": chat.chat, "prompt": completions.completions}
+    groups = (
+        tgi,
+        InvocationRoutes(validator, bodies, invoked),
+        VertexRoutes(validator, bodies, batches, front, chat),
+        KServeRoutes(infer, validator, bodies, batches, info),
         chat,
         completions,
         ResponseRoutes(conversations, names, ResponseStore()),
         MessageRoutes(conversations),
-        ConstraintRoutes(services.judges, bodies, services.info.limits),
-        HealthRoutes(services.infer),
-        OpsRoutes(services.metrics, services.info),
-    ):
-        app.include_router(routes.router())
-    app.openapi = partial(_document, app)  # type: ignore[method-assign]
-    add_docs(app)
-    for kind in (RouterError, HttpError, HTTPException, Exception):
-        app.add_exception_handler(kind, _answer_error)
-    return app
+        ConstraintRoutes(services.judges, bodies, info.limits),
+        OperationsRoutes(infer, services.metrics, info),
+    )
+    return [route for group in groups for route in group.routes()]
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        app.openapi_schema = document(
-            app, [*TGI_MODELS, *OPENAI_ANSWERS, *CONSTRAINT_MODELS, *_BODIES]
-        )
-    return app.openapi_schema
+def openapi_without_server(version: str) -> dict[str, Any]:
+    """What /api-doc/openapi.json would answer, for `python -m router print-schema`."""
+    # The routes are documented, and none is called: they need no model behind them.
+    nothing: Any = None
+    limits = Limits(max_input_len=1, max_total_len=2, vocab_size=1)
+    info = ServerInfo(
+        model_id="",
+        model_names=("",),
+        limits=limits,
+        version=version,
+        created_s=0,
+        max_concurrent_requests=1,
+        validation_workers=1,
+        compute_type="",
+    )
+    services = Services(
+        infer=nothing,
+        validation=Validation(limits, nothing),
+        tokenizer=nothing,
+        chat_template=ChatTemplate({}, None, None),
+        metrics=Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2),
+        info=info,
+    )
+    return openapi_document({**_INFO, "version": version}, _api_routes(services, 1))
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -15,14 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
-from router.http.body import BodyReader, Schema
+from router.http.body import Schema, parse
 from router.http.errors import Dialect, Problem
-from router.http.headers import answer_headers, stream_headers
-from router.http.model_name import served_name
-from router.http.operations.server_info import ServerInfo
 from router.http.request_validator import RequestValidator
-from router.http.server.disconnect import unless_disconnected
+from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream
 from router.http.tools.calls import Calling
 from router.http.tools.grammar import AllowedTools
@@ -154,7 +152,7 @@ class Conversations:
 
     async def read(self, request: Request, schema: type[S]) -> S:
         """The body. Raises HttpError, InvalidRequest."""
-        return await self._bodies.read(request, schema)
+        return parse(await self._bodies.read(request), schema)
 
     def model_name(self, asked: str | None) -> str:
         """The name to tell back. Raises HttpError (404) for another model."""
@@ -232,7 +230,7 @@ class Conversations:
         return await self.validator.check(record, prompt, raw, add_special_tokens=False)
 
     async def complete(self, request: Request, checked: GenerateRequest) -> Completion:
-        """The whole answer. Raises RouterError, and Cancelled if the client leaves."""
+        """The whole answer. Raises RouterError, and ClientLeft if the client leaves."""
         completion = await unless_disconnected(request, self._infer.complete(checked))
         RequestRecord.of(request).finished(completion.finished)
         return completion

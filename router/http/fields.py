@@ -1,16 +1,24 @@
-"""Fields of bodies that take more than one type, and what they become.
+"""Fields of bodies that take several types, grammars among them, and fields that are refused.
 
 Hand-written checks, since a union's errors name every member but not the rule, and a list of half a
-million token ids would be tried against each.
+million token ids would be tried against each. They check shapes alone: `router/request/grammar.py`
+checks whether a value is a grammar.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import PlainValidator, WithJsonSchema
+import orjson
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from router.request.error_text import WrongPart
+from constraints.spec import Whitespace
+from router.http.body import Schema
+from router.request.error_text import WrongPart, quoted, wrong
+from router.request.errors import InvalidRequest, Unsupported
+from router.request.grammar import GRAMMAR_TYPES, RawGrammar
 
 Prompt = str | tuple[int, ...]
 
@@ -77,14 +85,14 @@ def _logit_bias(value: Any) -> Mapping[int, float]:
     return MappingProxyType(biases)
 
 
-_STRING_SCHEMA = {"type": "string"}
-_STRINGS_SCHEMA = {"anyOf": [_STRING_SCHEMA, {"type": "array", "items": _STRING_SCHEMA}]}
+_TEXT = {"type": "string"}
+_STRINGS_SCHEMA = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
 _IDS_SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
-        _STRING_SCHEMA,
+        _TEXT,
         _IDS_SCHEMA,
-        {"type": "array", "items": _STRING_SCHEMA, "minItems": 1},
+        {"type": "array", "items": _TEXT, "minItems": 1},
         {"type": "array", "items": _IDS_SCHEMA, "minItems": 1},
     ]
 }
@@ -94,3 +102,188 @@ Prompts = Annotated[tuple[Prompt, ...], PlainValidator(_prompts), WithJsonSchema
 LogitBias = Annotated[
     Mapping[int, float], PlainValidator(_logit_bias), WithJsonSchema(_BIAS_SCHEMA)
 ]
+
+_WRAPPED = "json_schema"
+_SPACES = tuple(whitespace.value for whitespace in Whitespace)
+_WORDS = ", ".join(f"`{word}`" for word in GRAMMAR_TYPES)
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "json": ((dict, bool, str), "an object, true, false or a string"),
+    "json_object": ((dict, bool, str), "an object, true, false or a string"),
+    _WRAPPED: ((dict,), "an object"),
+    "regex": ((str,), "a string"),
+    "choice": ((list,), "a list"),
+    "lark": ((str,), "a string"),
+    "gbnf": ((str,), "a string"),
+    "where": ((str,), "a string"),
+}
+
+
+# What is to be done where the tokens would run out: end the text in time, or let it be cut.
+CUTS: Mapping[str, bool] = MappingProxyType({"finish": False, "cut": True})
+
+
+def read_options(value: Mapping[str, Any]) -> dict[str, Any]:
+    """`whitespace`, `lenient` and `on_budget`, as RawGrammar has them. Raises ValueError."""
+    whitespace, lenient, on_budget = (
+        value.get(name) for name in ("whitespace", "lenient", "on_budget")
+    )
+    found: dict[str, Any] = {}
+    if whitespace is not None:
+        found["whitespace"] = Whitespace(_one_of("whitespace", whitespace, _SPACES))
+    if lenient is not None:
+        if not isinstance(lenient, bool):
+            raise WrongPart("must have true or false for `lenient`", lenient)
+        found["lenient"] = lenient
+    if on_budget is not None:
+        found["cuts"] = CUTS[_one_of("on_budget", on_budget, tuple(CUTS))]
+    return found
+
+
+def _one_of(name: str, value: Any, words: tuple[str, ...]) -> str:
+    if isinstance(value, str) and value in words:
+        return value
+    shown = ", ".join(f"`{word}`" for word in words)
+    raise WrongPart(f"must have one of {shown} for `{name}`", value)
+
+
+def _grammar(value: Any) -> RawGrammar:
+    """A grammar by its type."""
+    if not isinstance(value, dict):
+        raise ValueError('must be an object like {"type": "regex", "value": "[0-9]+"}')
+    word = value.get("type")
+    if not isinstance(word, str) or word not in GRAMMAR_TYPES:
+        raise WrongPart(f"must have a `type`, one of {_WORDS}", word if "type" in value else value)
+    if value.get("value") is None:
+        raise ValueError("must have a `value`")
+    inner: Any = value["value"]
+    types, shown = _TYPES[word]
+    if type(inner) not in types:
+        raise WrongPart(f"of type `{word}` must have {shown} for its `value`", inner)
+    if word == _WRAPPED:
+        inner = inner.get("schema")
+        if not isinstance(inner, dict):
+            raise ValueError(f"of type `{_WRAPPED}` must have a `value` with a `schema`, an object")
+    return RawGrammar(GRAMMAR_TYPES[word], inner, **read_options(value))
+
+
+OPTIONS_SCHEMA: Mapping[str, Any] = MappingProxyType(
+    {
+        "whitespace": {"enum": [*_SPACES, None]},
+        "lenient": {"type": ["boolean", "null"]},
+        "on_budget": {"enum": [*CUTS, None]},
+    }
+)
+
+
+def _variant(words: list[str], value: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"type": {"enum": words}, "value": value, **OPTIONS_SCHEMA},
+        "required": ["type", "value"],
+    }
+
+
+_OBJECT = {"type": "object"}
+_FILLED_TEXT = {"type": "string", "minLength": 1}
+_GRAMMAR_SCHEMA = {
+    "oneOf": [
+        _variant(["json", "json_object"], {"anyOf": [_OBJECT, {"type": "boolean"}, _FILLED_TEXT]}),
+        _variant(
+            [_WRAPPED], {**_OBJECT, "properties": {"schema": _OBJECT}, "required": ["schema"]}
+        ),
+        _variant(["regex", "lark", "gbnf", "where"], _FILLED_TEXT),
+        _variant(["choice"], {"type": "array", "items": {"type": "string"}, "minItems": 1}),
+    ]
+}
+
+Grammar = Annotated[RawGrammar, PlainValidator(_grammar), WithJsonSchema(_GRAMMAR_SCHEMA)]
+
+# The values that say what is so anyway; for an object, those of each of its keys.
+Harmless = tuple[Any, ...] | Mapping[str, tuple[Any, ...]]
+
+
+class WatchedSchema(Schema):
+    """A body that takes no field but its own, and of those in `unserved` the harmless values alone.
+
+    Null is always harmless. The fields themselves are declared as `Any`.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    unserved: ClassVar[Mapping[str, Harmless]] = MappingProxyType({})
+
+    def refuse_unserved(self) -> None:
+        """Raises InvalidRequest for a field that is not known, Unsupported for one not served."""
+        for field in self.model_extra or {}:
+            name = field[:60]
+            raise InvalidRequest(f"`{name}` is not a parameter of this route", name)
+        for field, values in self.unserved.items():
+            value = getattr(self, field)
+            if isinstance(values, Mapping):
+                _check_object(field, value, values)
+            else:
+                _check_value(field, value, values)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """As pydantic has it, but that what is refused is no part of it."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        schema["additionalProperties"] = False
+        for field, values in cls.unserved.items():
+            schema["properties"][field] = _documented(values)
+        return schema
+
+
+def _check_object(field: str, value: Any, values: Mapping[str, tuple[Any, ...]]) -> None:
+    if value is not None and not isinstance(value, dict):
+        raise wrong(field, "must be an object", value)
+    for key, inner in (value or {}).items():
+        _check_value(f"{field}.{key[:60]}", inner, values.get(key, ()))
+
+
+def _check_value(field: str, value: Any, values: tuple[Any, ...]) -> None:
+    if value is None or value in values:
+        return
+    if not values:
+        raise Unsupported(f"`{field}` is not served yet; leave it out", field)
+    shown = " or ".join(f"`{orjson.dumps(allowed).decode()}`" for allowed in values)
+    rule = f"is not served yet; leave it out or say {shown}"
+    raise Unsupported(f"`{field}` {rule}. Given: {quoted(value)}", field)
+
+
+def _documented(values: Harmless) -> dict[str, Any]:
+    if isinstance(values, tuple):
+        return {"enum": [None, *values]}
+    return {
+        "type": ["object", "null"],
+        "properties": {key: {"enum": [None, *inner]} for key, inner in values.items()},
+        "additionalProperties": {"type": "null"},
+    }
+
+
+def bounded(**bounds: float) -> Any:
+    """An optional number whose bounds the OpenAPI document shows; `parameters.py` checks them."""
+    return Field(default=None, json_schema_extra=dict(bounds))
+
+
+class SamplingFields(Schema):
+    """Sampling parameters whose names TGI, OpenAI, vLLM and LMTP share.
+
+    An API that documents other bounds, or reads another type, declares the field again.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = bounded(minimum=0, maximum=1)
+    repetition_penalty: float | None = bounded(exclusiveMinimum=0)
+    presence_penalty: float | None = bounded(minimum=-2, maximum=2)
+    frequency_penalty: float | None = bounded(minimum=-2, maximum=2)
+    seed: int | None = None
+    logit_bias: LogitBias | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The arguments of RawParams with these names."""
+        return {name: getattr(self, name) for name in SamplingFields.model_fields}

@@ -1,20 +1,26 @@
-"""The way in of all routes that generate: raw parameters to a request, timed, counted, traced."""
+"""Validation of every API's requests: raw parameters to a request, timed, counted, traced."""
 
 import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from starlette.requests import Request
 
 from router.http.server.request_record import RequestRecord
 from router.request.errors import InvalidRequest
-from router.request.request import GenerateRequest
-from router.request.validation import RawParams, Validation
+from router.request.parameters import WARPERS, check_parameters
+from router.request.request import NUM_SEEDS, GenerateRequest
+from router.request.validation import Limits, RawParams, Validation
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, Tracer
 
 TIMEOUT_HEADER = "x-request-timeout"
+# OpenAI's seeds have a sign.
+_MIN_SEED = -(NUM_SEEDS // 2)
+# Keeps the most probable token alone, which is what 0 asks for.
+_SMALLEST_TOP_P = 1e-6
 _SECONDS = re.compile(r"\d{1,9}(\.\d{0,9})?|\.\d{1,9}", re.ASCII)
 
 
@@ -53,7 +59,7 @@ class RequestValidator:
         self._metrics.request_count.inc()
         record.is_generation = True
         record.route = route
-        record.span = self._tracer.request(method, route, headers, record.started_s)
+        record.span = self._tracer.start_request(method, route, headers, record.started_s)
 
     async def check(
         self,
@@ -107,3 +113,47 @@ def _timeout_s(request: Request) -> float | None:
                 TIMEOUT_HEADER,
             )
     return min(map(float, values), default=None)
+
+
+def normalize(raw: RawParams, limits: Limits) -> RawParams:
+    """`raw` with temperature, top_p, top_k and seed in the engine's values, not in OpenAI's, vLLM's
+    and Anthropic's, whose clients sample unless the temperature is 0.
+
+    Raises InvalidRequest for a value that breaks a rule though it has no effect.
+    """
+    _check_ranges(raw)
+    is_greedy = raw.temperature == 0
+    meant = replace(
+        raw,
+        do_sample=not is_greedy,
+        temperature=None if is_greedy else raw.temperature,
+        top_p=_SMALLEST_TOP_P if raw.top_p == 0 else None if raw.top_p == 1 else raw.top_p,
+        top_k=None if raw.top_k in (0, -1) else raw.top_k,
+        seed=_unsigned(raw),
+    )
+    if not is_greedy:
+        return meant
+    # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
+    check_parameters(meant, limits)
+    unset: dict[str, Any] = dict.fromkeys(WARPERS)
+    return replace(meant, **unset)
+
+
+def _check_ranges(raw: RawParams) -> None:
+    """Those that are wider here than the engine's, which has no value for what is neutral."""
+    for word, rule, is_inside in (
+        ("temperature", "at least 0", (raw.temperature or 0) >= 0),
+        ("top_p", "between 0 and 1", 0 <= (raw.top_p or 0) <= 1),
+        ("top_k", "at least -1 (all, as is 0)", (raw.top_k or 0) >= -1),
+    ):
+        if not is_inside:
+            raise raw.refuse(word, rule, getattr(raw, word))
+
+
+def _unsigned(raw: RawParams) -> int | None:
+    """A negative seed is one of the upper half of the engine's."""
+    if raw.seed is None or raw.seed >= 0:
+        return raw.seed
+    if raw.seed < _MIN_SEED:
+        raise raw.refuse("seed", f"between {_MIN_SEED} and {NUM_SEEDS - 1}", raw.seed)
+    return raw.seed % NUM_SEEDS

@@ -6,22 +6,9 @@ Exactly one of the last two ends every accepted request. Frozen words, no behavi
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
+from proto.contract import FinishReason
 from router.request.errors import RouterError
-
-
-class FinishReason(Enum):
-    """Why a sequence ended well."""
-
-    LENGTH = "length"
-    EOS = "eos"
-    STOP_TOKEN = "stop_token"
-    STOP_STRING = "stop_string"
-    CONSTRAINT_COMPLETE = "constraint_complete"
-    DEADLINE = "deadline"
-    # After as many tokens as were asked for: it may be gone on with.
-    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)

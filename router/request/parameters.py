@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.error_text import cut
 from router.request.errors import InvalidRequest
 from router.request.grammar import RawGrammar
-from router.request.request import Constraint, LogprobParams, SamplingParams, StopParams
+from router.request.request import Constraint
 from router.text.tokenizer import check_unicode
 
 _MAX_SEED = (1 << 64) - 1
@@ -23,7 +24,7 @@ _MAX_BIAS = 100.0
 # distribution, acts as if it were the bound, but can overflow on the way.
 _SMALLEST = 1e-6
 _LARGEST = 1e6
-_WARPERS = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+WARPERS = ("temperature", "top_k", "top_p", "typical_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class RawParams:
     @property
     def is_sampling(self) -> bool:
         """True if asked for, or if any parameter is given that means nothing otherwise."""
-        return bool(self.do_sample) or any(getattr(self, word) is not None for word in _WARPERS)
+        return bool(self.do_sample) or any(getattr(self, word) is not None for word in WARPERS)
 
     def name(self, word: str) -> str:
         """`word` as the client spells it."""
@@ -235,8 +236,6 @@ def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
         stop_token_ids=tuple(dict.fromkeys(raw.stop_token_ids or ())),
         stop_strings=tuple(dict.fromkeys(raw.stop or ())),
         keep_stop_string=raw.keep_stop_string,
-        # Beyond the output's own end it means nothing, whatever its size.
-        pause_after=None if raw.pause_after is None else min(raw.pause_after, max_new_tokens + 1),
     )
 
 
@@ -260,7 +259,7 @@ def _check_best_of(raw: RawParams, limits: Limits) -> None:
     if not 1 <= raw.best_of <= limits.max_best_of:
         raise raw.refuse("best_of", f"between 1 and {limits.max_best_of}", raw.best_of)
     if raw.best_of > 1 and not raw.is_sampling:
-        warpers = ", ".join(f"`{raw.name(word)}`" for word in _WARPERS)
+        warpers = ", ".join(f"`{raw.name(word)}`" for word in WARPERS)
         rule = f"1 without sampling (`{raw.name('do_sample')}`, or any of {warpers})"
         raise raw.refuse("best_of", rule, raw.best_of)
 

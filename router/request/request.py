@@ -4,73 +4,16 @@ Built by `validation.py` alone from raw parameters; everything below reads it. I
 and no field names of a particular API.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
-from router.telemetry.tracing import TraceContext
+from processes.tracing import TraceContext
+from proto.contract import LogprobParams, OutputConstraint, SamplingParams, StopParams
 
 # Seeds are 64 bits on the wire.
 NUM_SEEDS = 2**64
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token is drawn. Neutral values switch a processor off."""
-
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    seed: int = 0
-    watermark: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StopParams:
-    """When a sequence ends.
-
-    `max_new_tokens` counts what was made before, too. `pause_after` that many further tokens the
-    router ends the stream as PAUSED: another request may go on from there.
-    `stop_strings` are looked for in the text, by the router; everything else a shard decides.
-    `keep_stop_string` tells whether the matched string stays in the text (TGI) or not (OpenAI).
-    """
-
-    max_new_tokens: int
-    min_new_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-    keep_stop_string: bool = True
-    pause_after: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobParams:
-    """Which log-probabilities to report.
-
-    `raw` reports the model's own distribution (OpenAI), else the one after penalties and
-    warping (TGI). `prompt` asks for those of the prompt's tokens as well, from position
-    `prompt_from` on; what comes before it need not be computed.
-    """
-
-    num_top_tokens: int = 0
-    raw: bool = False
-    prompt: bool = False
-    prompt_from: int = 0
-
-    @property
-    def first_scored(self) -> int:
-        """Position of the first prompt token with a log-probability; token 0 never has one."""
-        return max(self.prompt_from, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +37,15 @@ class Constraint:
     prepare_by_s: float | None = field(default=None, compare=False)
     translation: Translation | None = field(default=None, compare=False, repr=False)
 
+    def for_shard(self) -> OutputConstraint:
+        """What a shard needs with the request.
+
+        The translation goes along where it is not prepared ahead: then the shard hears of the
+        constraint for the first time.
+        """
+        translation = self.translation if self.is_quick else None
+        return OutputConstraint(self.spec, self.cuts, translation)
+
     @property
     def is_judged_at_end(self) -> bool:
         """True when masks enforce a part of it only, so that the finished text must be checked."""
@@ -106,6 +58,7 @@ class GenerateRequest:
 
     `output_ids` are tokens of this very output that were made before, by a request that was cut:
     draws, penalties, constraint and budget go on behind them as if there had been no cut.
+    `pause_after` that many further tokens the stream ends as PAUSED: another request may go on.
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
@@ -117,7 +70,7 @@ class GenerateRequest:
     prompt_text: str
     sampling: SamplingParams
     stop: StopParams
-    logprobs: LogprobParams = LogprobParams()
+    logprobs: LogprobParams = field(default_factory=LogprobParams)
     constraint: Constraint | None = None
     skip_special_tokens: bool = True
     deadline_s: float | None = None
@@ -125,12 +78,12 @@ class GenerateRequest:
     trace: TraceContext | None = None
     account: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     output_ids: tuple[int, ...] = ()
+    pause_after: int | None = None
 
     @property
     def pause_len(self) -> int | None:
         """Tokens of output, those made before among them, at which it pauses; None: it does not."""
-        pause_after = self.stop.pause_after
-        return None if pause_after is None else len(self.output_ids) + pause_after
+        return None if self.pause_after is None else len(self.output_ids) + self.pause_after
 
     @property
     def last_len(self) -> int:

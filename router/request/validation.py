@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from constraints.spec import StopRule
+from proto.contract import StopParams
 from router.engine.constraint_check import CheckedConstraint
 from router.engine.output_text import OutputText
 from router.request.error_text import cut
@@ -24,7 +25,7 @@ from router.request.parameters import (
     sampling_params,
     stop_params,
 )
-from router.request.request import Constraint, GenerateRequest, StopParams
+from router.request.request import Constraint, GenerateRequest
 from router.text.fitting import check_fits
 from router.text.tokenizer import Tokenizer, check_unicode
 
@@ -134,6 +135,7 @@ class Validation:
             deadline_s=raw.deadline_s,
             trace_id=trace_id,
             output_ids=raw.output_ids,
+            pause_after=_pause_after(raw, max_new_tokens),
         )
         if request.output_ids:
             matched = OutputText(request, self._tokenizer).matched
@@ -184,6 +186,11 @@ class Validation:
             rule = f"at most `{new}`, which is {max_new_tokens}"
             raise raw.refuse("min_new_tokens", rule, raw.min_new_tokens)
         return max_new_tokens
+
+
+def _pause_after(raw: RawParams, max_new_tokens: int) -> int | None:
+    """As asked for; beyond the output's own end it means nothing, whatever its size."""
+    return None if raw.pause_after is None else min(raw.pause_after, max_new_tokens + 1)
 
 
 async def _checked(

@@ -1,1 +1,1 @@
-"""Who computes what, in which blocks: pure books without async, clock, I/O or text."""
+"""Which sequence computes which tokens in which blocks: no async, clock, I/O or text."""

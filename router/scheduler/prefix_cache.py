@@ -16,7 +16,7 @@ node is always a leaf.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 
 class Node:
@@ -60,14 +60,14 @@ class PrefixCache:
             siblings = node.children
         return path
 
-    def lock(self, path: Sequence[Node]) -> None:
+    def lock(self, path: list[Node]) -> None:
         """Keeps the nodes of a path from the root from being evicted, once more."""
         for node in path:
             if node.num_locks == 0:
                 del self._unlocked[node]
             node.num_locks += 1
 
-    def unlock(self, path: Sequence[Node]) -> None:
+    def unlock(self, path: list[Node]) -> None:
         """Takes one lock back from each node of a path from the root."""
         for node in reversed(path):
             node.num_locks -= 1
@@ -103,7 +103,7 @@ class PrefixCache:
         self._detach(node)
         return node.block_id
 
-    def forget(self, path: Sequence[Node]) -> list[int]:
+    def forget(self, path: list[Node]) -> list[int]:
         """Removes what nobody uses of a path and of all that continues it; the blocks removed."""
         top = next((node for node in path if node.num_locks == 0), None)
         if top is None:

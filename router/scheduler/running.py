@@ -1,4 +1,4 @@
-"""The entries that the shards hold, and how their blocks come back when they leave.
+"""The sequences that the shards hold, their steps in flight, and the release of their blocks.
 
 It knows no budget and no queue.
 
@@ -6,47 +6,52 @@ It knows no budget and no queue.
     (the shard has     (out of the batch; steps in flight
      its row)           may still write its blocks)
 
-An entry leaves because it ended, was preempted, or is spent: each of its tokens is known or being
-drawn, so no later step concerns it. Of one whose draw may be late, only the answer tells that. Its
-blocks are freed when the last step with it is answered, which is at once when none is in flight.
+A sequence leaves because it ended, was preempted, or is fully scheduled: each of its tokens is
+known or being sampled, so no later step concerns it. (While its sample may be late, only the answer
+settles that.) Its blocks are freed when the last step with it is answered, which is at once when
+none is in flight.
 """
 
 from bisect import insort
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from proto.contract import Generation
+from router.request.errors import ShardFailed
 from router.scheduler.allocator import Allocator, BlockAllocation
-from router.scheduler.sequence import Entry
+from router.scheduler.sequence import ScheduledChunk, Sequence
+from router.shards.batch import StepResult
 
 
-def _order(entry: Entry) -> int:
-    return entry.order
+def _order(sequence: Sequence) -> int:
+    return sequence.order
 
 
 class RunningBatch:
-    """Running and retiring entries. Only the `Scheduler` changes it."""
+    """Running and retiring sequences. Only the `Scheduler` changes it."""
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
-        self._entries: list[Entry] = []
-        self._retiring: dict[int, Entry] = {}
+        self._sequences: list[Sequence] = []
+        self._retiring: dict[int, Sequence] = {}
         # What the shards hold and must forget; a dict for its order.
         self._to_drop: dict[int, None] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._sequences)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[Sequence]:
         """Oldest first."""
-        return iter(self._entries)
+        return iter(self._sequences)
 
     @property
-    def youngest(self) -> Entry:
-        """The one to preempt. IndexError when nothing runs."""
-        return self._entries[-1]
+    def youngest(self) -> Sequence:
+        """The one to preempt. Raises IndexError when nothing runs."""
+        return self._sequences[-1]
 
     @property
     def is_retiring(self) -> bool:
-        """True while blocks are on their way back."""
+        """True while blocks wait for a step's answer to be freed."""
         return bool(self._retiring)
 
     @property
@@ -57,89 +62,165 @@ class RunningBatch:
     @property
     def num_growing(self) -> int:
         """Entries that may need a further block."""
-        return sum([entry.may_grow for entry in self._entries])
+        return sum([sequence.may_grow for sequence in self._sequences])
 
     @property
     def num_constrained(self) -> int:
         """Entries whose output is to satisfy a constraint."""
-        return sum([entry.draws_runs for entry in self._entries])
+        return sum([sequence.is_multi_token for sequence in self._sequences])
 
     def has_left(self, request_id: int) -> bool:
-        """False while anything of the request is here: a row in a shard or blocks."""
+        """False while anything of the request is here: a row in a shard, or blocks."""
         return request_id not in self._to_drop and request_id not in self._retiring
 
-    def add(self, entry: Entry) -> None:
-        """An admitted entry takes its place by arrival."""
-        insort(self._entries, entry, key=_order)
+    def add(self, sequence: Sequence) -> None:
+        """Inserts an admitted sequence in order of arrival."""
+        insort(self._sequences, sequence, key=_order)
 
-    def drop(self, entry: Entry) -> None:
-        """Leaves the batch, and the shards are to be told unless it leaves them by itself."""
-        if entry.request_id not in self._retiring:
-            self._to_drop[entry.request_id] = None
-            self.leave(entry)
+    def drop(self, sequence: Sequence) -> None:
+        """Removes a sequence that the shards still hold: the next step drops it."""
+        if sequence.request_id not in self._retiring:
+            self._to_drop[sequence.request_id] = None
+            self.leave(sequence)
 
-    def leave(self, entry: Entry) -> None:
-        """Leaves the batch, where the shards know it by themselves; nothing if it has left."""
-        if entry.request_id in self._retiring:
+    def leave(self, sequence: Sequence) -> None:
+        """Removes a sequence that the shards removed themselves; nothing if it has left."""
+        if sequence.request_id in self._retiring:
             return
-        self._entries.remove(entry)
-        self._retire(entry)
+        self._sequences.remove(sequence)
+        self._retire(sequence)
 
-    def retire_spent(self, entries: Iterable[Entry]) -> None:
-        """Lets those of a step's entries go that later steps do not concern."""
-        spent = [entry for entry in entries if entry.is_spent and not entry.awaits_run]
-        if not spent:
+    def retire_fully_scheduled(self, sequences: Iterable[Sequence]) -> None:
+        """Removes those of a step's sequences that no later step concerns."""
+        leaving = [
+            sequence
+            for sequence in sequences
+            if sequence.is_fully_scheduled and not sequence.awaits_tokens
+        ]
+        if not leaving:
             return
-        gone = {entry.request_id for entry in spent}
-        self._entries = [entry for entry in self._entries if entry.request_id not in gone]
-        for entry in spent:
-            self._retire(entry)
+        leaving_ids = {sequence.request_id for sequence in leaving}
+        self._sequences = [
+            sequence for sequence in self._sequences if sequence.request_id not in leaving_ids
+        ]
+        for sequence in leaving:
+            self._retire(sequence)
 
-    def answered(self, entry: Entry, *, has_ended: bool) -> None:
-        """A step with the entry was answered; `has_ended`: the shards forgot it by themselves."""
+    def answered(self, sequence: Sequence, *, has_ended: bool) -> None:
+        """A step with the sequence was answered; `has_ended`: the shards removed it themselves."""
         if has_ended and self._to_drop:
-            self._to_drop.pop(entry.request_id, None)
-        if entry.num_steps_in_flight == 0 and entry.request_id in self._retiring:
-            del self._retiring[entry.request_id]
-            self._free(entry)
+            self._to_drop.pop(sequence.request_id, None)
+        if sequence.num_steps_in_flight == 0 and sequence.request_id in self._retiring:
+            del self._retiring[sequence.request_id]
+            self._free(sequence)
 
     def take_drops(self) -> tuple[int, ...]:
-        """The requests that the next step drops; they are told now."""
+        """The requests that the next step drops; they count as dropped from now on."""
         dropped_ids = tuple(self._to_drop)
         self._to_drop.clear()
         return dropped_ids
 
     def clear(self) -> None:
-        """The shards lost everything: no entry runs, every allocation is void."""
-        for entry in (*self._entries, *self._retiring.values()):
-            entry.lose_steps()
-        self._entries.clear()
+        """The shards lost everything: no sequence runs, every allocation is void."""
+        for sequence in (*self._sequences, *self._retiring.values()):
+            sequence.lose_steps()
+        self._sequences.clear()
         self._retiring.clear()
         self._to_drop.clear()
         self._allocator.clear()
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when blocks, entries and their order disagree."""
-        orders = [entry.order for entry in self._entries]
+        """Raises AssertionError when blocks, sequences and their order disagree."""
+        orders = [sequence.order for sequence in self._sequences]
         assert orders == sorted(set(orders)), "the running batch is out of order"
-        for entry in self._entries:
-            assert entry.request_id not in self._retiring, "an entry runs and retires"
-            assert entry.request_id not in self._to_drop, "a running entry is to be dropped"
-        for entry in self._retiring.values():
-            assert entry.num_steps_in_flight > 0, "blocks are kept for no step"
+        for sequence in self._sequences:
+            assert sequence.request_id not in self._retiring, "a sequence runs and retires"
+            assert sequence.request_id not in self._to_drop, "a running sequence is to be dropped"
+        for sequence in self._retiring.values():
+            assert sequence.num_steps_in_flight > 0, "blocks are kept for no step"
         allocations: list[BlockAllocation] = []
-        for entry in (*self._entries, *self._retiring.values()):
-            assert entry.allocation is not None, f"request {entry.request_id} has no blocks"
-            allocations.append(entry.allocation)
+        for sequence in (*self._sequences, *self._retiring.values()):
+            assert sequence.allocation is not None, f"request {sequence.request_id} has no blocks"
+            allocations.append(sequence.allocation)
         self._allocator.check_invariants(allocations)
 
-    def _retire(self, entry: Entry) -> None:
-        if entry.num_steps_in_flight:
-            self._retiring[entry.request_id] = entry
+    def _retire(self, sequence: Sequence) -> None:
+        if sequence.num_steps_in_flight:
+            self._retiring[sequence.request_id] = sequence
         else:
-            self._free(entry)
+            self._free(sequence)
 
-    def _free(self, entry: Entry) -> None:
-        assert entry.allocation is not None, f"request {entry.request_id} has no blocks"
-        self._allocator.free(entry.allocation, forget=entry.is_suspect)
-        entry.allocation = None
+    def _free(self, sequence: Sequence) -> None:
+        assert sequence.allocation is not None, f"request {sequence.request_id} has no blocks"
+        self._allocator.free(sequence.allocation, forget=sequence.is_suspect)
+        sequence.allocation = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was handed out and not answered yet: its chunks by request."""
+
+    step_id: int
+    chunks: dict[int, ScheduledChunk]
+
+    def read(self, result: StepResult) -> dict[int, Generation]:
+        """The answer's generations by request id.
+
+        Raises ShardFailed when the answer contradicts what was scheduled: then shard and router no
+        longer agree on what the shard holds, and nothing in its answers can be used.
+        """
+        if result.step_id != self.step_id:
+            raise ShardFailed(f"step {self.step_id} was answered as step {result.step_id}")
+        generations = {generation.request_id: generation for generation in result.generations}
+        if len(generations) != len(result.generations):
+            raise ShardFailed(f"step {self.step_id}: two generations for one request")
+        strangers = generations.keys() - self.chunks.keys()
+        if strangers:
+            raise ShardFailed(
+                f"step {self.step_id}: generations for {sorted(strangers)}, which took no part"
+            )
+        remaining_ids = set(result.remaining_ids)
+        for request_id, chunk in self.chunks.items():
+            # A request that ended meanwhile may have been computed or not: it counts no more.
+            if not chunk.sequence.is_live:
+                continue
+            generation = generations.get(request_id)
+            fault = _fault(chunk, generation, request_id in remaining_ids)
+            if fault is not None:
+                raise ShardFailed(f"step {self.step_id}, request {request_id}: {fault}")
+        return generations
+
+
+def has_ended(generation: Generation | None) -> bool:
+    """True when the shard no longer holds the request."""
+    return generation is not None and (
+        generation.finish_reason is not None or generation.error is not None
+    )
+
+
+def _fault(chunk: ScheduledChunk, generation: Generation | None, remains: bool) -> str | None:
+    """The fault in the answer for a live sequence; None: it has none."""
+    sequence = chunk.sequence
+    num_tokens = len(generation.tokens) if generation is not None else 0
+    num_left = sequence.max_new_tokens - len(sequence.output_ids)
+    most = (num_left if sequence.is_multi_token else 1) if chunk.samples else 0
+    if num_tokens > most:
+        return f"{num_tokens} tokens came where {most} were to be made at most"
+    if has_ended(generation):
+        return None
+    if not remains:
+        return "the shard lost it without saying why"
+    if generation is not None and generation.is_late:
+        if num_tokens or not (chunk.samples and sequence.is_multi_token):
+            return "it cannot be late"
+    elif chunk.samples and num_tokens == 0:
+        return "a token was to be sampled and none came"
+    elif chunk.samples and len(sequence.output_ids) + num_tokens >= sequence.last_len:
+        return f"it goes on after its last token, number {sequence.last_len}"
+    if sequence.request.logprobs.prompt:
+        num_logprobs = len(generation.prompt_logprobs) if generation is not None else 0
+        first_scored = sequence.request.logprobs.first_scored
+        num_expected = min(chunk.stop_len, sequence.prompt_len) - max(chunk.start_len, first_scored)
+        if num_logprobs < num_expected:
+            return f"{num_logprobs} prompt log-probabilities came instead of {num_expected}"
+    return None

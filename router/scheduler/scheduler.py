@@ -1,30 +1,30 @@
-"""The books of all requests: what the next step does, and what became of the last one.
+"""Schedules the next step of all requests, and applies the answers of the steps before.
 
-Pure books: no async, no clock but the one passed in, no I/O, no text. Only the batcher calls it.
+Pure: no async, no clock but the one passed in, no I/O, no text. Only the batcher calls it.
 
 The scheduler may run ahead: prepare step n + 1 while step n is not answered. It needs no token
-for that, since the shard knows what it drew last; a token in flight is a count in the books
-(`Entry.num_pending`). Only a request with a constraint, whose draw may bring a run of tokens, waits
-for its answer. What follows from it:
+for that, since the shard knows what it sampled last; a token in flight is a count
+(`Sequence.num_pending`). Only a request with a constraint, whose sample may bring several tokens,
+waits for its answer. What follows from it:
 
-  an entry ends at step n while step n + 1 is in flight    its late token is cut in `apply`
-  an entry leaves the batch while steps with it are in     its blocks stay taken until the last of
+  a sequence ends at step n while step n + 1 is in flight    its late token is cut in `apply`
+  a sequence leaves the batch while steps with it are in     its blocks stay taken until the last of
   flight                                                   them is answered, for it may write them
-  a token limit is reached by a pending token              the entry is scheduled no further
+  a token limit is reached by a pending token              the sequence is scheduled no further
 """
 
 from collections import deque
 from dataclasses import dataclass
 
+from proto.contract import Generation
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
-from router.scheduler.in_flight import StepInFlight, has_ended
 from router.scheduler.planner import Planner
 from router.scheduler.queue import WaitingQueue
-from router.scheduler.running import RunningBatch
-from router.scheduler.sequence import Entry, EntryState, Row
-from router.shards.batch import Batch, Generation, StepResult
+from router.scheduler.running import RunningBatch, StepInFlight, has_ended
+from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
+from router.shards.batch import Batch, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """The books in numbers.
+    """The scheduler in numbers.
 
     `num_blocks_used` are kept by requests, `num_blocks_cached` by the prefix cache alone; the
     rest is free. `num_constrained` of the running requests have a constraint. Cumulative:
@@ -74,7 +74,7 @@ class SchedulerStats:
 
 
 class Scheduler:
-    """The only mutator of entries, of the queue, of the running batch and of the allocator.
+    """The only mutator of sequences, of the queue, of the running batch and of the allocator.
 
     add -> waiting -> running -> retiring -> gone
               ^          |
@@ -93,7 +93,7 @@ class Scheduler:
             self._waiting,
             self._running,
         )
-        self._live: dict[int, Entry] = {}
+        self._live: dict[int, Sequence] = {}
         self._deadlines_s: dict[int, float] = {}
         self._in_flight: deque[StepInFlight] = deque()
         self._num_added = 0
@@ -118,29 +118,29 @@ class Scheduler:
         """
         if not self.has_left(request_id):
             raise ValueError(f"request {request_id} is not gone yet; its id cannot be used again")
-        entry = Entry(request_id, request, order=self._num_added)
-        self._refuse_unfit(entry)
+        sequence = Sequence(request_id, request, order=self._num_added)
+        self._refuse_unfit(sequence)
         self._num_added += 1
-        self._live[request_id] = entry
+        self._live[request_id] = sequence
         if is_ready:
-            self._waiting.add(entry)
+            self._waiting.add(sequence)
         else:
-            self._waiting.hold(entry)
+            self._waiting.hold(sequence)
         if request.deadline_s is not None:
             self._deadlines_s[request_id] = request.deadline_s
 
     def release(self, request_id: int) -> None:
         """A request that was not ready is; nothing happens for an id that is unknown."""
-        entry = self._live.get(request_id)
-        if entry is not None:
-            self._waiting.release(entry)
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self._waiting.release(sequence)
 
     def place(self, request_id: int) -> int | None:
         """Where a request waits, 1 for the next one; None if it does not wait."""
-        entry = self._live.get(request_id)
-        if entry is None or entry.state is not EntryState.WAITING:
+        sequence = self._live.get(request_id)
+        if sequence is None or sequence.state is not SequenceState.WAITING:
             return None
-        return self._waiting.place(entry)
+        return self._waiting.place(sequence)
 
     def finish(self, request_id: int) -> None:
         """The router ends a request: none of its tokens counts from now on.
@@ -148,24 +148,24 @@ class Scheduler:
         If a shard holds it, the next step drops it. Nothing happens for an id that is unknown or
         has ended.
         """
-        entry = self._live.get(request_id)
-        if entry is not None:
-            self._end(entry, EntryState.CANCELLED)
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            self._end(sequence, SequenceState.CANCELLED)
 
     def pause(self, request_id: int, is_paused: bool) -> None:
-        """From the next step on a request that decodes draws no token, or draws again.
+        """From the next step on a request that decodes samples no token, or samples again.
 
         It keeps its place and its blocks, unless they are taken for another. Nothing happens for an
         id that is unknown or has ended.
         """
-        entry = self._live.get(request_id)
-        if entry is not None:
-            entry.is_paused = is_paused
+        sequence = self._live.get(request_id)
+        if sequence is not None:
+            sequence.is_paused = is_paused
 
     def schedule(self, now_s: float) -> Batch | None:
         """The next step; None if there is nothing to do or enough steps are in flight.
 
-        Every batch, one that only drops requests too, is in flight until `apply` is given its
+        Every batch, one that only drops requests too, is in flight until `apply` gets its
         answer. A request in `running_ids` may turn out to have ended in a step that was not
         answered yet: the shard passes over it.
         """
@@ -175,14 +175,14 @@ class Scheduler:
         self._num_preemptions += plan.num_preemptions
         self._num_prompt_tokens += plan.num_prompt_tokens
         self._num_cached_tokens += plan.num_cached_tokens
-        if not plan.rows and (self._in_flight or not self._running.has_drops):
+        if not plan.chunks and (self._in_flight or not self._running.has_drops):
             return None
         self._num_steps += 1
-        self._in_flight.append(StepInFlight(self._num_steps, plan.rows))
+        self._in_flight.append(StepInFlight(self._num_steps, plan.chunks))
         return Batch(
             step_id=self._num_steps,
             new=tuple(plan.new),
-            growth=tuple(plan.growth) if plan.rows else (),
+            updates=tuple(plan.updates) if plan.chunks else (),
             running_ids=plan.running_ids,
             dropped_ids=self._running.take_drops(),
             num_tokens=self._limits.max_step_tokens - plan.num_tokens_left,
@@ -190,12 +190,12 @@ class Scheduler:
         )
 
     def apply(self, result: StepResult, now_s: float) -> tuple[Generation, ...]:
-        """Books the answer of the oldest step in flight; the generations that count.
+        """Applies the answer of the oldest step in flight; the generations that count.
 
-        A generation with a finish reason or an error ends its entry. Those of entries that had
+        A generation with a finish reason or an error ends its sequence. Those of sequences that had
         ended are cut, and so are prompt log-probabilities reported before a preemption.
-        Raises ShardFailed, and changes nothing, for an answer that contradicts the books (the
-        caller then calls `fail`), and ValueError when no step is in flight.
+        Raises ShardFailed, and changes nothing, for an answer that contradicts what was
+        scheduled (the caller then calls `fail`), and ValueError when no step is in flight.
         """
         if not self._in_flight:
             raise ValueError(f"step {result.step_id} is not in flight; no step is")
@@ -204,29 +204,29 @@ class Scheduler:
         self._in_flight.popleft()
         counted = []
         remaining_ids = frozenset(result.remaining_ids)
-        for request_id, row in step.rows.items():
-            entry = row.entry
-            entry.num_steps_in_flight -= 1
+        for request_id, chunk in step.chunks.items():
+            sequence = chunk.sequence
+            sequence.num_steps_in_flight -= 1
             generation = generations.get(request_id)
-            if entry.is_live:
-                kept = self._apply_row(row, generation, remains=request_id in remaining_ids)
+            if sequence.is_live:
+                kept = self._apply_chunk(chunk, generation, remains=request_id in remaining_ids)
                 if kept is not None:
                     counted.append(kept)
             is_gone = has_ended(generation) and request_id not in remaining_ids
-            self._running.answered(entry, has_ended=is_gone)
+            self._running.answered(sequence, has_ended=is_gone)
         return tuple(counted)
 
     def fail(self) -> tuple[int, ...]:
         """The shards lost their state: what ran ends, the cache is void, no step is in flight.
 
-        What waits stays, preempted entries too. The ids of the ended ones, oldest first.
+        What waits stays, preempted sequences too. The ids of the ended ones, oldest first.
         """
         self._in_flight.clear()
         self._running.clear()
-        failed = [e for e in self._live.values() if e.state is not EntryState.WAITING]
-        for entry in failed:
-            self._bury(entry, EntryState.FAILED)
-        return tuple(entry.request_id for entry in failed)
+        failed = [e for e in self._live.values() if e.state is not SequenceState.WAITING]
+        for sequence in failed:
+            self._remove(sequence, SequenceState.FAILED)
+        return tuple(sequence.request_id for sequence in failed)
 
     def expired(self, now_s: float) -> tuple[int, ...]:
         """Requests past their deadline that have not ended; the caller finishes them."""
@@ -237,11 +237,11 @@ class Scheduler:
         )
 
     def has_left(self, request_id: int) -> bool:
-        """True once an ended request has no blocks and is in no shard that was not told."""
+        """True once an ended request has no blocks, and no shard must still drop it."""
         return request_id not in self._live and self._running.has_left(request_id)
 
     def stats(self) -> SchedulerStats:
-        """The books in numbers, now."""
+        """The scheduler in numbers, now."""
         return SchedulerStats(
             num_waiting=len(self._waiting),
             num_running=len(self._live) - len(self._waiting),
@@ -255,91 +255,97 @@ class Scheduler:
         )
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the books contradict themselves. Takes time by the block."""
+        """Raises AssertionError when the state contradicts itself. Takes time by the block."""
         self._waiting.check_invariants()
         self._running.check_invariants()
         assert len(self._running) <= self._limits.max_batch_size
         assert len(self._running) <= self._limits.max_step_tokens, "more run than can take part"
-        waiting_ids = {entry.request_id for entry in self._waiting}
-        for request_id, entry in self._live.items():
-            assert entry.is_live, f"request {request_id} ended and is still in the books"
-            is_waiting = entry.state is EntryState.WAITING
+        waiting_ids = {sequence.request_id for sequence in self._waiting}
+        for request_id, sequence in self._live.items():
+            assert sequence.is_live, f"request {request_id} ended and is still live"
+            is_waiting = sequence.state is SequenceState.WAITING
             assert is_waiting == (request_id in waiting_ids), f"request {request_id} is misplaced"
-            num_rows = sum(request_id in step.rows for step in self._in_flight)
-            assert entry.num_steps_in_flight == num_rows, f"request {request_id}: steps miscounted"
-            assert len(entry.output_ids) + entry.num_pending <= entry.max_new_tokens
-            assert entry.num_pending <= 1 or not entry.draws_runs, "ran ahead of a run"
+            num_rows = sum(request_id in step.chunks for step in self._in_flight)
+            assert sequence.num_steps_in_flight == num_rows, (
+                f"request {request_id}: steps miscounted"
+            )
+            assert len(sequence.output_ids) + sequence.num_pending <= sequence.max_new_tokens
+            assert sequence.num_pending <= 1 or not sequence.is_multi_token, (
+                "ran ahead of a multi-token sample"
+            )
             if not is_waiting:
-                assert entry.num_unscheduled >= 0, f"request {request_id}: computes the unknown"
+                assert sequence.num_unscheduled >= 0, f"request {request_id}: computes the unknown"
         assert waiting_ids <= self._live.keys(), "an ended request waits"
         if not self.has_work:
             assert self._allocator.num_used == 0, "blocks are kept for nobody"
 
-    def _refuse_unfit(self, entry: Entry) -> None:
-        if entry.prompt_len < 1:
+    def _refuse_unfit(self, sequence: Sequence) -> None:
+        if sequence.prompt_len < 1:
             raise InvalidRequest("the prompt is empty; it must have at least 1 token")
-        if entry.max_new_tokens < 1:
-            raise InvalidRequest(f"max_new_tokens is {entry.max_new_tokens}; it must be at least 1")
-        num_made = len(entry.output_ids)
-        if num_made >= entry.max_new_tokens:
+        if sequence.max_new_tokens < 1:
+            raise InvalidRequest(
+                f"max_new_tokens is {sequence.max_new_tokens}; it must be at least 1"
+            )
+        num_made = len(sequence.output_ids)
+        if num_made >= sequence.max_new_tokens:
             raise InvalidRequest(
                 f"{num_made} tokens of output were made before and max_new_tokens is"
-                f" {entry.max_new_tokens}: nothing is left to be made"
+                f" {sequence.max_new_tokens}: nothing is left to be made"
             )
-        num_blocks = self._allocator.num_blocks_of(entry.max_computed_len)
+        num_blocks = self._allocator.num_blocks_of(sequence.max_computed_len)
         if num_blocks > self._allocator.num_blocks:
             raise InvalidRequest(
-                f"{entry.prompt_len} prompt tokens and {entry.max_new_tokens} new ones need"
+                f"{sequence.prompt_len} prompt tokens and {sequence.max_new_tokens} new ones need"
                 f" {num_blocks} KV blocks; the pool has {self._allocator.num_blocks}"
             )
 
-    def _apply_row(
-        self, row: Row, generation: Generation | None, *, remains: bool
+    def _apply_chunk(
+        self, chunk: ScheduledChunk, generation: Generation | None, *, remains: bool
     ) -> Generation | None:
-        entry = row.entry
-        if row.samples:
-            entry.num_pending -= 1
+        sequence = chunk.sequence
+        if chunk.samples:
+            sequence.num_pending -= 1
         if generation is not None and generation.error is not None:
-            entry.is_suspect = not generation.is_refused
-            # What is wrong may have been found on our side of the wire: the shard goes on then.
-            self._end(entry, EntryState.FAILED, is_held=remains)
+            sequence.is_suspect = not generation.is_refused
+            # The fault may have been found on our side of the wire: then the shard goes on.
+            self._end(sequence, SequenceState.FAILED, is_held=remains)
             return generation
         if generation is not None:
-            entry.output_ids += [token.token_id for token in generation.tokens]
+            sequence.output_ids += [token.token_id for token in generation.tokens]
         is_late = generation is not None and generation.is_late
         if is_late:
-            entry.draw_again()
-        self._commit(entry, row.stop_len - is_late)
+            sequence.retry_sample()
+        self._commit(sequence, chunk.stop_len - is_late)
         if generation is None:
             return None
-        if entry.request.logprobs.prompt:
-            generation = entry.cut_prompt_logprobs(generation, row.start_len)
+        if sequence.request.logprobs.prompt:
+            generation = sequence.drop_reported_logprobs(generation, chunk.start_len)
         if generation.finish_reason is not None:
-            self._end(entry, EntryState.FINISHED)
+            self._end(sequence, SequenceState.FINISHED)
             return generation
         return generation if generation.tokens or generation.prompt_logprobs else None
 
-    def _commit(self, entry: Entry, computed_len: int) -> None:
-        allocation = entry.allocation
-        assert allocation is not None, f"request {entry.request_id} has no blocks"
+    def _commit(self, sequence: Sequence, computed_len: int) -> None:
+        allocation = sequence.allocation
+        assert allocation is not None, f"request {sequence.request_id} has no blocks"
         if computed_len - allocation.committed_len >= self._allocator.block_size:
-            token_ids = entry.token_ids(allocation.committed_len, computed_len)
+            token_ids = sequence.token_ids(allocation.committed_len, computed_len)
             self._allocator.commit(allocation, token_ids)
 
-    def _end(self, entry: Entry, state: EntryState, *, is_held: bool = False) -> None:
-        """The way out of a request that ends by itself or by the router, not by `fail`.
+    def _end(self, sequence: Sequence, state: SequenceState, *, is_held: bool = False) -> None:
+        """Ends a request that ends by itself or by the router, not by `fail`.
 
-        `is_held`: the shards still have it, although its answer ended it.
+        `is_held`: the shards still hold it, although its answer ended it.
         """
-        if entry.state is EntryState.WAITING:
-            self._waiting.remove(entry)
-        elif is_held or state is EntryState.CANCELLED:
-            self._running.drop(entry)
+        if sequence.state is SequenceState.WAITING:
+            self._waiting.remove(sequence)
+        elif is_held or state is SequenceState.CANCELLED:
+            self._running.drop(sequence)
         else:
-            self._running.leave(entry)
-        self._bury(entry, state)
+            self._running.leave(sequence)
+        self._remove(sequence, state)
 
-    def _bury(self, entry: Entry, state: EntryState) -> None:
-        entry.move(state)
-        del self._live[entry.request_id]
-        self._deadlines_s.pop(entry.request_id, None)
+    def _remove(self, sequence: Sequence, state: SequenceState) -> None:
+        sequence.move(state)
+        del self._live[sequence.request_id]
+        self._deadlines_s.pop(sequence.request_id, None)

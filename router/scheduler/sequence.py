@@ -1,7 +1,6 @@
-"""One request's life in the books: its state, its tokens, its blocks.
+"""One request in the scheduler: its state, its tokens, its blocks.
 
-It knows no other request, no budget and no queue. Only the scheduler's half of the router changes
-an entry.
+It knows no other request, no budget and no queue. Only `router/scheduler` changes a sequence.
 
                  admitted             prompt scheduled to its end
     WAITING ---------------> PREFILLING -----------> DECODING
@@ -12,8 +11,8 @@ an entry.
     WAITING, PREFILLING, DECODING    -> FAILED      its row failed, or the shards did
     WAITING, PREFILLING, DECODING    -> CANCELLED   the router ended it
 
-WAITING -> FINISHED and WAITING -> FAILED are a preempted entry's: the steps in flight when it was
-preempted still answer, and their tokens count.
+WAITING -> FINISHED and WAITING -> FAILED are for preempted sequences: the steps in flight when it
+was preempted are still answered, and their tokens count.
 """
 
 from collections.abc import Mapping
@@ -22,13 +21,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from proto.contract import Generation
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import BlockAllocation
-from router.shards.batch import Generation
 
 
-class EntryState(Enum):
-    """Where an entry stands."""
+class SequenceState(Enum):
+    """The states of a sequence; the module's diagram shows the moves."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -38,60 +37,61 @@ class EntryState(Enum):
     FAILED = "failed"
 
 
-_ENDS = frozenset({EntryState.FINISHED, EntryState.CANCELLED, EntryState.FAILED})
+_ENDS = frozenset({SequenceState.FINISHED, SequenceState.CANCELLED, SequenceState.FAILED})
 
-LEGAL_MOVES: Mapping[EntryState, frozenset[EntryState]] = MappingProxyType(
+LEGAL_MOVES: Mapping[SequenceState, frozenset[SequenceState]] = MappingProxyType(
     {
-        EntryState.WAITING: _ENDS | {EntryState.PREFILLING},
-        EntryState.PREFILLING: frozenset(
+        SequenceState.WAITING: _ENDS | {SequenceState.PREFILLING},
+        SequenceState.PREFILLING: frozenset(
             {
-                EntryState.DECODING,
-                EntryState.WAITING,
-                EntryState.CANCELLED,
-                EntryState.FAILED,
+                SequenceState.DECODING,
+                SequenceState.WAITING,
+                SequenceState.CANCELLED,
+                SequenceState.FAILED,
             }
         ),
-        EntryState.DECODING: _ENDS | {EntryState.WAITING},
-        EntryState.FINISHED: frozenset(),
-        EntryState.CANCELLED: frozenset(),
-        EntryState.FAILED: frozenset(),
+        SequenceState.DECODING: _ENDS | {SequenceState.WAITING},
+        SequenceState.FINISHED: frozenset(),
+        SequenceState.CANCELLED: frozenset(),
+        SequenceState.FAILED: frozenset(),
     }
 )
 
 
 class IllegalMove(RuntimeError):
-    """An entry was to go where its state does not lead: a bug of the caller."""
+    """A move that the state diagram does not have: a bug of the caller."""
 
 
-class Row(NamedTuple):
-    """What one step does for an entry: tokens [start_len, stop_len), and perhaps a draw."""
+class ScheduledChunk(NamedTuple):
+    """What one step computes of a sequence: tokens [start_len, stop_len), perhaps a sample."""
 
-    entry: "Entry"
+    sequence: "Sequence"
     start_len: int
     stop_len: int
     samples: bool
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Sequence:
     """One request, from `Scheduler.add` to its end.
 
-        tokens:  | prompt ids | output ids: known | pending: drawn by steps in flight |
+        tokens:  | prompt ids | output ids: known | pending: sampled by steps in flight |
         KV:      | cached | computed | computed once the steps in flight are | not scheduled |
                                                                  scheduled_len ^
-    The last token, known or pending, has no KV yet when the entry decodes: the next step
-    computes it and draws its successor. Under a constraint a draw may bring a run of tokens, none
-    of which has KV; how many is known with the answer, so nothing is scheduled before.
+    The last token, known or pending, has no KV yet when the sequence decodes: the next step
+    computes it and samples its successor. Under a constraint a sample may bring several tokens,
+    none of which has KV; how many is known with the answer, so nothing is scheduled before.
 
     `order` is the order of arrival. `num_passed` younger ones were admitted before it while it did
     not fit; before the allocator's `num_gains` reach `retry_at_gains` it cannot fit. `is_suspect`:
-    its row failed, and its KV may be why. `is_paused`: nobody reads its tokens, so it draws none.
+    its row failed in a shard, and its KV may be why. `is_paused`: its reader is behind, so that it
+    samples no tokens.
     """
 
     request_id: int
     request: GenerateRequest
     order: int
-    state: EntryState = EntryState.WAITING
+    state: SequenceState = SequenceState.WAITING
     num_pending: int = 0
     num_steps_in_flight: int = 0
     scheduled_len: int = 0
@@ -103,21 +103,21 @@ class Entry:
     retry_at_gains: int = 0
     is_suspect: bool = False
     is_paused: bool = False
-    # Those made before the request came are known from the beginning.
+    # Those made before the request came are known from the start.
     output_ids: list[int] = field(init=False)
     prompt_len: int = field(init=False)
     max_new_tokens: int = field(init=False)
     # Tokens of output at which it ends, or pauses, at the latest.
     last_len: int = field(init=False)
-    # A draw may bring several tokens.
-    draws_runs: bool = field(init=False)
+    # A sample may bring several tokens.
+    is_multi_token: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.output_ids = list(self.request.output_ids)
         self.prompt_len = len(self.request.prompt_ids)
         self.max_new_tokens = self.request.stop.max_new_tokens
         self.last_len = self.request.last_len
-        self.draws_runs = self.request.constraint is not None
+        self.is_multi_token = self.request.constraint is not None
 
     @property
     def is_live(self) -> bool:
@@ -125,8 +125,8 @@ class Entry:
         return self.state not in _ENDS
 
     @property
-    def is_spent(self) -> bool:
-        """True when every token that it may have is known or being drawn."""
+    def is_fully_scheduled(self) -> bool:
+        """True when every token that it may have is known or being sampled."""
         return len(self.output_ids) + self.num_pending >= self.last_len
 
     @property
@@ -140,13 +140,13 @@ class Entry:
         return self.known_len + self.num_pending - self.scheduled_len
 
     @property
-    def awaits_run(self) -> bool:
-        """True while a step in flight may bring a run of tokens."""
-        return self.draws_runs and self.num_pending > 0
+    def awaits_tokens(self) -> bool:
+        """True while a step in flight may bring several tokens."""
+        return self.is_multi_token and self.num_pending > 0
 
     @property
     def may_grow(self) -> bool:
-        """True for a running entry that may need a further block before it ends."""
+        """True for a running sequence that may need a further block before it ends."""
         assert self.allocation is not None, f"request {self.request_id} does not run"
         return self.allocation.capacity < self.max_computed_len
 
@@ -157,7 +157,7 @@ class Entry:
 
     @property
     def max_cached_len(self) -> int:
-        """Tokens whose KV it may find computed by others; at least one is left to draw from.
+        """Tokens whose KV it may find computed by others; at least one is left to sample from.
 
         A position that scores a token of the prompt, the one before it, is computed in any case.
         """
@@ -174,7 +174,7 @@ class Entry:
         last = None if stop is None else stop - self.prompt_len
         return prompt_ids[start:] + tuple(self.output_ids[first:last])
 
-    def move(self, state: EntryState) -> None:
+    def move(self, state: SequenceState) -> None:
         """Changes the state. Raises IllegalMove, and changes nothing, where no arrow leads."""
         if state not in LEGAL_MOVES[self.state]:
             raise IllegalMove(
@@ -184,7 +184,7 @@ class Entry:
 
     def admit(self, allocation: BlockAllocation, now_s: float) -> bool:
         """Enters the running batch with the blocks of all its known tokens; True the first time."""
-        self.move(EntryState.PREFILLING)
+        self.move(SequenceState.PREFILLING)
         self.allocation = allocation
         self.scheduled_len = allocation.cached_len
         if self.first_scheduled_s is not None:
@@ -195,30 +195,30 @@ class Entry:
 
     def preempt(self) -> None:
         """Leaves the running batch to be computed anew; tokens in flight still count."""
-        self.move(EntryState.WAITING)
+        self.move(SequenceState.WAITING)
         self.scheduled_len = 0
 
-    def schedule_tokens(self, num_tokens: int) -> Row:
-        """Takes part in a step with its next tokens; the last one draws a successor."""
+    def schedule_tokens(self, num_tokens: int) -> ScheduledChunk:
+        """Takes part in a step with its next tokens; the last one samples a successor."""
         start_len = self.scheduled_len
         stop_len = self.scheduled_len = start_len + num_tokens
         samples = stop_len == self.prompt_len + len(self.output_ids) + self.num_pending
         self.num_steps_in_flight += 1
         if samples:
             self.num_pending += 1
-            if self.state is not EntryState.DECODING:
-                self.move(EntryState.DECODING)
-        return Row(self, start_len, stop_len, samples)
+            if self.state is not SequenceState.DECODING:
+                self.move(SequenceState.DECODING)
+        return ScheduledChunk(self, start_len, stop_len, samples)
 
-    def draw_again(self) -> None:
-        """Its answered draw brought nothing: a later step computes its last token again.
+    def retry_sample(self) -> None:
+        """Its answered sample brought nothing: a later step computes its last token again.
 
-        Only for one whose draws bring runs: nothing was scheduled behind this one.
+        Only for a multi-token sequence: nothing was scheduled behind this sample.
         """
-        if self.state is EntryState.DECODING:
+        if self.state is SequenceState.DECODING:
             self.scheduled_len -= 1
 
-    def cut_prompt_logprobs(self, generation: Generation, start_len: int) -> Generation:
+    def drop_reported_logprobs(self, generation: Generation, start_len: int) -> Generation:
         """Without the log-probabilities of prompt tokens that were reported before.
 
         positions:  | first_scored .. num_prompt_logprobs of them: reported | fresh .. | output

@@ -1,45 +1,13 @@
-"""What a step must do and what came back, in plain ints.
+"""One step of the shards: what it computes, and what came back.
 
     Scheduler.schedule() -> Batch -> wire -> shards -> wire -> StepResult -> Scheduler.apply()
 
-Frozen words between the books and the wire; no protobuf, no text.
+Frozen values between the scheduler and the wire: no protobuf, no text.
 """
 
 from dataclasses import dataclass
 
-from router.request.events import FinishReason
-from router.request.request import GenerateRequest
-
-
-@dataclass(frozen=True, slots=True)
-class NewRequest:
-    """A request that enters the running batch, for the first time or after a preemption.
-
-    token_ids:  | prompt ............. | output made before a preemption |
-                0                      request.prompt_ids' length
-    computed:   | cached_len | chunk_len, in this step | later steps |
-
-    `block_ids` cover at least cached_len + chunk_len tokens.
-    """
-
-    request_id: int
-    request: GenerateRequest
-    token_ids: tuple[int, ...]
-    cached_len: int
-    chunk_len: int
-    block_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What changed for a running request: appended blocks, and the tokens to compute now.
-
-    `chunk_len` None: one token if it decodes. 0: it sits this step out.
-    """
-
-    request_id: int
-    block_ids: tuple[int, ...] = ()
-    chunk_len: int | None = None
+from proto.contract import Generation, NewSequence, RunningUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +20,8 @@ class Batch:
     """
 
     step_id: int
-    new: tuple[NewRequest, ...]
-    growth: tuple[Growth, ...]
+    new: tuple[NewSequence, ...]
+    updates: tuple[RunningUpdate, ...]
     running_ids: tuple[int, ...]
     dropped_ids: tuple[int, ...]
     num_tokens: int
@@ -68,47 +36,6 @@ class Batch:
     def is_prefill(self) -> bool:
         """True when the step carries a request that the shard does not know yet."""
         return bool(self.new)
-
-
-@dataclass(frozen=True, slots=True)
-class TopToken:
-    """An alternative to a chosen token."""
-
-    token_id: int
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """A chosen token."""
-
-    token_id: int
-    logprob: float
-    top_tokens: tuple[TopToken, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What a step brought for one request.
-
-    `tokens` are several where a constraint left no choice: the last `num_forced` were not drawn.
-    `finish_reason` only for reasons that a shard decides; with one comes `constraint_satisfied`,
-    None without a constraint. `error` not None: this row failed, `tokens` is empty; it `is_refused`
-    where the output made before is what the constraint forbids. `is_late`: under its constraint
-    nothing could be drawn in time, so that its last token is to be computed again.
-    `prompt_logprobs` are those of this step's chunk (one fewer for a sequence's first chunk).
-    """
-
-    request_id: int
-    tokens: tuple[SampledToken, ...] = ()
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    prompt_logprobs: tuple[float, ...] = ()
-    prompt_top_tokens: tuple[tuple[TopToken, ...], ...] = ()
-    num_forced: int = 0
-    constraint_satisfied: bool | None = None
-    is_refused: bool = False
-    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from processes.tracing import Metadata
 from proto import generate_pb2 as pb
+from proto.contract import ModelInfo, PoolLimits
 from router.request.errors import (
     ConstraintRefused,
     Displaced,
@@ -36,12 +38,12 @@ from router.request.errors import (
     ShardFailed,
     StartupFailed,
 )
-from router.request.request import GenerateRequest
+from router.request.request import Constraint
 from router.shards import wire
 from router.shards.batch import Batch, StepResult
 from router.shards.rank import Rank, answer_of, told
-from router.shards.wire import PoolLimits, Prepared, ShardInfo
-from router.telemetry.tracing import NO_TRACES, Metadata, Tracer
+from router.shards.wire import Prepared
+from router.telemetry.tracing import NO_TRACES, Tracer
 
 # Rank 0 has so long at least, also for who comes back because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
@@ -118,7 +120,7 @@ class Shards:
         """How many there are."""
         return len(self._ranks)
 
-    async def info(self) -> ShardInfo:
+    async def info(self) -> ModelInfo:
         """What rank 0 loaded. Raises ShardFailed."""
         answers = await self._call_all("Info", pb.InfoRequest(), self._timeouts.control_s)
         info = wire.info_from_pb(answers[0])
@@ -144,17 +146,19 @@ class Shards:
             max_total_len=min(limit.max_total_len for limit in limits),
         )
 
-    async def prepare(self, request: GenerateRequest) -> Prepared:
-        """Has rank 0, which masks for all, compile the request's constraint beside its steps.
+    async def prepare(self, constraint: Constraint) -> Prepared:
+        """Has rank 0, which masks for all, compile a request's constraint beside its steps.
 
         Raises ConstraintRefused when it cannot, GenerationFailed when it takes too long, Overloaded
         when it takes longer than this request may wait, though rank 0 goes on and the next one may
         find it done, and ShardFailed when rank 0 does not answer for another reason.
         """
-        first, timeout_s = self._ranks[0], self._prepare_s(request)
+        first, timeout_s = self._ranks[0], self._prepare_s(constraint)
         call = first.call("PrepareConstraint")
         try:
-            return wire.prepared_from_pb(await call(wire.prepare_to_pb(request), timeout=timeout_s))
+            return wire.prepared_from_pb(
+                await call(wire.prepare_to_pb(constraint), timeout=timeout_s)
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 # The router's own check let it pass, so that it is none of the author's mistakes.
@@ -166,13 +170,12 @@ class Shards:
                 raise GenerationFailed(message) from error
             raise ShardFailed(f"{first.name}, PrepareConstraint: {told(error)}") from error
 
-    def _prepare_s(self, request: GenerateRequest) -> float:
+    def _prepare_s(self, constraint: Constraint) -> float:
         """What the constraint's check has left of the time, which is little where it was slow."""
-        by_s = None if request.constraint is None else request.constraint.prepare_by_s
         longest_s = self._timeouts.prepare_s
-        if by_s is None:
+        if constraint.prepare_by_s is None:
             return longest_s
-        return min(longest_s, max(_SHORTEST_PREPARE_S, by_s - monotonic()))
+        return min(longest_s, max(_SHORTEST_PREPARE_S, constraint.prepare_by_s - monotonic()))
 
     async def check_health(self) -> None:
         """Raises ShardFailed unless every rank answers."""

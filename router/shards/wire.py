@@ -1,4 +1,4 @@
-"""Between the router's words and protobuf: the only file of this tier that names message fields.
+"""Between protobuf and the contract: the only file of this tier that names message fields.
 
 It knows no connection and no rank. What a shard says is judged here by its form alone (known enum
 values, the right epoch); whether it fits the books is the scheduler's to say. A malformed answer
@@ -10,71 +10,35 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Protocol
 
-from constraints.spec import Kind, Whitespace
+from constraints.spec import ConstraintSpec
+from constraints.translation import Translation
 from proto import generate_pb2 as pb
-from router.request.errors import ShardFailed
-from router.request.events import FinishReason
-from router.request.request import Constraint, GenerateRequest, SamplingParams
-from router.shards.batch import (
-    Batch,
+from proto.contract import (
+    FinishReason,
     Generation,
-    Growth,
-    NewRequest,
+    ModelInfo,
+    NewSequence,
+    PoolLimits,
     SampledToken,
-    StepResult,
     TopToken,
 )
+from proto.convert import (
+    CONSTRAINT_KINDS,
+    FINISH_REASONS,
+    WHITESPACES,
+    from_message,
+    to_message,
+)
+from router.request.errors import ShardFailed
+from router.request.request import Constraint
+from router.shards.batch import Batch, StepResult
 
-_CONSTRAINT_KINDS = {
-    Kind.JSON_SCHEMA: pb.CONSTRAINT_KIND_JSON_SCHEMA,
-    Kind.REGEX: pb.CONSTRAINT_KIND_REGEX,
-    Kind.LARK: pb.CONSTRAINT_KIND_LARK,
-    Kind.CHOICE: pb.CONSTRAINT_KIND_CHOICE,
-    Kind.WHERE: pb.CONSTRAINT_KIND_WHERE,
-    Kind.GBNF: pb.CONSTRAINT_KIND_GBNF,
-}
-_WHITESPACES = {
-    Whitespace.FLEXIBLE: pb.CONSTRAINT_WHITESPACE_FLEXIBLE,
-    Whitespace.COMPACT: pb.CONSTRAINT_WHITESPACE_COMPACT,
-    Whitespace.SPACED: pb.CONSTRAINT_WHITESPACE_SPACED,
-}
 _FINISH_REASONS: dict[int, FinishReason | None] = {
-    pb.FINISH_REASON_NONE: None,
-    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-    pb.FINISH_REASON_EOS: FinishReason.EOS,
-    pb.FINISH_REASON_STOP_TOKEN: FinishReason.STOP_TOKEN,
-    pb.FINISH_REASON_CONSTRAINT_COMPLETE: FinishReason.CONSTRAINT_COMPLETE,
+    **{number: reason for reason, number in FINISH_REASONS.items()},
     # The row's error says so; it is no reason of a good end.
     pb.FINISH_REASON_ERROR: None,
-    pb.FINISH_REASON_PAUSED: FinishReason.PAUSED,
 }
 _NANOSECOND = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
-    """What rank 0 loaded. `window_len`: smallest sliding window of any layer, None without one."""
-
-    model_id: str
-    model_type: str
-    dtype: str
-    device_type: str
-    attention_backend: str
-    block_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    window_len: int | None
-    eos_token_ids: tuple[int, ...]
-    world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """What warm-up found: the KV pool, and the longest sequence that model and pool hold."""
-
-    num_blocks: int
-    block_size: int
-    max_total_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +77,7 @@ def prefill_to_pb(
         epoch=epoch,
         batch=pb.Batch(id=batch_id, requests=[_request_to_pb(new) for new in batch.new]),
         cached_batch_id=cached_batch_id,
-        growth=[_growth_to_pb(growth) for growth in batch.growth],
+        updates=[to_message(update, pb.RunningUpdate) for update in batch.updates],
     )
 
 
@@ -122,7 +86,7 @@ def decode_to_pb(batch: Batch, epoch: int, batch_id: int) -> pb.DecodeRequest:
     return pb.DecodeRequest(
         epoch=epoch,
         batch_ids=(batch_id,),
-        growth=[_growth_to_pb(growth) for growth in batch.growth],
+        updates=[to_message(update, pb.RunningUpdate) for update in batch.updates],
     )
 
 
@@ -148,9 +112,11 @@ def warmup_to_pb(
     )
 
 
-def prepare_to_pb(request: GenerateRequest) -> pb.PrepareConstraintRequest:
-    """The request's constraint, to be compiled before the request comes."""
-    return pb.PrepareConstraintRequest(constraint=_constraint_to_pb(request, prepares=True))
+def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
+    """A constraint, to be compiled before the request that has it comes."""
+    return pb.PrepareConstraintRequest(
+        constraint=_constraint_to_pb(constraint.spec, constraint.translation, cuts=constraint.cuts)
+    )
 
 
 def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
@@ -190,26 +156,14 @@ def urls_from_pb(message: pb.ServiceDiscoveryResponse) -> tuple[str, ...]:
     return urls
 
 
-def info_from_pb(message: pb.InfoResponse) -> ShardInfo:
+def info_from_pb(message: pb.InfoResponse) -> ModelInfo:
     """Raises ShardFailed for a model without tokens or blocks without slots."""
     if message.vocab_size < 1 or message.block_size < 1 or message.world_size < 1:
         raise ShardFailed(
             f"Info answered vocab_size {message.vocab_size}, block_size {message.block_size}, "
             f"world_size {message.world_size}: each must be at least 1"
         )
-    return ShardInfo(
-        model_id=message.model_id,
-        model_type=message.model_type,
-        dtype=message.dtype,
-        device_type=message.device_type,
-        attention_backend=message.attention_backend,
-        block_size=message.block_size,
-        vocab_size=message.vocab_size,
-        max_position_embeddings=message.max_position_embeddings,
-        window_len=message.window_len if message.HasField("window_len") else None,
-        eos_token_ids=tuple(message.eos_token_ids),
-        world_size=message.world_size,
-    )
+    return from_message(message, ModelInfo)
 
 
 def limits_from_pb(message: pb.WarmupResponse) -> PoolLimits:
@@ -219,86 +173,44 @@ def limits_from_pb(message: pb.WarmupResponse) -> PoolLimits:
             f"Warmup answered num_blocks {message.num_blocks}, block_size {message.block_size}, "
             f"max_total_len {message.max_total_len}: no sequence fits"
         )
-    return PoolLimits(message.num_blocks, message.block_size, message.max_total_len)
+    return from_message(message, PoolLimits)
 
 
-def _growth_to_pb(growth: Growth) -> pb.Growth:
-    return pb.Growth(
-        request_id=growth.request_id, block_ids=growth.block_ids, chunk_len=growth.chunk_len
-    )
-
-
-def _request_to_pb(new: NewRequest) -> pb.Request:
-    request: GenerateRequest = new.request
-    stop = request.stop
-    logprobs = request.logprobs
+def _request_to_pb(new: NewSequence) -> pb.Request:
+    constraint = new.constraint
     return pb.Request(
         id=new.request_id,
         token_ids=new.token_ids,
-        prompt_len=len(request.prompt_ids),
+        prompt_len=new.prompt_len,
         cached_len=new.cached_len,
         chunk_len=new.chunk_len,
         block_ids=new.block_ids,
-        sampling=_sampling_to_pb(request.sampling),
-        stopping=pb.StoppingParameters(
-            max_new_tokens=stop.max_new_tokens,
-            min_new_tokens=stop.min_new_tokens,
-            ignore_eos=stop.ignore_eos,
-            stop_token_ids=stop.stop_token_ids,
-            pause_len=request.pause_len,
+        sampling=to_message(new.sampling, pb.SamplingParameters),
+        stopping=to_message(new.stop, pb.StoppingParameters),
+        logprobs=to_message(new.logprobs, pb.LogprobParameters),
+        constraint=(
+            None
+            if constraint is None
+            else _constraint_to_pb(constraint.spec, constraint.translation, cuts=constraint.cuts)
         ),
-        logprobs=pb.LogprobParameters(
-            num_top_tokens=logprobs.num_top_tokens,
-            raw=logprobs.raw,
-            prompt=logprobs.prompt,
-            prompt_from=logprobs.prompt_from,
-        ),
-        constraint=_constraint_to_pb(request),
+        pause_len=new.pause_len,
     )
 
 
-def _sampling_to_pb(sampling: SamplingParams) -> pb.SamplingParameters:
-    return pb.SamplingParameters(
-        do_sample=sampling.do_sample,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k or 0,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
-        typical_p=1.0 if sampling.typical_p is None else sampling.typical_p,
-        min_p=0.0 if sampling.min_p is None else sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        seed=sampling.seed,
-        watermark=sampling.watermark,
-    )
-
-
-def _constraint_to_pb(request: GenerateRequest, *, prepares: bool = False) -> pb.Constraint | None:
-    """With what was found of it for the first time that the shard hears of it.
-
-    That is when it is prepared, or with its request where it is so quick that nobody does.
-    """
-    constraint = request.constraint
-    if constraint is None:
-        return None
-    spec = constraint.spec
+def _constraint_to_pb(
+    spec: ConstraintSpec, translation: Translation | None, *, cuts: bool
+) -> pb.Constraint:
     return pb.Constraint(
-        kind=_CONSTRAINT_KINDS[spec.kind],
+        kind=CONSTRAINT_KINDS[spec.kind],
         text=spec.text,
-        whitespace=_WHITESPACES[spec.whitespace],
+        whitespace=WHITESPACES[spec.whitespace],
         lenient=spec.lenient,
-        stop_strings=request.stop.stop_strings,
-        keeps_stop_string=request.stop.keep_stop_string,
-        cuts=constraint.cuts,
-        translation=_translation_to_pb(constraint) if prepares or constraint.is_quick else None,
+        cuts=cuts,
+        translation=None if translation is None else _translation_to_pb(translation),
     )
 
 
-def _translation_to_pb(constraint: Constraint) -> pb.Translation | None:
-    found = constraint.translation
-    if found is None:
-        return None
+def _translation_to_pb(found: Translation) -> pb.Translation:
     completion = found.completion
     return pb.Translation(
         grammar=found.grammar,

@@ -6,14 +6,16 @@ TGI's word: "prefill" when a prompt begins in it, else "decode".
 
 import re
 
+from processes.tracing import TraceContext
+from proto.contract import Generation
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
 from router.scheduler.scheduler import SchedulerStats
-from router.shards.batch import Batch, Generation, StepResult
+from router.shards.batch import Batch, StepResult
 from router.shards.wire import Prepared
 from router.telemetry.metrics import Metrics
-from router.telemetry.tracing import NO_TRACES, SequenceLife, TraceContext, Tracer
+from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer
 
 _INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -46,11 +48,13 @@ class StepObserver:
             self._metrics.batch_next_size.observe(len(batch.new))
             if batch.running_ids:
                 self._metrics.batch_concat.inc("chunking")
-            for new in batch.new:
-                if new.request.trace is not None:
-                    self._tracer.admitted(
-                        new.request_id, new.request.trace, batch.step_id, schedule_s
-                    )
+
+    def admitted(self, stream: Stream, step_id: int, schedule_s: float) -> None:
+        """A stream's sequence enters a step, which was scheduled within `schedule_s`."""
+        if stream.request.trace is not None:
+            self._tracer.start_inference(
+                stream.request_id, stream.request.trace, step_id, schedule_s
+            )
 
     def began(self, batch: Batch) -> None:
         """A step goes to the shards."""
@@ -135,7 +139,7 @@ class StepObserver:
         if stream.request.account is not None:
             stream.request.account(stream.cached_len, stream.num_generated)
         if stream.request.trace is not None:
-            self._tracer.ended(_life(stream, stream.request.trace))
+            self._tracer.end_sequence(_life(stream, stream.request.trace))
         if isinstance(end, Failed):
             metrics.sequence_ends.inc(_word(end.error))
         if not isinstance(end, Finished) or end.timings is None:

@@ -1,7 +1,7 @@
-"""What a model folder says about its text: the tokenizer's files, read and checked.
+"""The tokenizer's files of a model: found by the model's name, read and checked.
 
-Everything that can be wrong with those files is found here and reported as StartupFailed, with
-the file's name and what to do. It knows no text and encodes nothing.
+Everything that can be wrong with those files is found here and raised as StartupFailed, with the
+file's name and what to do.
 """
 
 import json
@@ -13,8 +13,16 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from processes.hub import HubError, find_folder
 from router.request.errors import StartupFailed
 
+_PATTERNS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template*",
+    "added_tokens.json",
+)
 _NAMED_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
@@ -35,13 +43,21 @@ class TokenizerFiles:
     chat_templates: Mapping[str, str]
 
 
+def find_tokenizer(name: str, revision: str | None) -> Path:
+    """The folder of `name`, a local folder or a hub id. Raises StartupFailed with the reason."""
+    try:
+        return find_folder(name, revision, _PATTERNS, noun="tokenizer")
+    except HubError as error:
+        raise StartupFailed(str(error)) from error
+
+
 def read_tokenizer_files(folder: Path, config_path: Path | None = None) -> TokenizerFiles:
     """Read the tokenizer's files in `folder`.
 
     `config_path` stands in for tokenizer_config.json (its chat template then goes before all
     others); if it ends in `.jinja` it is the chat template alone.
     """
-    tokenizer_path = _find_tokenizer(folder)
+    tokenizer_path = _tokenizer_path(folder)
     if config_path is not None and not config_path.is_file():
         raise StartupFailed(f"{config_path}, named as the tokenizer's configuration, is missing")
     stands_in = config_path is not None and config_path.suffix != ".jinja"
@@ -58,7 +74,7 @@ def read_tokenizer_files(folder: Path, config_path: Path | None = None) -> Token
     )
 
 
-def _find_tokenizer(folder: Path) -> Path:
+def _tokenizer_path(folder: Path) -> Path:
     path = folder / "tokenizer.json"
     if path.is_file():
         return path

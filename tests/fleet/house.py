@@ -22,17 +22,17 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
 from fleet.names import ListedModels, Names
+from router.http.app import openapi_without_server
 from router.http.lmtp.services import SocketLimits
-from router.http.printed import openapi_document
 from router.http.server.access import Access
 from router.http.server.auth import Guard
 from router.http.server.cors import Cors
-from router.http.server.listening import HttpServer, bind, bind_unix
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits
+from router.http.server.listen import HttpServer, bind, bind_unix
 from router.telemetry.metrics import Metrics
 from tests.fleet.fakes import FakeServers
 
-DOCUMENT = openapi_document("0.0.1")
+DOCUMENT = openapi_without_server("0.0.1")
 Talk = Callable[["Upstreams", str, Receive, Send], Awaitable[None]]
 
 
@@ -209,7 +209,7 @@ async def fleet_house(
             app = Guard(app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000)
         unseen = Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2)
         front = HttpServer(
-            Access(Cors(app), unseen, "fleet"), bind("127.0.0.1", 0), 1.0, ConnectionRules()
+            Access(Cors(app), unseen, "fleet"), bind("127.0.0.1", 0), 1.0, ConnectionLimits()
         )
         await front.start()
         stack.push_async_callback(front.stop)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import LoadFailed, ShuttingDown, UnknownModel
 from fleet.names import AnyModel, ListedModels, Model
+from processes.hub import HubUnreached, NotOnHub
 
 
 class FakeHub:
@@ -28,9 +29,9 @@ class FakeHub:
     def require(self, name: str) -> None:
         self.asked.append(name)
         if not self.is_reachable:
-            raise LoadFailed("the hub was not reached", 1.0)
+            raise HubUnreached("the hub was not reached")
         if name not in self.names:
-            raise UnknownModel(name, "the hub has no such model")
+            raise NotOnHub("the hub has no such model")
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
 
     hub = SlowHub("some/where")
     names = AnyModel(root, hub, 1.0, lambda: 0.0, patience_s=0.05)
-    with pytest.raises(LoadFailed, match=r"the hub has not told of 'some/where' within 0\.05 s"):
+    with pytest.raises(LoadFailed, match=r"the hub did not answer for 'some/where' within 0\.05 s"):
         await names.find("some/where")
     answers.set()
     # The first question is still the one that is answered.

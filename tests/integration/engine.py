@@ -18,7 +18,7 @@ from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
-from model_server.service.wire import ModelInfo
+from proto.contract import ModelInfo
 from router.engine.batcher import Batcher
 from router.engine.infer import Infer
 from router.request.events import Finished, PromptScored, TokenGenerated

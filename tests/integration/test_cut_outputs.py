@@ -10,15 +10,9 @@ import pytest_asyncio
 
 from constraints.spec import ConstraintSpec, Kind
 from launcher import BUNDLED_MODEL
+from proto.contract import FinishReason, LogprobParams, SamplingParams, StopParams
 from router.request.errors import ConstraintRefused
-from router.request.events import FinishReason
-from router.request.request import (
-    Constraint,
-    GenerateRequest,
-    LogprobParams,
-    SamplingParams,
-    StopParams,
-)
+from router.request.request import Constraint, GenerateRequest
 from tests.integration.engine import Engine, running_engine
 from tests.router.rig import end_of, error_of, events_of
 
@@ -128,8 +122,8 @@ async def test_an_output_that_pauses_again_and_again_is_one_that_does_not(
     made: tuple[int, ...] = ()
     text = ""
     while True:
-        stop = replace(request.stop, pause_after=num_steps)
-        part = await engine.told(replace(request, stop=stop, output_ids=made))
+        paused = replace(request, pause_after=num_steps, output_ids=made)
+        part = await engine.told(paused)
         made, text = made + part.token_ids, text + part.end.text
         if part.end.reason is not FinishReason.PAUSED:
             break

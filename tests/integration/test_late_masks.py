@@ -6,13 +6,8 @@ from collections.abc import Callable
 from constraints.spec import Kind
 from launcher import BUNDLED_MODEL
 from model_server.masking.constraint_cache import ConstraintCache
-from router.request.request import (
-    Constraint,
-    GenerateRequest,
-    LogprobParams,
-    SamplingParams,
-    StopParams,
-)
+from proto.contract import LogprobParams, SamplingParams, StopParams
+from router.request.request import Constraint, GenerateRequest
 from tests.integration.engine import Engine, Told, running_engine
 from tests.model_server.masking.faulty import FAULTY, FaultyLanguages
 

@@ -12,14 +12,9 @@ import pytest_asyncio
 
 from constraints.spec import ConstraintSpec, Kind
 from launcher import BUNDLED_MODEL
-from router.request.events import FinishReason, TokenGenerated
-from router.request.request import (
-    Constraint,
-    GenerateRequest,
-    LogprobParams,
-    SamplingParams,
-    StopParams,
-)
+from proto.contract import FinishReason, LogprobParams, SamplingParams, StopParams
+from router.request.events import TokenGenerated
+from router.request.request import Constraint, GenerateRequest
 from tests.integration.engine import Engine, Told, running_engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -97,9 +92,10 @@ async def in_pieces(engine: Engine, request: GenerateRequest, dice: random.Rando
     tokens: tuple[TokenGenerated, ...] = ()
     text = ""
     while True:
-        stop = replace(request.stop, pause_after=dice.choice([1, 5, 20]))
+        pause_after = dice.choice([1, 5, 20])
         output_ids = tuple(event.token.token_id for event in tokens)
-        told = await engine.told(replace(request, stop=stop, output_ids=output_ids))
+        part = replace(request, pause_after=pause_after, output_ids=output_ids)
+        told = await engine.told(part)
         tokens += told.tokens
         text += told.end.text
         if told.end.reason is not FinishReason.PAUSED:

@@ -9,13 +9,8 @@ import torch
 
 from constraints.spec import ConstraintSpec, Kind
 from launcher import BUNDLED_MODEL
-from router.request.request import (
-    Constraint,
-    GenerateRequest,
-    LogprobParams,
-    SamplingParams,
-    StopParams,
-)
+from proto.contract import LogprobParams, SamplingParams, StopParams
+from router.request.request import Constraint, GenerateRequest
 from tests.integration.engine import Engine, running_engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

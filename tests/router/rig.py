@@ -12,17 +12,12 @@ from time import monotonic
 from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind
+from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.infer import Infer, Verify
 from router.engine.stream import Stream
 from router.request.events import Event, Failed, Finished, TokenGenerated
-from router.request.request import (
-    Constraint,
-    GenerateRequest,
-    LogprobParams,
-    SamplingParams,
-    StopParams,
-)
+from router.request.request import Constraint, GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts

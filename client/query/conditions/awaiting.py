@@ -11,7 +11,7 @@ def refuse_awaitable(value: object, place: Place | None, shown: str | None = Non
     if not inspect.isawaitable(value):
         return
     if inspect.iscoroutine(value):
-        value.close()  # nobody is to be told that it was never awaited
+        value.close()  # no warning that it was never awaited
     what = "this" if shown is None else f"`{shown}`"
     raise BadCondition(
         f"{what} is a call of an async function, which conditions cannot await: use a plain one",

@@ -50,11 +50,11 @@ OPEN = Bounds(FALSE, TRUE)
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class FutureBounds:
     """What is known of holes that are still to come: their kinds, and where their numbers lie.
 
     needed: if all conditions are to hold, those on the current hole among them
-    sure:   whatever the current hole is; its own conditions tell nothing of themselves
+    sure:   whatever the current hole is; its own conditions imply nothing by themselves
     """
 
     kinds: Mapping[str, HoleKind] = field(default_factory=lambda: MappingProxyType({}))
@@ -72,16 +72,16 @@ class Current:
     name: str
     kind: HoleKind
     values: Values
-    prospect: Prospect = field(default_factory=Prospect)
+    future: FutureBounds = field(default_factory=FutureBounds)
 
     def kind_of(self, hole: str) -> HoleKind | None:
         """The kind of a hole that is not finished; None: not known."""
-        return self.kind if hole == self.name else self.prospect.kinds.get(hole)
+        return self.kind if hole == self.name else self.future.kinds.get(hole)
 
     @property
     def denied(self) -> "Current":
         """The same for what stands under `not`: there, what has to hold is no longer given."""
-        return replace(self, prospect=replace(self.prospect, needed=self.prospect.sure))
+        return replace(self, future=replace(self.future, needed=self.future.sure))
 
 
 def names_of(term: Term) -> frozenset[str]:

@@ -1,12 +1,12 @@
 """Comparisons, from what either side of one is to what is said of the current hole.
 
-a side:  known | the hole, or a measure of it | pieces to count | a sum of measures (amounts.py)
+a side:  known | the hole, or a measure of it | pieces to count | a sum of measures (future_sums.py)
 """
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 
-from client.query.conditions import amounts, compare
+from client.query.conditions import compare, future_sums
 from client.query.conditions.bounds import (
     OPEN,
     Bounds,
@@ -20,9 +20,9 @@ from client.query.conditions.evaluate import operand
 from client.query.conditions.expressions import FALSE, opposite
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.letter_case import FOLDS, MAX_LETTERS, containing, one_of
-from client.query.conditions.naming import naming
 from client.query.conditions.operators import PIECES, operator_of, strings
 from client.query.conditions.relating import Missing, Pieces, described, only_counted
+from client.query.conditions.rename_subject import naming
 from client.query.conditions.terms import Calculated, Called, Compared, Opaque, Ref, Term
 from client.query.conditions.values import Finished, bare
 from client.query.conditions.writing import written
@@ -119,7 +119,7 @@ def _are_sums(term: Compared, current: Current) -> bool:
 
 def compared(term: Compared, current: Current) -> Bounds:
     """What a comparison says of the current hole. Raises BadCondition."""
-    sums = amounts.compared(term, current) if _are_sums(term, current) else None
+    sums = future_sums.compared(term, current) if _are_sums(term, current) else None
     return _compared(term, current) if sums is None else sums
 
 

@@ -16,7 +16,6 @@ from client.errors import TandemError
 from client.query import hints
 from client.query.conditions.awaiting import refuse_awaitable
 from client.query.conditions.linear import ARITHMETIC
-from client.query.conditions.naming import SUBJECT, naming
 from client.query.conditions.operators import OPERATORS, PIECES, STOPS, operator_of, text_term
 from client.query.conditions.relating import (
     Missing,
@@ -25,6 +24,7 @@ from client.query.conditions.relating import (
     described,
     only_counted,
 )
+from client.query.conditions.rename_subject import SUBJECT, naming
 from client.query.conditions.terms import (
     All,
     AnyOf,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from client.query.conditions.naming import named
+from client.query.conditions.rename_subject import rename_subject
 from client.query.conditions.terms import Called, Ref
 from client.query.errors import BadCondition
 from client.query.place import Place
@@ -66,7 +66,7 @@ def operator_of(called: Called) -> str:
         needed = f"{at_least} or more" if at_most is None else str(at_least)
         usage = _USAGES.get(name, f"{name}(X)")
         if given and isinstance(about := called.arguments[0], Ref):
-            usage = named(usage, about.name)
+            usage = rename_subject(usage, about.name)
         plural = "" if needed == "1" else "s"
         what = f"`{name}` takes {needed} argument{plural}, as in {usage}. Given: {given}"
         raise BadCondition(what, called.place)

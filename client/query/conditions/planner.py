@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from client.query.conditions.bounds import OPEN, Bounds, Current, conjuncts_of, names_of
-from client.query.conditions.declared import declared
+from client.query.conditions.enumerate_checks import enumerate_checks
 from client.query.conditions.expressions import FALSE, TRUE, all_of
+from client.query.conditions.future_bounds import future_bounds_of
+from client.query.conditions.hole_type import hole_type
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
 from client.query.conditions.plan import Check, HolePlan, StopMode
-from client.query.conditions.prospects import prospect_of
 from client.query.conditions.reduce import bounds
 from client.query.conditions.request import asked
 from client.query.conditions.terms import Term, Value
-from client.query.conditions.trying import tried
 from client.query.conditions.values import Values
 from client.query.conditions.writing import written
 from client.query.errors import Unsatisfiable
@@ -70,7 +70,7 @@ def plan(
 
     terms:    all conditions that may speak of it; those that speak of other holes alone are theirs
     kind:     what stands behind its colon, None: nothing does
-    finished: what the variables of finished holes are bound to, or `Finished` to tell their texts
+    finished: the values of finished holes, or `Finished`, which holds their texts
               and tokens too
     refused:  texts of this hole that failed a check; they are left out
     to_come:  what will surely be said of holes behind this one, by themselves
@@ -80,16 +80,16 @@ def plan(
     others = {other: value for other, value in finished.items() if other != name}
     every = [part for term in terms for part in conjuncts_of(term)]
     conjuncts = [part for part in every if name in names_of(part) or not names_of(part)]
-    current = Current(name, declared(conjuncts, name, kind), others)
+    current = Current(name, hole_type(conjuncts, name, kind), others)
     later = [part for term in to_come for part in conjuncts_of(term)]
     lasting = [part for part in (*every, *later) if names_of(part).isdisjoint(decorated)]
-    current = replace(current, prospect=prospect_of(lasting, current))
+    current = replace(current, future=future_bounds_of(lasting, current))
     says = [_said(part, current, decorated) for part in conjuncts]
     _refuse_nothing(conjuncts, says, name)
     inexact = [part for part, said in zip(conjuncts, says, strict=True) if not said.is_exact]
     inexactly = [Check(part, names_of(part), written(part)) for part in inexact]
     known = {name, *others}
-    parts, checks = tried(
+    parts, checks = enumerate_checks(
         _parts(current.kind, says), [check for check in inexactly if check.names <= known], current
     )
     request = asked(name, current.kind, parts, stops, refused)

@@ -21,9 +21,9 @@ from client.query.conditions.evaluate import as_condition, evaluate, operand
 from client.query.conditions.expressions import FALSE, all_of, any_of
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.letter_case import beginning_with, ending_with
-from client.query.conditions.naming import naming
 from client.query.conditions.operators import STOPS, operator_of, text_term
 from client.query.conditions.relating import Missing
+from client.query.conditions.rename_subject import naming
 from client.query.conditions.terms import (
     All,
     AnyOf,

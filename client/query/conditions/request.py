@@ -15,8 +15,8 @@ from decimal import Decimal
 from client.query.conditions import decimals
 from client.query.conditions.expressions import all_of
 from client.query.conditions.kinds import FLOAT, HoleKind
-from client.query.conditions.naming import named
 from client.query.conditions.plan import Check, StopMode
+from client.query.conditions.rename_subject import rename_subject
 from client.query.conditions.stops import Stops
 from client.query.conditions.terms import Opaque
 from client.query.errors import BadCondition, Unsatisfiable
@@ -160,8 +160,8 @@ def _refuse_empty(name: str, parts: Parts) -> None:
         raise Unsatisfiable(f"none of the texts that `{name}` could be satisfies its conditions")
     if is_plainly_empty(whole):
         why = contradiction(whole, is_plainly_empty)
-        told = named(str(why), name)
-        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {told}")
+        message = rename_subject(str(why), name)
+        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {message}")
 
 
 def _constraint(parts: Parts) -> Constraint | None:
@@ -184,8 +184,9 @@ def _json(
     for part in parts:
         if not _is_upper(part):
             raise BadCondition(
-                f"`{name}` is {kind.name}, whose text is JSON: {named(text(part), name)} cannot be "
-                "kept beside its schema; say it in the type, or with a function of the value"
+                f"`{name}` is {kind.name}, whose text is JSON: "
+                f"{rename_subject(text(part), name)} cannot be kept "
+                "beside its schema; say it in the type, or with a function of the value"
             )
     return Asked(
         value=kind.value,
@@ -198,7 +199,7 @@ def _json(
 def _values(kind: HoleKind, texts: tuple[str, ...]) -> Iterator[object]:
     """What the texts mean. Those that mean nothing fail again when they are read."""
     for each in texts:
-        # The type's own code may raise anything: there it is told, where a text is read.
+        # The type's own code may raise anything: it is reported where a text is read.
         with suppress(Exception):
             yield kind.value(each)
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from constraints.where import evaluate as judge
 
-# What the variables of holes are bound to, by name; or Finished, which tells more.
+# What the variables of holes are bound to, by name; or Finished, which holds more.
 Values = Mapping[str, object]
 
 

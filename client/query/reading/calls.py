@@ -20,7 +20,7 @@ from client.query.program import (
     Condition,
     DecoderClause,
     Decorator,
-    Foreseen,
+    FutureCondition,
     Hole,
     ModelClause,
     Program,
@@ -61,7 +61,7 @@ class Calls:
         decorators: tuple[Decorator, ...],
         conditions: tuple[Condition, ...],
         support: tuple[str, ...] | None,
-        foreseen: Foreseen | None = None,
+        future: FutureCondition | None = None,
         is_last: bool = False,
     ) -> Hole:
         return Hole(
@@ -71,12 +71,14 @@ class Calls:
             decorators=decorators,
             conditions=conditions,
             support=support,
-            foreseen=foreseen or Foreseen(),
+            future=future or FutureCondition(),
             is_last=is_last,
         )
 
-    def foreseen(self, conditions: tuple[Condition, ...], decorated: tuple[str, ...]) -> Foreseen:
-        return Foreseen(conditions, frozenset(decorated))
+    def future(
+        self, conditions: tuple[Condition, ...], decorated: tuple[str, ...]
+    ) -> FutureCondition:
+        return FutureCondition(conditions, frozenset(decorated))
 
     def decorator(self, number: int, function: object) -> Decorator:
         if not callable(function):

@@ -11,17 +11,17 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from client.query.errors import BadProgram
-from client.query.reading.layout import Block, DecoderText, Distribution, Layout, PromptText
-from client.query.reading.prompt_lines import PromptLines
-from client.query.reading.text import Span, Text
-from client.query.reading.tokens import NAME, STRING, Token, tokens_of
-from client.query.reading.words import (
+from client.query.reading.clause_keywords import (
     DECODERS,
     OPERATOR_WORDS,
     begins_distribution,
     begins_where,
     is_import,
 )
+from client.query.reading.layout import Block, DecoderText, Distribution, Layout, PromptText
+from client.query.reading.prompt_lines import PromptLines
+from client.query.reading.text import Span, Text
+from client.query.reading.tokens import NAME, STRING, Token, tokens_of
 
 # What editors highlight a string by, on the first line of a docstring or a text.
 _LANGUAGE_TAG = re.compile(r"\s*lmql[ \t]*(?=\n)")

@@ -9,8 +9,8 @@ import keyword
 import re
 from collections.abc import Iterator
 
+from client.query.reading.clause_keywords import DECODERS
 from client.query.reading.text import Span
-from client.query.reading.words import DECODERS
 
 _PART = re.compile(
     r"(?P<string>[A-Za-z]{0,2}(?:'''(?s:\\.|.)*?'''|\"\"\"(?s:\\.|.)*?\"\"\""

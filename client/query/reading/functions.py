@@ -15,10 +15,10 @@ from types import FunctionType
 
 from client.query.errors import BadProgram
 from client.query.place import Source
+from client.query.reading.compiled_functions import Scope
 from client.query.reading.docstrings import asks, is_program
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.expressions import statements
-from client.query.reading.making import Scope
 from client.query.reading.strings import content_of
 from client.query.reading.text import Span, Text, normalized
 from client.query.reading.tokens import tokens_of

@@ -1,7 +1,7 @@
 """`from __future__ import annotations` in front of all else that a program says.
 
 Python takes it at the beginning of a module alone, and a program's code stands in a function; so it
-is taken out, and Python's compiler is told.
+is taken out, and Python's compiler gets it as a flag.
 """
 
 import __future__

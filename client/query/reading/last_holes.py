@@ -26,8 +26,8 @@ def _mark(statements: Sequence[ast.stmt], *, may_follow: bool) -> None:
     for statement in reversed(statements):
         made = None if may_follow else _hole_of(statement)
         if made is not None:
-            told = ast.copy_location(ast.Constant(True), made)
-            made.keywords.append(ast.copy_location(ast.keyword("is_last", told), made))
+            is_last = ast.copy_location(ast.Constant(True), made)
+            made.keywords.append(ast.copy_location(ast.keyword("is_last", is_last), made))
         elif isinstance(statement, ast.If):
             _mark(statement.body, may_follow=may_follow)
             _mark(statement.orelse, may_follow=may_follow)

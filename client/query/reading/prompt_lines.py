@@ -9,11 +9,11 @@ It knows no clauses of programs, except that `from` ends a line of prompts.
 from collections.abc import Sequence
 
 from client.query.errors import BadProgram
+from client.query.reading.clause_keywords import OPERATOR_WORDS, begins_distribution, begins_where
 from client.query.reading.layout import Distribution, PromptText
 from client.query.reading.strings import is_prompt_literal, literal_of
 from client.query.reading.text import Span, Text
 from client.query.reading.tokens import NAME, OP, STRING, Token
-from client.query.reading.words import OPERATOR_WORDS, begins_distribution, begins_where
 
 _BLOCKS = frozenset(
     "if elif else for while try except finally with async def class match case".split()

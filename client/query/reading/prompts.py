@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.expressions import expression
-from client.query.reading.foresight import Foresight, Said
+from client.query.reading.future_conditions import FutureConditions, Said
 from client.query.reading.layout import Distribution, PromptText
 from client.query.reading.nodes import (
     CALLS,
@@ -76,7 +76,7 @@ class PromptRewriter:
         said = [Said(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
         self._rebound = rebound
         chosen = list(self._chosen(prompts, sure))
-        self._foresight = Foresight(said, program_where, clauses, rebound, chosen)
+        self._future = FutureConditions(said, program_where, clauses, rebound, chosen)
         self._python_names: dict[str, ast.Name] = {}
 
     @property
@@ -215,7 +215,7 @@ class PromptRewriter:
                 tuple_of(conditions),
                 self._support(tag, prompt),
             ],
-            self._foreseen(tag),
+            self._future_keyword(tag),
         )
         asked = ast.Await(plain_call(CONTEXT, "hole", [hole]))
         return self._nodes.at(ast.Assign([ast.Name(tag.name, ast.Store())], asked), tag.span)
@@ -233,15 +233,15 @@ class PromptRewriter:
         behind = plain_call(CALLS, "behind", [part.function, holes, tuple_of(variables)])
         return self._nodes.at(behind, self._nodes.span(part.function))
 
-    def _foreseen(self, tag: HoleTag) -> list[ast.keyword]:
+    def _future_keyword(self, tag: HoleTag) -> list[ast.keyword]:
         """What is known of other holes, where conditions join any to this one."""
-        conditions = self._foresight.conditions(tag.name)
-        decorated = sorted(self._foresight.decorated(tag.name))
+        conditions = self._future.conditions(tag.name)
+        decorated = sorted(self._future.decorated(tag.name))
         if not conditions and not decorated:
             return []
         names = tuple_of([ast.Constant(name) for name in decorated])
-        foreseen = plain_call(CALLS, "foreseen", [tuple_of(conditions), names])
-        return [ast.keyword("foreseen", foreseen)]
+        future = plain_call(CALLS, "future", [tuple_of(conditions), names])
+        return [ast.keyword("future", future)]
 
     def _kind(self, tag: HoleTag) -> ast.expr:
         if tag.kind is None:

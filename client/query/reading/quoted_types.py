@@ -62,7 +62,7 @@ def _own(kind: object) -> Iterator[type]:
 
 def _find(owner: Any, names: Mapping[str, object]) -> None:
     """Let a class say what the types of its own fields are; one that is not found stays, so that
-    the hole's plan tells it.
+    the hole's plan reports it.
     """
     own = inspect.get_annotations(owner)
     for name, said in own.items():

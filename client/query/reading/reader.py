@@ -18,11 +18,11 @@ from client.query.place import Source
 from client.query.program import Program
 from client.query.reading import program_text
 from client.query.reading.clauses import layout_of
+from client.query.reading.compiled_functions import Scope, filename_of, free_names, made
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.foreign_comments import without_foreign_comments
 from client.query.reading.functions import program_in, scope_of
 from client.query.reading.layout import Block, Layout, PromptText
-from client.query.reading.making import Scope, filename_of, free_names, made
 from client.query.reading.rewriting import Surroundings
 from client.query.reading.text import Fragment, Span, Text, normalized
 

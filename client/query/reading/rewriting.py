@@ -53,7 +53,7 @@ _WORD = re.compile(r"\w+")
 _WALRUS = re.compile(r"(\w+)\s*:=")
 # Words of programs that find out which names there are, or go on without them.
 _LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
-# Python 3.12 and later want to be told of type parameters.
+# Python 3.12 and later need the names of type parameters.
 _EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
 _Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
 # What a program may call the one who runs it, if it means nothing else by that.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from client.beams import BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
 from client.query.errors import QueryError
+from client.query.running.backtracking import exhausted
 from client.query.running.branches import (
     DEAD,
     Branch,
@@ -30,11 +31,10 @@ from client.query.running.branches import (
     landed,
     numbered,
 )
+from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import Asker, AtHole, Ended, Start
-from client.query.running.together import together
-from client.query.running.walking import exhausted
 
-# So many more candidates are asked for where those that were told are not enough.
+# So many more candidates are asked for where those received are not enough.
 _MORE = 4
 
 
@@ -67,7 +67,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """A trace whose last hole has this text; its program is still to be told."""
+    """A trace whose last hole has this text; its program has not received it yet."""
 
     branch: Branch
     text: str
@@ -104,7 +104,7 @@ class _Search:
             await self._close_dropped()
         if not self._ended and self._failure is not None:
             raise exhausted(self._failure)
-        ended = await together(_told(each.trace) for each in self._ended)
+        ended = await gather_or_cancel(_told(each.trace) for each in self._ended)
         return None if None in ended else [each for each in ended if each is not None]
 
     async def _go_on(self) -> None:
@@ -130,7 +130,7 @@ class _Search:
         kept = {id(branch.at) for branch in self._live}
         dropped = [at for at in self._open if id(at) not in kept]
         self._open = [at for at in self._open if id(at) in kept]
-        await together(at.close() for at in dropped)
+        await gather_or_cancel(at.close() for at in dropped)
 
     def _call(self, ats: Sequence[AtHole]) -> BeamsCall:
         numbers = {id(at): number for number, at in enumerate(ats)}
@@ -153,7 +153,7 @@ class _Search:
         """Runs the programs whose holes are finished, and keeps the best traces."""
         self._num_candidates = None
         if answer.candidates is None:
-            for place in await together(self._behind(state, ats) for state in answer.beams):
+            for place in await gather_or_cancel(self._behind(state, ats) for state in answer.beams):
                 if place is not None:
                     self._keep(place)
             return
@@ -177,7 +177,7 @@ class _Search:
         while rank < num_considered and num_tried < len(candidates) and num_live < self._beam.n:
             tried = candidates[num_tried : num_tried + num_considered - rank]
             num_tried += len(tried)
-            for place in await together(self._behind(each, ats) for each in tried):
+            for place in await gather_or_cancel(self._behind(each, ats) for each in tried):
                 if place is None or num_live == self._beam.n:
                     continue
                 if isinstance(place, Branch):

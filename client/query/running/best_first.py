@@ -17,13 +17,13 @@ probable branches, each completed by the most probable tokens.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from client.query.running.backtracking import exhausted
 from client.query.running.best_nodes import Filled, Nodes, Open
 from client.query.running.best_requests import Requests
 from client.query.running.branches import DEAD, Finished, Landed, behind, landed
 from client.query.running.completing import Completion
+from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import Asker, Ended, Start
-from client.query.running.together import together
-from client.query.running.walking import exhausted
 
 # Open ones that one request tells of; the server comes back when it needs those behind them.
 _MAX_TOLD = 512
@@ -95,7 +95,7 @@ class _Search:
     # The program's part
 
     async def _run_on(self, filled: Sequence[Filled]) -> None:
-        for place in await together(self._behind(each) for each in filled):
+        for place in await gather_or_cancel(self._behind(each) for each in filled):
             if place is not None:
                 self._nodes.push(place)
 

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from client.beams import BeamState
 from client.query.running.branches import Branch, Finished, Landed, branch_of
+from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import AtHole
-from client.query.running.together import together
 
 # Programs run on behind the ends of holes among so many open branches: where these are so near, one
 # of the programs is likely to be the next, and then a request is spared.
@@ -122,4 +122,4 @@ class Nodes:
         kept = {id(node.branch.at) for node in nodes if not isinstance(node, Finished)}
         left = [at for at in self._holes if id(at) not in kept]
         self._holes = [at for at in self._holes if id(at) in kept]
-        await together(at.close() for at in left)
+        await gather_or_cancel(at.close() for at in left)

@@ -97,7 +97,7 @@ def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
 
 
 def branch_of(state: BeamState, ats: Sequence[AtHole]) -> Branch:
-    """What an answer tells of one, at the holes that were asked about."""
+    """What an answer says of one, at the holes that were asked about."""
     return Branch(
         at=ats[state.hole],
         logprob=state.logprob,

@@ -3,7 +3,6 @@
 A clause of a program and the Python functions of the same names end here.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from client.query.running.beams import Beam
 from client.query.running.best_first import BestK
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
-from client.words import MAX_SEED, Sampling
+from client.words import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
 
 
 class OptionIgnored(UserWarning):
@@ -40,38 +39,12 @@ class Decoding:
 Rule = tuple[str, Callable[[object], bool]]
 
 
-def _number(
-    low: float, high: float = sys.float_info.max, *, above: bool = False
-) -> Callable[[object], bool]:
-    def keeps(value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return (low < value if above else low <= value) and value <= high
-
-    return keeps
+def _rule(rule: NumberRule) -> Rule:
+    return str(rule), rule.allows
 
 
-def _whole(low: int, high: int) -> Rule:
-    def keeps(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-    return f"a whole number from {low} to {high}", keeps
-
-
-# More than any model or machine has, and still a number for whoever reads it.
-_MANY = 2**31
-_COUNT = _whole(1, _MANY)
-_SAMPLING: Mapping[str, Rule] = {
-    "temperature": ("a number from 0 on", _number(0)),
-    "top_k": _COUNT,
-    "top_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
-    "min_p": ("a number from 0 to 1", _number(0, 1)),
-    "typical_p": ("a number above 0, at most 1", _number(0, 1, above=True)),
-    "repetition_penalty": ("a number above 0", _number(0, above=True)),
-    "frequency_penalty": ("a number from -2 to 2", _number(-2, 2)),
-    "presence_penalty": ("a number from -2 to 2", _number(-2, 2)),
-    "seed": _whole(0, MAX_SEED),
-}
+_COUNT = _rule(NumberRule(1, MAX_COUNT, is_whole=True))
+_SAMPLING: Mapping[str, Rule] = {name: _rule(rule) for name, rule in SAMPLING_RULES.items()}
 _OPTIONS: Mapping[str, Rule] = {
     "max_tokens": _COUNT,
     "max_len": _COUNT,
@@ -88,8 +61,8 @@ _UNSERVED = ("no_repeat_ngram_size",)
 class Kind:
     """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
 
-    `most` is how many there are at most. `temperature` is what it draws with unless told; None: it
-    does not draw, and is not told. `own` are the options that no other kind has. One that
+    `most` is how many there are at most. `temperature` is the default it samples with; None: it
+    does not sample, and takes none. `own` are the options that no other kind has. One that
     `searches` chooses its tokens among all that masks allow, so that phrases end its holes by
     masks, too.
     """
@@ -97,7 +70,7 @@ class Kind:
     make: Callable[[int, Options, Mapping[str, Any]], Decoder]
     count: str = "n"
     num_traces: int = 1
-    most: int = _MANY
+    most: int = MAX_COUNT
     temperature: float | None = None
     own: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
     searches: bool = False
@@ -123,10 +96,7 @@ KINDS: Mapping[str, Kind] = {
         _beam,
         num_traces=4,
         own={
-            "length_penalty": (
-                f"a number from -{MAX_PENALTY} to {MAX_PENALTY}",
-                _number(-MAX_PENALTY, MAX_PENALTY),
-            ),
+            "length_penalty": _rule(NumberRule(-MAX_PENALTY, MAX_PENALTY)),
             "early_stopping": (
                 'True, False or "never"',
                 lambda value: isinstance(value, bool) or value == "never",
@@ -158,7 +128,11 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
         raise ValueError(f"`{name}` takes one unnamed argument: {kind.count}")
     if arguments:
         named[kind.count] = arguments[0]
-    num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _whole(1, kind.most))
+    num_traces = _kept(
+        kind.count,
+        named.pop(kind.count, kind.num_traces),
+        _rule(NumberRule(1, kind.most, is_whole=True)),
+    )
     assert isinstance(num_traces, int)
     own = {key: _kept(key, named.pop(key), rule) for key, rule in kind.own.items() if key in named}
     if kind.searches:

@@ -65,20 +65,20 @@ def _break_off(task: asyncio.Task[Any]) -> None:
 def _warn(stack: list[FrameType], within_s: float) -> None:
     """Shown at the line of whoever wrote the program that goes on, not of what it awaits.
 
-    Who of them caught the error, no frame tells.
+    No frame shows which of them caught the error.
     """
     shown = [frame for frame in stack if not _is_library(frame)] or stack
-    told = (
+    message = (
         f"a program's code goes on {within_s:g} s after its run was cancelled, and is broken off; "
         "who swallows CancelledError? It stands in "
-        + " > ".join(_told_frame(frame) for frame in shown[-_SHOWN_FRAMES:])
+        + " > ".join(_message_frame(frame) for frame in shown[-_SHOWN_FRAMES:])
     )
     if not shown:
-        warnings.warn(f"{told}code that has no frames", CancellationSwallowed, stacklevel=2)
+        warnings.warn(f"{message}code that has no frames", CancellationSwallowed, stacklevel=2)
         return
     frame = shown[-1]
     warnings.warn_explicit(
-        told,
+        message,
         CancellationSwallowed,
         frame.f_code.co_filename,
         frame.f_lineno,
@@ -92,7 +92,7 @@ def _is_library(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
-def _told_frame(frame: FrameType) -> str:
+def _message_frame(frame: FrameType) -> str:
     code = frame.f_code
     return f"{code.co_name} ({code.co_filename}:{frame.f_lineno})"
 

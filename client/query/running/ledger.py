@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from client.query.running.plain import fields_of, json_line, plain
 from client.query.running.results import Request
+from client.query.running.to_json import fields_of, json_line, plain
 from client.words import Usage
 
 

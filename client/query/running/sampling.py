@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from client.query.running.backtracking import walk
+from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import Asker, Ended, Start
-from client.query.running.together import together
-from client.query.running.walking import walk
 
 # More than servers run at once; a program waits at a hole for each.
 _MOST_AT_ONCE = 1024
@@ -30,5 +30,5 @@ class SideBySide:
             for index in left:
                 made[index] = await walk(start, index, asker, self.tries)
 
-        await together(walk_on() for _ in range(min(self.num_traces, _MOST_AT_ONCE)))
+        await gather_or_cancel(walk_on() for _ in range(min(self.num_traces, _MOST_AT_ONCE)))
         return [made[index] for index in range(self.num_traces)]

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from client.errors import TandemError
 from client.model import Model
-from client.query.running.asking import Books, OnState, ended
-from client.query.running.body_run import Job
 from client.query.running.decoders import Decoding
 from client.query.running.decoding import Choice, Ended
+from client.query.running.execution import Job
 from client.query.running.ledger import Account, CallFile, Ledger, total
+from client.query.running.request_sender import Books, OnState, ended
 from client.query.running.results import Request, Result
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of

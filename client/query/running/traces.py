@@ -14,24 +14,24 @@ from client.query.conditions.plan import HolePlan
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import Hole
-from client.query.running.asked import entry_of, generate_call, plan_of, score_call
-from client.query.running.blaming import blaming
-from client.query.running.body_run import Arrival, BodyRun, Entry, Job, other_prompt
+from client.query.running.call_context import CallContext
+from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import Ended, FinishedHole, HoleAnswer, Options, Trace
-from client.query.running.frame import Frame
-from client.query.running.together import together
+from client.query.running.error_places import blaming
+from client.query.running.execution import Entry, Execution, HoleReached, Job, other_prompt
+from client.query.running.hole_requests import entry_of, generate_call, plan_of, score_call
 from client.words import GenerateCall, ScoreCall
 
 Log = tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class SuspendedExecution:
     """A run that waits at a hole, and the frame of its program."""
 
-    run: BodyRun
-    frame: Frame
-    arrival: Arrival
+    run: Execution
+    frame: CallContext
+    arrival: HoleReached
 
 
 class Traces:
@@ -42,7 +42,7 @@ class Traces:
         self._job = job
         self._options = options
         self._enter = enter
-        self._runs: set[BodyRun] = set()
+        self._runs: set[Execution] = set()
 
     async def start(self, index: int) -> Trace:
         """A fresh run of the body."""
@@ -54,12 +54,12 @@ class Traces:
         """End all runs."""
         await self.end(*self._runs)
 
-    async def end(self, *runs: BodyRun) -> None:
+    async def end(self, *runs: Execution) -> None:
         """End these, and wait until they have ended."""
         self._runs.difference_update(runs)
-        await together(run.close() for run in runs)
+        await gather_or_cancel(run.close() for run in runs)
 
-    async def again(self, index: int, log: Log, hole: Hole, source: Source) -> Stand:
+    async def again(self, index: int, log: Log, hole: Hole, source: Source) -> SuspendedExecution:
         """A new run, at the hole behind the log."""
         run, frame = self._begin(index, log)
         async with self._ended_by_failure(run):
@@ -68,38 +68,38 @@ class Traces:
             await self.end(run)
             what = f"the program is not pure: run again, it did not come to [{hole.name}]"
             raise BadProgram(what, hole.place, source)
-        return Stand(run, frame, arrival)
+        return SuspendedExecution(run, frame, arrival)
 
-    async def on(self, stand: Stand, entry: Entry, index: int, log: Log) -> Trace:
+    async def on(self, stand: SuspendedExecution, entry: Entry, index: int, log: Log) -> Trace:
         """Where a run comes to, once its hole is filled."""
         async with self._ended_by_failure(stand.run):
             stand.run.give(entry)
             return await self._next(stand.run, stand.frame, index, (*log, entry))
 
     def at(
-        self, arrival: Arrival, index: int, log: Log, refused: tuple[str, ...]
+        self, arrival: HoleReached, index: int, log: Log, refused: tuple[str, ...]
     ) -> tuple[HolePlan, GenerateCall, ScoreCall | None]:
         """What a hole means and asks for."""
         plan = plan_of(arrival, self._options, refused)
         call = generate_call(arrival, plan, self._options, index, log)
         return plan, call, score_call(arrival, plan, refused)
 
-    def _begin(self, index: int, log: Log) -> tuple[BodyRun, Frame]:
-        run = BodyRun(log)
-        frame = Frame(run, self._job.program)
+    def _begin(self, index: int, log: Log) -> tuple[Execution, CallContext]:
+        run = Execution(log)
+        frame = CallContext(run, self._job.program)
         run.begin(self._body(index, frame))
         self._runs.add(run)
         return run, frame
 
-    async def _body(self, index: int, frame: Frame) -> object:
+    async def _body(self, index: int, frame: CallContext) -> object:
         self._enter(index)
         job = self._job
         return await job.program.body(frame, *job.arguments, **job.keywords)
 
-    async def _next(self, run: BodyRun, frame: Frame, index: int, log: Log) -> Trace:
+    async def _next(self, run: Execution, frame: CallContext, index: int, log: Log) -> Trace:
         arrival = await self._arrival(run)
         if arrival is not None:
-            stand = Stand(run, frame, arrival)
+            stand = SuspendedExecution(run, frame, arrival)
             return WaitingTrace(self, index, log, arrival, (), [stand])
         self._runs.discard(run)
         variables = {name: value.value for name, value in frame.values.items()}
@@ -112,7 +112,7 @@ class Traces:
         )
 
     @asynccontextmanager
-    async def _ended_by_failure(self, run: BodyRun) -> AsyncGenerator[None, None]:
+    async def _ended_by_failure(self, run: Execution) -> AsyncGenerator[None, None]:
         """A run whose next place is not come to is in nobody's hands."""
         try:
             yield
@@ -120,7 +120,7 @@ class Traces:
             await self.end(run)
             raise
 
-    async def _arrival(self, run: BodyRun) -> Arrival | None:
+    async def _arrival(self, run: Execution) -> HoleReached | None:
         """The run's next hole; what the body raises points to its place."""
         with blaming(lambda error: run.culprit(error) or self._job.program):
             return await run.arrive()
@@ -134,9 +134,9 @@ class WaitingTrace:
         traces: Traces,
         index: int,
         log: Log,
-        arrival: Arrival,
+        arrival: HoleReached,
         refused: tuple[str, ...],
-        stands: list[Stand],
+        stands: list[SuspendedExecution],
     ) -> None:
         self._traces = traces
         self._log = log
@@ -184,7 +184,7 @@ class WaitingTrace:
         self._stands.clear()
         await self._traces.end(*runs)
 
-    async def _stand(self) -> tuple[Stand, HolePlan]:
+    async def _stand(self) -> tuple[SuspendedExecution, HolePlan]:
         """A run at this hole. A new one has Python's variables anew, so its plan is its own."""
         if self._stands:
             return self._stands.pop(), self.plan

@@ -8,10 +8,11 @@ whether the constraint is kept.
 from collections.abc import Iterable
 from dataclasses import replace
 
+from proto.contract import FinishReason, LogprobParams, SamplingParams
 from router.engine.beam_search.types import Ask, Close, Closed, Dead, Hole, Probe, Probed, Told
 from router.request.errors import ConstraintRefused, GenerationFailed
-from router.request.events import Event, Failed, Finished, FinishReason, TokenGenerated
-from router.request.request import GenerateRequest, LogprobParams, SamplingParams
+from router.request.events import Event, Failed, Finished, TokenGenerated
+from router.request.request import GenerateRequest
 
 # More than any model's scores differ by, among tokens that it thinks of at all.
 _CERTAIN = 100.0

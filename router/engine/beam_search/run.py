@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from proto.contract import FinishReason
 from router.engine.batcher import Batcher
 from router.engine.beam_search.requests import made_before, request_of, told_of
 from router.engine.beam_search.steps import Asking, Search
@@ -23,7 +24,7 @@ from router.engine.row_errors import internal
 from router.engine.stream import Stream
 from router.engine.stream_groups import StreamGroup
 from router.request.errors import ConstraintRefused, Displaced, RouterError, ShardFailed
-from router.request.events import Failed, Finished, FinishReason
+from router.request.events import Failed, Finished
 from router.request.request import Constraint
 
 _logger = logging.getLogger(__name__)

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from router.request.events import Finished, FinishReason
+from proto.contract import FinishReason
+from router.request.events import Finished
 
 STOP_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {

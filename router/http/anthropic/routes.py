@@ -4,9 +4,9 @@
 """
 
 import uuid
+from functools import partial
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.anthropic.stream import MessageWords
 from router.http.conversation import AnswerFrames, Conversations, Words
 from router.http.errors import Dialect
-from router.http.openapi import NO_MODEL, describe
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
 
 _MESSAGE = {
@@ -38,17 +38,15 @@ class MessageRoutes:
     def __init__(self, conversations: Conversations) -> None:
         self._conversations = conversations
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
-        router = APIRouter(tags=["Anthropic"])
-        messages = describe(MessagesBody, answer=_MESSAGE, events=_EVENT, failures=NO_MODEL)
-        count = describe(CountBody, answer=_COUNT, generates=False, failures=NO_MODEL)
-        for path, handler, told in (
-            ("/v1/messages", self.messages, messages),
-            ("/v1/messages/count_tokens", self.count_tokens, count),
-        ):
-            router.add_api_route(path, handler, methods=["POST"], **told)
-        return router
+        docs = partial(RouteDocs, tag="Anthropic", failures=NO_MODEL)
+        messages = docs(body=MessagesBody, answer=_MESSAGE, events=_EVENT, generates=True)
+        count = docs(body=CountBody, answer=_COUNT)
+        return [
+            ApiRoute("POST", "/v1/messages", self.messages, messages),
+            ApiRoute("POST", "/v1/messages/count_tokens", self.count_tokens, count),
+        ]
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation, whole or as server-sent events."""

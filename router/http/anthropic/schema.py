@@ -15,8 +15,8 @@ from router.http.anthropic.tools import Offered, Tool, ToolChoice, offered_tools
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Setting, Turn
-from router.http.sampling_defaults import normalize
-from router.http.unsupported_fields import Harmless, WatchedSchema
+from router.http.fields import Harmless, WatchedSchema
+from router.http.request_validator import normalize
 from router.request.errors import InvalidRequest
 from router.request.grammar import RawGrammar
 from router.request.validation import Limits, RawParams

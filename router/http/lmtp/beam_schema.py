@@ -6,7 +6,7 @@ from pydantic import Field, PlainValidator
 
 from router.engine.beam_search.types import EarlyStopping
 from router.http.body import Schema
-from router.http.grammar_field import Grammar
+from router.http.fields import Grammar
 from router.http.lmtp.schema import LogitBias, PromptBody
 from router.request.error_text import WrongPart
 

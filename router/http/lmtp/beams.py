@@ -15,7 +15,7 @@ from router.http.lmtp.beam_schema import BeamBody, BeamsBody
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.searching import Searching
-from router.http.model_name import served_name
+from router.http.server_info import served_name
 from router.request.errors import InvalidRequest
 
 # Besides n tokens that go on, a step may bring so many that end: a model has that many at most.

@@ -16,7 +16,7 @@ from router.http.lmtp.beam_holes import check_output, hole_at, placeable
 from router.http.lmtp.best_schema import MAX_NODES, BestBody, NodeBody
 from router.http.lmtp.frames import Frame
 from router.http.lmtp.searching import Searching
-from router.http.model_name import served_name
+from router.http.server_info import served_name
 from router.request.errors import InvalidRequest
 
 # Nodes that are asked at once: more are asked in vain more often, fewer leave a step half empty.

@@ -10,7 +10,7 @@ from router.http.lmtp.frames import Frame
 from router.http.lmtp.requests import MAX_STOPS, MAX_TOP_LOGPROBS
 from router.http.lmtp.schema import BufferBody, DropBody
 from router.http.lmtp.services import LmtpServices
-from router.http.model_name import served_name
+from router.http.server_info import served_name
 from router.request.error_text import wrong
 
 VERSION = 2

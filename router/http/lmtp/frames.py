@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from router.http.errors import HttpError
-from router.http.json_bounds import check_depth, check_width
+from router.http.server.body import check_depth, check_width
 
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003

@@ -14,8 +14,8 @@ from router.http.lmtp.schema import GenerateBody
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import BY_TOKEN, FirstVersion, Said, SecondVersion, Words
 from router.http.lmtp.work import Notify, Say
-from router.http.model_name import served_name
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import served_name
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, TokenGenerated
 from router.request.request import GenerateRequest

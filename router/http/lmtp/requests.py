@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from router.http.lmtp.prompts import Prompt
 from router.http.lmtp.schema import GenerateBody
-from router.http.sampling_defaults import normalize
+from router.http.request_validator import normalize
 from router.request.validation import Limits, RawParams
 
 # What LMQL's own server makes of a request that does not say how many.
@@ -27,20 +27,17 @@ _NAMES = {
 def raw_of(body: GenerateBody, prompt: Prompt, limits: Limits, *, version: int) -> RawParams:
     """The parameters of a request. Raises InvalidRequest for what breaks a rule by itself."""
     tops = body.top_logprobs
+    # A mask may be large: it is looked at once, by validation.
+    sampling = {**body.sampling(), "logit_bias": None}
+    if body.temperature is None:
+        sampling["temperature"] = 0.0
     raw = RawParams(
-        temperature=0.0 if body.temperature is None else body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
+        **sampling,
         typical_p=body.typical_p,
-        repetition_penalty=body.repetition_penalty,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
         max_new_tokens=_max_new_tokens(body, prompt, limits, version),
         min_new_tokens=body.min_tokens,
         stop=tuple(body.stop or ()),
         max_stop_sequences=MAX_STOPS,
-        seed=body.seed,
         top_n_tokens=(1 if version == 1 else 0) if tops is None else tops,
         max_top_n_tokens=MAX_TOP_LOGPROBS,
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -52,11 +49,7 @@ def raw_of(body: GenerateBody, prompt: Prompt, limits: Limits, *, version: int) 
         pause_after=body.num_steps,
         names={**_NAMES, "inputs": prompt.field},
     )
-    raw = normalize(raw, limits)
-    # With temperature 0 no way to narrow the choice means anything. A mask may be large: it is
-    # looked at once, by validation.
-    typical_p = raw.typical_p if raw.do_sample else None
-    return replace(raw, typical_p=typical_p, logit_bias=body.logit_bias)
+    return replace(normalize(raw, limits), logit_bias=body.logit_bias)
 
 
 def _max_new_tokens(body: GenerateBody, prompt: Prompt, limits: Limits, version: int) -> int | None:

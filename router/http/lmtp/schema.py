@@ -1,12 +1,13 @@
 """What clients may say, by type of frame; exact types, unknown fields ignored."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
 from router.http.body import Schema
-from router.http.grammar_field import Grammar
+from router.http.fields import Grammar, SamplingFields
 from router.request.error_text import WrongPart
 
 _NUMBERS = (int, float)
@@ -51,7 +52,7 @@ def _scored(value: Any) -> Any:
     return value
 
 
-LogitBias = Annotated[dict[int, float], PlainValidator(_bias)]
+LogitBias = Annotated[Mapping[int, float], PlainValidator(_bias)]
 
 
 class MessageBody(Schema):
@@ -71,21 +72,13 @@ class PromptBody(Schema):
     buffer: str | None = None
 
 
-class GenerateBody(PromptBody):
+class GenerateBody(SamplingFields, PromptBody):
     """GENERATE."""
 
     max_tokens: int | None = None
-    temperature: float | None = None
     top_logprobs: int | None = None
     logit_bias: LogitBias | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
     typical_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
     constraint: Grammar | None = None
     stop: list[str] | None = Field(default=None, fail_fast=True)
     include_stop: bool | None = None

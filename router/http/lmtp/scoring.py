@@ -20,8 +20,8 @@ from router.http.lmtp.schema import ScoreBody
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Said
 from router.http.lmtp.work import Say
-from router.http.model_name import served_name
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from router.engine.infer import Infer
 from router.http.lmtp.buffers import BufferLimits
 from router.http.lmtp.prompts import Prompts
-from router.http.operations.server_info import ServerInfo
 from router.http.request_validator import RequestValidator
+from router.http.server_info import ServerInfo
 from router.telemetry.metrics import Metrics
 
 

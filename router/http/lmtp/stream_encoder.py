@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
+from proto.contract import FinishReason
 from router.http.errors import HttpError
 from router.http.lmtp.failures import error_fields
 from router.http.lmtp.objects import TokenObject, as_json
 from router.request.errors import RouterError
-from router.request.events import Event, Finished, FinishReason, TokenGenerated
+from router.request.events import Event, Finished, TokenGenerated
 
 Said = tuple[str, str]
 

@@ -5,26 +5,20 @@ The routes write their bytes by hand; a test holds them to these models.
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from router.http.body import AnswerModel, ConstrainedAnswer
 
 FinishReason = Literal["stop", "length", "deadline"]
 ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "deadline"]
 
 
-class Answer(BaseModel):
-    """An answer, or a part of one: nothing beyond these fields."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class PromptTokensDetails(Answer):
+class PromptTokensDetails(AnswerModel):
     """Of the prompt's tokens, those that the prefix cache spared."""
 
     cached_tokens: int
     audio_tokens: int
 
 
-class CompletionTokensDetails(Answer):
+class CompletionTokensDetails(AnswerModel):
     """Tokens that are drawn and not shown: none."""
 
     reasoning_tokens: int
@@ -33,7 +27,7 @@ class CompletionTokensDetails(Answer):
     rejected_prediction_tokens: int
 
 
-class CompletionUsage(Answer):
+class CompletionUsage(AnswerModel):
     """Tokens of the call; the details come at its end."""
 
     prompt_tokens: int
@@ -43,7 +37,7 @@ class CompletionUsage(Answer):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class TopLogprob(Answer):
+class TopLogprob(AnswerModel):
     """A token that could have been; `bytes` is null where it is no text."""
 
     token: str
@@ -57,14 +51,14 @@ class ChatTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatChoiceLogprobs(Answer):
+class ChatChoiceLogprobs(AnswerModel):
     """`logprobs` of a chat's choice."""
 
     content: list[ChatTokenLogprob]
     refusal: None
 
 
-class PromptLogprob(Answer):
+class PromptLogprob(AnswerModel):
     """vLLM's: a token of the prompt, or one that could have been."""
 
     logprob: float
@@ -75,22 +69,14 @@ class PromptLogprob(Answer):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class Constrained(Answer):
-    """Of an answer under a constraint, whether it satisfies it; `constraint_violation` says what
-    is wrong with a text that was checked at its end."""
-
-    constraint_satisfied: bool | None = None
-    constraint_violation: str | None = None
-
-
-class CalledFunction(Answer):
+class CalledFunction(AnswerModel):
     """A tool's name and what it is called with, an object as JSON text."""
 
     name: str
     arguments: str
 
 
-class ChatToolCall(Answer):
+class ChatToolCall(AnswerModel):
     """A call of a tool."""
 
     id: str
@@ -98,7 +84,7 @@ class ChatToolCall(Answer):
     function: CalledFunction
 
 
-class ChatMessage(Answer):
+class ChatMessage(AnswerModel):
     """The model's turn; without text its content is null where it calls."""
 
     role: Literal["assistant"]
@@ -108,7 +94,7 @@ class ChatMessage(Answer):
     function_call: CalledFunction | None = None
 
 
-class ChatChoice(Constrained):
+class ChatChoice(ConstrainedAnswer):
     """One answer to a chat."""
 
     index: int
@@ -118,14 +104,14 @@ class ChatChoice(Constrained):
     token_ids: list[int] | None = None
 
 
-class CalledFunctionDelta(Answer):
+class CalledFunctionDelta(AnswerModel):
     """A call's name, which comes whole, or a piece of its arguments."""
 
     name: str | None = None
     arguments: str
 
 
-class ChatToolCallDelta(Answer):
+class ChatToolCallDelta(AnswerModel):
     """What a chunk adds to a call; id, type and name come with the first."""
 
     index: int
@@ -134,7 +120,7 @@ class ChatToolCallDelta(Answer):
     function: CalledFunctionDelta
 
 
-class ChatDelta(Answer):
+class ChatDelta(AnswerModel):
     """What a chunk adds to a turn."""
 
     role: Literal["assistant"] | None = None
@@ -144,7 +130,7 @@ class ChatDelta(Answer):
     function_call: CalledFunctionDelta | None = None
 
 
-class ChatChunkChoice(Constrained):
+class ChatChunkChoice(ConstrainedAnswer):
     """What a chunk adds to an answer."""
 
     index: int
@@ -154,7 +140,7 @@ class ChatChunkChoice(Constrained):
     token_ids: list[int] | None = None
 
 
-class OpenAiAnswer(Answer):
+class OpenAiAnswer(AnswerModel):
     """What all answers and chunks of a call begin with. `created` is in Unix time."""
 
     id: str
@@ -183,7 +169,7 @@ class ChatCompletionChunk(OpenAiAnswer):
     prompt_token_ids: list[int] | None = None
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(AnswerModel):
     """Parallel lists; a first token of a prompt has no log-probability."""
 
     text_offset: list[int]
@@ -192,7 +178,7 @@ class CompletionLogprobs(Answer):
     top_logprobs: list[dict[str, float] | None] | None
 
 
-class CompletionChunkChoice(Constrained):
+class CompletionChunkChoice(ConstrainedAnswer):
     """What a chunk adds to a text."""
 
     index: int
@@ -228,19 +214,3 @@ class TextCompletionChunk(OpenAiAnswer):
 
 # A stream's last event is this, and no JSON.
 LAST_EVENT = "[DONE]"
-# In a stream an error is an event too.
-CHAT_EVENTS, COMPLETION_EVENTS = (
-    {
-        "anyOf": [
-            {"$ref": f"#/components/schemas/{chunk.__name__}"},
-            {"$ref": "#/components/schemas/OpenAiErrorResponse"},
-        ]
-    }
-    for chunk in (ChatCompletionChunk, TextCompletionChunk)
-)
-OPENAI_ANSWERS: list[type[BaseModel]] = [
-    ChatCompletion,
-    ChatCompletionChunk,
-    TextCompletion,
-    TextCompletionChunk,
-]

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from router.http.constraint_told import told_of_constraint
 from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope
+from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallArguments, Calling, Piece, Said
 from router.request.events import Finished, PromptScored, TokenGenerated
 
@@ -124,7 +124,7 @@ class CallingFrames:
         pieces = self._reader.push(event.tail) + self._reader.finish()
         rest = b"".join([self._chunk(self._calling.delta(piece)) for piece in pieces])
         reason = self._calling.reason(self._reader.settled(event), self._reader.num_calls)
-        satisfied = told_of_constraint(event)
+        satisfied = constraint_fields(event)
         told = orjson.dumps({"finish_reason": reason, **satisfied})[1:-1]
         last = self._head + b'{},"logprobs":null,' + told + b"}]" + self._end
         return self._begin() + rest + last

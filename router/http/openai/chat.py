@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion
-from router.http.constraint_told import told_of_constraint
-from router.http.openai.answers import CHAT_EVENTS, LAST_EVENT, ChatCompletion
+from router.http.openai.answers import LAST_EVENT, ChatCompletion, ChatCompletionChunk
 from router.http.openai.calling import CallingFrames, ChatCalling
 from router.http.openai.chat_frames import ChatChoiceFrames
 from router.http.openai.frames import OpenAiFrames
@@ -20,8 +18,9 @@ from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage
 from router.http.openai.schema import ChatBody
 from router.http.openai.tools import Offered
-from router.http.openapi import NO_MODEL, describe
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import constraint_fields
 from router.http.tools.tool_prompt import offering, tell_tools
 from router.request.error_text import wrong
 from router.request.errors import Unsupported
@@ -48,23 +47,18 @@ class ChatRoutes:
         self._front = front
         self._template = template
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["OpenAI"])
-        told = describe(
-            ChatBody,
+        docs = RouteDocs(
+            tag="OpenAI",
+            body=ChatBody,
             answer=ChatCompletion,
-            events=CHAT_EVENTS,
+            events=ChatCompletionChunk,
             last_event=LAST_EVENT,
+            generates=True,
             failures=NO_MODEL,
         )
-        router.add_api_route(
-            "/v1/chat/completions",
-            self.chat,
-            methods=["POST"],
-            **told,
-        )
-        return router
+        return [ApiRoute("POST", "/v1/chat/completions", self.chat, docs)]
 
     async def chat(self, request: Request) -> Response:
         """Answer a chat, whole or as server-sent events."""
@@ -211,7 +205,7 @@ def _choice(
         "message": message,
         "logprobs": None if logprobs is None else logprobs.of(completion.tokens),
         "finish_reason": reason,
-        **told_of_constraint(end),
+        **constraint_fields(end),
     }
     if body.return_token_ids:
         choice["token_ids"] = [event.token.token_id for event in completion.tokens]

@@ -2,9 +2,9 @@
 
 import orjson
 
-from router.http.constraint_told import told_of_constraint
 from router.http.openai.logprobs import ChatLogprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope
+from router.http.server_info import constraint_fields
 from router.request.events import Finished, PromptScored, TokenGenerated
 
 
@@ -59,7 +59,7 @@ class ChatChoiceFrames:
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty delta with the reason."""
-        reason = {"finish_reason": FINISH_REASONS[event.reason], **told_of_constraint(event)}
+        reason = {"finish_reason": FINISH_REASONS[event.reason], **constraint_fields(event)}
         end = self._end + orjson.dumps(reason)[1:-1] + self._tail
         return self._begin() + self._text(event.tail) + end
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from router.http.body import Schema
-from router.http.fields import LogitBias, Strings
+from router.http.fields import SamplingFields, Strings
 from router.http.openai.formats import Formats
 from router.http.openai.promises import Promises
-from router.http.sampling_defaults import normalize
+from router.http.request_validator import normalize
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
 from router.request.validation import Limits, RawParams
@@ -30,36 +30,27 @@ class StreamOptions(Schema):
     continuous_usage_stats: bool | None = None
 
 
-class OpenAiBody(Promises, Formats):
+class OpenAiBody(SamplingFields, Promises, Formats):
     """What both routes read. The second group are vLLM's extensions, under its names."""
 
     model: str | None = None
-    frequency_penalty: float | None = None
-    logit_bias: LogitBias | None = None
     max_tokens: int | None = None
     n: int | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
     stop: Strings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
 
     add_special_tokens: bool | None = None
     echo: bool | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     max_time: float | None = None
-    min_p: float | None = None
     min_tokens: int | None = None
     prompt_logprobs: int | None = None
-    repetition_penalty: float | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
-    top_k: int | None = None
     truncate_prompt_tokens: int | None = None
 
     @property
@@ -107,15 +98,7 @@ class OpenAiBody(Promises, Formats):
         self._check_tops(limits, names["top_n_tokens"])
         tops = [top for top in (self.num_top_logprobs, self.prompt_logprobs) if top is not None]
         raw = RawParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            seed=self.seed,
+            **self.sampling(),
             max_time=self.max_time,
             max_new_tokens=max_new_tokens,
             min_new_tokens=self.min_tokens,

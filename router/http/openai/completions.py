@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from proto.contract import FinishReason
 from router.engine.infer import Completion
-from router.http.constraint_told import told_of_constraint
-from router.http.openai.answers import COMPLETION_EVENTS, LAST_EVENT, TextCompletion
+from router.http.openai.answers import LAST_EVENT, TextCompletion, TextCompletionChunk
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
 from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
@@ -21,10 +20,11 @@ from router.http.openai.reply import (
     Usage,
 )
 from router.http.openai.schema import CompletionBody
-from router.http.openapi import NO_MODEL, describe
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import constraint_fields
 from router.request.errors import InvalidRequest
-from router.request.events import Finished, FinishReason, PromptScored, TokenGenerated
+from router.request.events import Finished, PromptScored, TokenGenerated
 from router.request.request import GenerateRequest
 
 _KIND = "text_completion"
@@ -37,23 +37,18 @@ class CompletionRoutes:
     def __init__(self, front: OpenAiFront) -> None:
         self._front = front
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["OpenAI"])
-        told = describe(
-            CompletionBody,
+        docs = RouteDocs(
+            tag="OpenAI",
+            body=CompletionBody,
             answer=TextCompletion,
-            events=COMPLETION_EVENTS,
+            events=TextCompletionChunk,
             last_event=LAST_EVENT,
+            generates=True,
             failures=NO_MODEL,
         )
-        router.add_api_route(
-            "/v1/completions",
-            self.completions,
-            methods=["POST"],
-            **told,
-        )
-        return router
+        return [ApiRoute("POST", "/v1/completions", self.completions, docs)]
 
     async def completions(self, request: Request) -> Response:
         """Complete one or several prompts, whole or as server-sent events."""
@@ -202,7 +197,7 @@ class CompletionChoiceFrames:
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty text with the reason."""
         reason = _reason(event, only_scores=self._only_scores)
-        told = orjson.dumps({"finish_reason": reason, **told_of_constraint(event)})[1:-1]
+        told = orjson.dumps({"finish_reason": reason, **constraint_fields(event)})[1:-1]
         text = self._text("" if self._only_scores else event.tail)
         return text + self._head + b'"","logprobs":null,' + told + self._tail
 
@@ -241,7 +236,7 @@ def _choice(
         "text": echo + ("" if body.only_scores else completion.finished.text),
         "logprobs": logprobs,
         "finish_reason": _reason(completion.finished, only_scores=body.only_scores),
-        **told_of_constraint(completion.finished),
+        **constraint_fields(completion.finished),
     }
 
 

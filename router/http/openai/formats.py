@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind, Whitespace
 from router.http.body import Schema
-from router.http.grammar_field import CUTS
+from router.http.fields import CUTS
 from router.http.openai.bad_words import NamedGrammar, without
 from router.request.errors import InvalidRequest, Unsupported
 from router.request.grammar import RawGrammar

@@ -13,17 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
-from router.http.body import BodyReader
-from router.http.headers import answer_headers, stream_headers
-from router.http.model_name import served_name
+from router.http.body import parse
 from router.http.openai.common import OpenAiBody
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.logprobs import TokenNames
 from router.http.openai.reply import Envelope, Usage
-from router.http.operations.server_info import ServerInfo
 from router.http.request_validator import RequestValidator
-from router.http.server.disconnect import unless_disconnected
+from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.request_record import RequestRecord
+from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
@@ -57,7 +55,7 @@ class OpenAiFront:
 
     async def read(self, request: Request, schema: type[B]) -> B:
         """The body, checked as far as both routes agree. Raises HttpError, InvalidRequest."""
-        return self.admit(await self._bodies.read(request, schema))
+        return self.admit(parse(await self._bodies.read(request), schema))
 
     def admit(self, body: B) -> B:
         """The body, if it asks for the served model and what is served. Raises as `read`."""
@@ -103,7 +101,7 @@ class OpenAiFront:
     async def complete(
         self, request: Request, draws: Sequence[GenerateRequest]
     ) -> list[Completion]:
-        """All draws, in their order. Raises the first error, and Cancelled if the client leaves."""
+        """All draws, in their order. Raises the first error, or ClientLeft."""
         completions = await unless_disconnected(request, self._infer.complete_all(draws))
         record = RequestRecord.of(request)
         for completion in completions:

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from router.request.events import Finished, FinishReason
+from proto.contract import FinishReason
+from router.request.events import Finished
 
 # Minus infinity is no number of JSON; this is what OpenAI says in its place.
 _LOWEST_LOGPROB = -9999.0

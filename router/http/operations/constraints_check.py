@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import orjson
-from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
-from router.http.body import BodyReader, Schema
-from router.http.grammar_field import Grammar
-from router.http.openapi import describe
-from router.http.server.disconnect import unless_disconnected
+from router.http.body import AnswerModel, Schema, parse
+from router.http.fields import Grammar
+from router.http.server.body import BodyReader, unless_disconnected
+from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.validation import Limits
 
@@ -30,11 +29,9 @@ class ConstraintCheckBody(Schema):
     texts: list[str] | None = Field(default=None, max_length=_MAX_TEXTS)
 
 
-class JudgedText(BaseModel):
+class JudgedText(AnswerModel):
     """One text. `position`: characters of it that can stand, null where it is accepted.
     `expected`: what may come there. `error`: why it could not be judged to its end."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: str
     accepted: bool
@@ -44,21 +41,16 @@ class JudgedText(BaseModel):
     error: str | None = None
 
 
-class ConstraintCheckResponse(BaseModel):
+class ConstraintCheckResponse(AnswerModel):
     """A grammar that can be kept. `shortest`: the shortest text that was found under it.
     `not_enforced`: JSON Pointers of what `lenient` leaves out. `dropped_phrases`: what ends an
     output and is cut off it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     shortest: str | None
     shortest_tokens: int | None
     not_enforced: list[str]
     dropped_phrases: list[str]
     results: list[JudgedText]
-
-
-CONSTRAINT_MODELS: list[type[BaseModel]] = [ConstraintCheckBody, ConstraintCheckResponse]
 
 
 class Judges(Protocol):
@@ -76,27 +68,19 @@ class ConstraintRoutes:
         self._bodies = bodies
         self._limits = limits
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["Tandem"])
-        told = describe(
-            ConstraintCheckBody,
+        docs = RouteDocs(
+            tag="Tandem",
+            body=ConstraintCheckBody,
             answer=ConstraintCheckResponse,
-            generates=False,
             failures=_FAILURES,
         )
-        router.add_api_route(
-            "/constraints/check",
-            self.check,
-            methods=["POST"],
-            operation_id="check_constraint",
-            **told,
-        )
-        return router
+        return [ApiRoute("POST", "/constraints/check", self.check, docs, "check_constraint")]
 
     async def check(self, request: Request) -> Response:
         """Judge texts by a grammar: accepted, or where and why not."""
-        body = await self._bodies.read(request, ConstraintCheckBody)
+        body = parse(await self._bodies.read(request), ConstraintCheckBody)
         if body.text is not None and body.texts is not None:
             raise InvalidRequest("`text` and `texts` exclude each other", "texts")
         texts = body.texts or ([] if body.text is None else [body.text])
@@ -107,8 +91,8 @@ class ConstraintRoutes:
             judging = self._judges.judge(constraint.spec, texts)
             judged = await unless_disconnected(request, judging)
         except ConstraintRefused as error:
-            told = f"`grammar`: {error}"
-            raise ConstraintRefused(told, error.reason, error.details, "grammar") from error
+            message = f"`grammar`: {error}"
+            raise ConstraintRefused(message, error.reason, error.details, "grammar") from error
         return Response(_answer(texts, judged), media_type="application/json")
 
 
@@ -128,11 +112,11 @@ def _answer(texts: list[str], judged: Judged) -> bytes:
 
 
 def _result(text: str, judgement: Judgement) -> dict[str, object]:
-    told: dict[str, object] = {
+    result: dict[str, object] = {
         "text": text,
         "accepted": judgement.accepted,
         "position": judgement.position,
         "expected": list(judgement.expected),
         "num_legal_tokens": judgement.num_legal,
     }
-    return told if judgement.failure is None else told | {"error": judgement.failure}
+    return result if judgement.failure is None else result | {"error": judgement.failure}

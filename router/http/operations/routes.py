@@ -1,48 +1,120 @@
-"""The operator's routes: /info, /metrics and /v1/models."""
+"""The operator's routes: health, /info, /metrics and /v1/models.
 
-from typing import Any
+    /health/live       the process answers
+    /health/ready      a request would be served now; also /health, /ping and GET /, as with TGI
+    /health/progress   steps get done, or there is nothing to do
+
+Health answers 200 with an empty body, or 503 with TGI's. No probe sends a request, or waits for a
+shard: the answer is what the batcher knows from its own calls, so that a probe neither hangs with a
+shard nor costs it a step.
+"""
+
+from functools import partial
+from typing import Any, Literal
 
 import orjson
-from fastapi import APIRouter
+from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.errors import model_not_found
-from router.http.openapi import NO_MODEL, tell
-from router.http.operations.server_info import ServerInfo
-from router.http.tgi.answers import Info, ModelCard, ModelList
+from router.engine.infer import Infer
+from router.http.body import AnswerModel
+from router.http.errors import HttpError, model_not_found
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server_info import ServerInfo
 from router.telemetry.metrics import Metrics
 
-_TEXT = {"type": "string"}
 _METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class OpsRoutes:
-    """The handlers, over what they tell."""
+class Info(AnswerModel):
+    """The model and the limits: TGI's fields first, then Tandem's."""
 
-    def __init__(self, metrics: Metrics, info: ServerInfo) -> None:
+    model_config = ConfigDict(extra="allow")
+
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str | None
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int
+    validation_workers: int
+    max_client_batch_size: int
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None
+    server: str
+
+
+class ModelCard(AnswerModel):
+    """A name of the served model; `created` is in Unix time."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(AnswerModel):
+    """The served model, once for each of its names."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class OperationsRoutes:
+    """The handlers, over what they need."""
+
+    def __init__(self, infer: Infer, metrics: Metrics, info: ServerInfo) -> None:
+        self._infer = infer
         self._metrics = metrics
         self._info = info
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
-        router = APIRouter(tags=["Operations"])
-        for path, handler, name, told in (
-            ("/info", self.info, "get_model_info", tell(Info)),
-            ("/metrics", self.metrics, "metrics", tell(_TEXT, media_type="text/plain")),
-            ("/v1/models", self.models, "openai_get_model_info", tell(ModelList)),
-            (
-                "/v1/models/{model_name:path}",
-                self.model,
-                "openai_get_model",
-                tell(ModelCard, failures=NO_MODEL),
+        docs = partial(RouteDocs, tag="Operations")
+        metrics = docs(answer=str, media_type="text/plain")
+        model = docs(answer=ModelCard, failures=NO_MODEL)
+        ready = RouteDocs(tag="Health", failures={503: "Not ready"})
+        progress = RouteDocs(tag="Health", failures={503: "Nothing gets on"})
+        live = RouteDocs(tag="Health")
+        return [
+            ApiRoute("GET", "/health", self.ready, ready, "health"),
+            ApiRoute("GET", "/health/live", self.live, live, "health_live"),
+            ApiRoute("GET", "/health/ready", self.ready, ready, "health_ready"),
+            ApiRoute("GET", "/health/progress", self.progress, progress, "health_progress"),
+            ApiRoute("GET", "/ping", self.ready, ready, "ping"),
+            ApiRoute("GET", "/", self.ready, ready, "root_health"),
+            ApiRoute("GET", "/info", self.info, docs(answer=Info), "get_model_info"),
+            ApiRoute("GET", "/metrics", self.metrics, metrics, "metrics"),
+            ApiRoute(
+                "GET", "/v1/models", self.models, docs(answer=ModelList), "openai_get_model_info"
             ),
-        ):
-            router.add_api_route(path, handler, methods=["GET"], operation_id=name, **told)
-            router.add_api_route(path, handler, methods=["HEAD"], include_in_schema=False)
-        return router
+            ApiRoute("GET", "/v1/models/{model_name:path}", self.model, model, "openai_get_model"),
+        ]
 
-    async def info(self) -> Response:
+    async def live(self, request: Request) -> Response:
+        """Whether the process answers: 200 with an empty body."""
+        return Response()
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests would be served now: 200 with an empty body, or 503."""
+        if not self._infer.is_ready:
+            raise _unhealthy("unhealthy")
+        return Response()
+
+    async def progress(self, request: Request) -> Response:
+        """Whether steps get done, or there is nothing to do: 200 with an empty body, or 503."""
+        trouble = self._infer.trouble
+        if trouble is not None:
+            raise _unhealthy(trouble)
+        return Response()
+
+    async def info(self, request: Request) -> Response:
         """The model and the limits: TGI's fields first, then Tandem's."""
         info, limits = self._info, self._info.limits
         return _json(
@@ -75,11 +147,11 @@ class OpsRoutes:
             }
         )
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Every instrument, in Prometheus' text format."""
         return Response(self._metrics.exposition(), headers={"content-type": _METRICS_MEDIA_TYPE})
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """The served model, once for each of its names."""
         data = [self._card(name) for name in self._info.model_names]
         return _json({"object": "list", "data": data})
@@ -103,3 +175,7 @@ class OpsRoutes:
 
 def _json(answer: object) -> Response:
     return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def _unhealthy(message: str) -> HttpError:
+    return HttpError(503, "healthcheck", message)

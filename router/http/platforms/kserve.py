@@ -1,37 +1,57 @@
 """KServe's open inference protocol, version 2, over HTTP: /v2 and below.
 
 https://github.com/kserve/open-inference-protocol. As with TGI the one model answers to any name of
-one segment: what its InferenceService is called, nobody tells the server.
+one segment: the server does not know what its InferenceService is called.
 """
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Sequence
+from functools import partial
 
 import orjson
-from fastapi import APIRouter
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
-from router.http.body import BodyReader
+from router.http.body import parse
 from router.http.errors import HttpError
-from router.http.openapi import describe, tell
-from router.http.operations.server_info import ServerInfo
 from router.http.platforms.batches import Batches, Draw, within
-from router.http.platforms.tensors import BYTES, InferenceBody, Texts
-from router.http.request_validator import RequestValidator
-from router.http.tgi.answers import (
+from router.http.platforms.kserve_schema import (
+    BYTES,
+    InferenceBody,
     InferenceOutput,
     LiveResponse,
     MetadataModelResponse,
     MetadataServerResponse,
+    PromptTensor,
     ReadyResponse,
 )
+from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
+from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server_info import ServerInfo
 from router.http.tgi.schema import GenerateBody
 
-_MODELS = "/v2/models/"
-_ANY_MODEL = _MODELS + "{model_name}"
-_VERSION = "/versions/{model_version}"
+_MODEL = "/v2/models/{model_name:kserve_model}"
 _NOT_READY = {503: "Not ready"}
+
+
+class _ModelName(StringConvertor):
+    """A model's name in a path: one segment, or a served name, whose slashes are its own."""
+
+    def __init__(self, served_names: Sequence[str]) -> None:
+        self._names = {name.lstrip("/"): name for name in served_names if "/" in name}
+        names = [*map(re.escape, self._names), "[^/]+"]
+        self.regex = "|".join(names)  # type: ignore[misc]  # its own in each application
+
+    def convert(self, value: str) -> str:
+        """The name that is meant."""
+        return self._names.get(value, value)
+
+    def to_string(self, value: str) -> str:
+        """The name as a path has it."""
+        return value.lstrip("/")
 
 
 class KServeRoutes:
@@ -51,63 +71,51 @@ class KServeRoutes:
         self._batches = batches
         self._info = info
 
-    def router(self) -> APIRouter:
-        """The routes, documented; a served name with slashes has routes of its own."""
-        router = APIRouter(tags=["KServe"])
-        for path, handler, told in (
-            ("/v2", self.server, tell(MetadataServerResponse)),
-            ("/v2/health/live", self.live, tell(LiveResponse)),
-            ("/v2/health/ready", self.ready, tell(ReadyResponse, failures=_NOT_READY)),
-        ):
-            router.add_api_route(path, handler, methods=["GET"], **told)
-        for name in self._info.model_names:
-            if "/" in name:
-                self._add_model(router, _MODELS + name.lstrip("/"), name)
-        self._add_model(router, _ANY_MODEL, None)
-        return router
+    def routes(self) -> list[ApiRoute]:
+        """The routes, documented."""
+        register_url_convertor("kserve_model", _ModelName(self._info.model_names))
+        docs = partial(RouteDocs, tag="KServe")
+        ready = docs(answer=ReadyResponse, failures=_NOT_READY)
+        metadata = docs(answer=MetadataModelResponse)
+        infer = docs(body=InferenceBody, answer=InferenceOutput, generates=True)
+        routes = [
+            ApiRoute("GET", "/v2", self.server, docs(answer=MetadataServerResponse)),
+            ApiRoute("GET", "/v2/health/live", self.live, docs(answer=LiveResponse)),
+            ApiRoute("GET", "/v2/health/ready", self.ready, ready),
+        ]
+        for path in (_MODEL, _MODEL + "/versions/{model_version}"):
+            routes += [
+                ApiRoute("GET", path, self.model, metadata),
+                ApiRoute("GET", f"{path}/ready", self.model_ready, ready),
+                ApiRoute("POST", f"{path}/infer", self.infer, infer),
+            ]
+        return routes
 
-    def _add_model(self, router: APIRouter, prefix: str, name: str | None) -> None:
-        """The routes of one model, or of those whose name the path says."""
-        for path in (prefix, prefix + _VERSION):
-            for suffix, handler, told in (
-                ("", self.model, tell(MetadataModelResponse)),
-                ("/ready", self.model_ready, tell(ReadyResponse, failures=_NOT_READY)),
-                ("/infer", self.infer, describe(InferenceBody, answer=InferenceOutput)),
-            ):
-                router.add_api_route(
-                    path + suffix,
-                    _named(handler, name),
-                    methods=["POST" if handler == self.infer else "GET"],
-                    description=handler.__doc__,
-                    include_in_schema=name is None,
-                    **told,
-                )
-
-    async def server(self) -> Response:
+    async def server(self, request: Request) -> Response:
         """What this server is, in KServe's words."""
         extensions = ["health", "models", "metrics"]
         name = "text-generation-inference"
         return _json({"name": name, "version": self._info.version, "extensions": extensions})
 
-    async def live(self) -> Response:
+    async def live(self, request: Request) -> Response:
         """Whether the process answers, which it does."""
         return _json({"live": True})
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Whether requests would be served now."""
         self._check_ready()
         return _json({"live": True, "ready": True})
 
-    async def model_ready(self, request: Request, name: str) -> Response:
+    async def model_ready(self, request: Request) -> Response:
         """Whether requests to the model would be served now."""
         self._check_ready()
-        return _json({"name": name, "live": True, "ready": True})
+        return _json({"name": request.path_params["model_name"], "live": True, "ready": True})
 
-    async def model(self, request: Request, name: str) -> Response:
+    async def model(self, request: Request) -> Response:
         """What the model takes and gives."""
         version = request.path_params.get("model_version")
-        told = {
-            "name": name,
+        metadata = {
+            "name": request.path_params["model_name"],
             "versions": [version or "1"],
             **({"version": version} if version else {}),
             "platform": "tandem",
@@ -115,13 +123,15 @@ class KServeRoutes:
             "inputs": [{"name": "text_input", "datatype": BYTES, "shape": [-1]}],
             "outputs": [{"name": "text_output", "datatype": BYTES, "shape": [-1]}],
         }
-        return _json(told)
+        return _json(metadata)
 
-    async def infer(self, request: Request, model_name: str) -> Response:
+    async def infer(self, request: Request) -> Response:
         """Generate a text for each prompt of the tensors."""
         record = self._validator.begin(request)
-        body = await self._bodies.read(request, InferenceBody)
-        tensors = [Texts.of(tensor, f"inputs[{index}]") for index, tensor in enumerate(body.inputs)]
+        body = parse(await self._bodies.read(request), InferenceBody)
+        tensors = [
+            PromptTensor.of(tensor, f"inputs[{index}]") for index, tensor in enumerate(body.inputs)
+        ]
         names = body.output_names()
         self._batches.check_size("inputs", sum(len(tensor.prompts) for tensor in tensors))
         draws: list[Draw] = []
@@ -138,7 +148,7 @@ class KServeRoutes:
             texts = texts[num_texts:]
         version = request.path_params.get("model_version")
         answer = {
-            "model_name": model_name,
+            "model_name": request.path_params["model_name"],
             **({"model_version": version} if version else {}),
             **({"id": body.id} if body.id is not None else {}),
             "outputs": outputs,
@@ -148,17 +158,6 @@ class KServeRoutes:
     def _check_ready(self) -> None:
         if not self._infer.is_ready:
             raise HttpError(503, "healthcheck", "unhealthy")
-
-
-def _named(
-    handler: Callable[[Request, str], Awaitable[Response]], name: str | None
-) -> Callable[[Request], Awaitable[Response]]:
-    """The handler of a model's route, with the model's name: as given, or as the path has it."""
-
-    async def handle(request: Request) -> Response:
-        return await handler(request, name or request.path_params["model_name"])
-
-    return handle
 
 
 def _json(answer: object, headers: dict[str, str] | None = None) -> Response:

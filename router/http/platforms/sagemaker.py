@@ -3,20 +3,20 @@
 inputs -> POST /        messages -> /v1/chat/completions        prompt -> /v1/completions
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from router.http.body import BodyReader, Schema, parse
-from router.http.openapi import NO_MODEL, describe
+from router.http.body import Schema, parse
+from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
+from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs
+from router.http.tgi.schema import CompatBody
 from router.request.errors import InvalidRequest
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class InvocationBody(Schema):
@@ -46,27 +46,29 @@ class InvocationRoutes:
         self,
         validator: RequestValidator,
         bodies: BodyReader,
-        handlers: dict[str, tuple[Handler, type[Schema]]],
+        handlers: Mapping[str, Handler],
     ) -> None:
         self._validator = validator
         self._bodies = bodies
         self._handlers = handlers
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["Text Generation Inference"])
-        refs = [
-            {"$ref": f"#/components/schemas/{body.__name__}"} for _, body in self._handlers.values()
-        ]
-        told = describe({"anyOf": refs}, answer={}, events={}, failures=NO_MODEL)
-        router.add_api_route("/invocations", self.invoke, methods=["POST"], **told)
-        return router
+        docs = RouteDocs(
+            tag="Text Generation Inference",
+            body=CompatBody | ChatBody | CompletionBody,
+            answer=Any,
+            events={},
+            generates=True,
+            failures=NO_MODEL,
+        )
+        return [ApiRoute("POST", "/invocations", self.invoke, docs)]
 
     async def invoke(self, request: Request) -> Response:
         """Generate text, for SageMaker: the body of POST /, of a chat or of a completion."""
         self._validator.begin(request)
-        body = await self._bodies.read_json(request)
-        handler, _ = self._handlers[parse(body, InvocationBody).kind]
+        body = await self._bodies.read(request)
+        handler = self._handlers[parse(body, InvocationBody).kind]
         return await handler(_unread(request, body))
 
 

@@ -1,27 +1,26 @@
 """/vertex, for Google's Vertex AI: instances in, one text for each out.
 
 An instance is a body of /generate or of a chat. Its parameters all count, where TGI reads
-`max_new_tokens` and `seed` alone. What would be told beside the text (`details` and its kin) has
-no place in the answer.
+`max_new_tokens` and `seed` alone. What `details` and the like ask for
+has no place in the answer.
 """
 
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.body import BodyReader, Schema, parse, parse_part
+from router.http.body import AnswerModel, Schema, parse, parse_part
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
-from router.http.openapi import NO_MODEL, describe
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.request_validator import RequestValidator
+from router.http.server.body import BodyReader
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.request_record import RequestRecord
-from router.http.tgi.answers import VertexResponse
 from router.http.tgi.schema import GenerateBody
 from router.request.errors import InvalidRequest, Unsupported
 
@@ -37,6 +36,12 @@ class VertexBody(Schema):
     """Body of /vertex."""
 
     instances: list[Any] = Field(min_length=1, json_schema_extra={"items": _INSTANCE})
+
+
+class VertexResponse(AnswerModel):
+    """One text for each instance, in their order."""
+
+    predictions: list[str]
 
 
 class VertexRoutes:
@@ -56,17 +61,21 @@ class VertexRoutes:
         self._front = front
         self._chat = chat
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        router = APIRouter(tags=["Text Generation Inference"])
-        told = describe(VertexBody, answer=VertexResponse, failures=NO_MODEL)
-        router.add_api_route("/vertex", self.predict, methods=["POST"], **told)
-        return router
+        docs = RouteDocs(
+            tag="Text Generation Inference",
+            body=VertexBody,
+            answer=VertexResponse,
+            generates=True,
+            failures=NO_MODEL,
+        )
+        return [ApiRoute("POST", "/vertex", self.predict, docs)]
 
     async def predict(self, request: Request) -> Response:
         """Generate a text for each instance, for Vertex AI."""
         record = self._validator.begin(request)
-        body = await self._bodies.read_json(request)
+        body = await self._bodies.read(request)
         instances = parse(body, VertexBody).instances
         self._batches.check_size("instances", len(instances))
         draws = []

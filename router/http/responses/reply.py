@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from router.http.constraint_told import told_of_constraint
+from proto.contract import FinishReason
 from router.http.responses.schema import ResponseBody
 from router.http.responses.tools import told_choice
-from router.request.events import Finished, FinishReason
+from router.http.server_info import constraint_fields
+from router.request.events import Finished
 
 _INCOMPLETE = {
     FinishReason.LENGTH: "max_output_tokens",
@@ -45,7 +46,7 @@ class Reply:
             "completed_at": None if reason else completed_s,
             "incomplete_details": {"reason": reason} if reason else None,
             "usage": _usage(end),
-            **told_of_constraint(end),
+            **constraint_fields(end),
         }
 
     def _fields(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ What may be read again is for who made it: requests with the same credentials.
 import time
 import uuid
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 import orjson
-from fastapi import APIRouter
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +18,6 @@ from starlette.responses import Response
 from router.http.conversation import AnswerFrames, Conversations, Turn
 from router.http.errors import Dialect, HttpError
 from router.http.openai.logprobs import ChatLogprobs, TokenNames
-from router.http.openapi import describe, tell
 from router.http.responses.fitting import fit
 from router.http.responses.input import Reference, check_outputs
 from router.http.responses.items import Item, turns_of
@@ -27,6 +26,7 @@ from router.http.responses.reply import Reply, status_of
 from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.responses.store import ResponseStore, Stored
 from router.http.responses.stream import ResponseWords
+from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import InvalidRequest
 from router.request.events import Finished
 
@@ -78,23 +78,21 @@ class ResponseRoutes:
         self._names = names
         self._store = store
 
-    def router(self) -> APIRouter:
+    def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
-        router = APIRouter(tags=["OpenAI"])
         register_url_convertor("response", _ResponseId())
         one = _PATH + "/{response_id:response}"
-        create = describe(ResponseBody, answer=_RESPONSE, events=_EVENT, failures=_UNKNOWN)
-        count = describe(CountInputBody, answer=_COUNT, generates=False, failures=_UNKNOWN)
-        items = {**tell(_LIST, failures=_UNKNOWN), "openapi_extra": {"parameters": _PAGING}}
-        for path, handler, method, told in (
-            (_PATH, self.create, "POST", create),
-            (f"{_PATH}/input_tokens", self.count, "POST", count),
-            (one, self.retrieve, "GET", tell(_RESPONSE, failures=_UNKNOWN)),
-            (one, self.delete, "DELETE", tell(_DELETED, failures=_UNKNOWN)),
-            (f"{one}/input_items", self.input_items, "GET", items),
-        ):
-            router.add_api_route(path, handler, methods=[method], **told)
-        return router
+        docs = partial(RouteDocs, tag="OpenAI", failures=_UNKNOWN)
+        create = docs(body=ResponseBody, answer=_RESPONSE, events=_EVENT, generates=True)
+        count = docs(body=CountInputBody, answer=_COUNT)
+        items = docs(answer=_LIST, parameters=_PAGING)
+        return [
+            ApiRoute("POST", _PATH, self.create, create),
+            ApiRoute("POST", f"{_PATH}/input_tokens", self.count, count),
+            ApiRoute("GET", one, self.retrieve, docs(answer=_RESPONSE)),
+            ApiRoute("DELETE", one, self.delete, docs(answer=_DELETED)),
+            ApiRoute("GET", f"{one}/input_items", self.input_items, items),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Answer the input, whole or as server-sent events."""

@@ -13,13 +13,12 @@ from pydantic import ConfigDict, Field
 from constraints.spec import Kind
 from router.http.body import Schema
 from router.http.conversation import Setting
-from router.http.fields import LogitBias, Strings
+from router.http.fields import Harmless, SamplingFields, Strings, WatchedSchema
 from router.http.openai.common import MAX_TOP_LOGPROBS
+from router.http.request_validator import normalize
 from router.http.responses.input import Items
 from router.http.responses.tools import Choice, Tool, check_tools, offered_tools, shown_tools
-from router.http.sampling_defaults import normalize
 from router.http.tools.grammar import AllowedTools
-from router.http.unsupported_fields import Harmless, WatchedSchema
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
 from router.request.grammar import RawGrammar
@@ -155,7 +154,7 @@ class CountInputBody(WatchedSchema):
         _ = self.offer
 
 
-class ResponseBody(CountInputBody):
+class ResponseBody(SamplingFields, CountInputBody):
     """Body of /v1/responses. The second group are extensions, as on OpenAI's other routes."""
 
     unserved = _UNSERVED
@@ -170,21 +169,12 @@ class ResponseBody(CountInputBody):
     service_tier: str | None = None
     store: bool | None = None
     stream: bool | None = None
-    temperature: float | None = None
     top_logprobs: int | None = None
-    top_p: float | None = None
     user: str | None = None
 
-    frequency_penalty: float | None = None
     ignore_eos: bool | None = None
-    logit_bias: LogitBias | None = None
     max_time: float | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: Strings | None = None
-    top_k: int | None = None
 
     access_programs: Any = None
     background: Any = None
@@ -218,15 +208,7 @@ class ResponseBody(CountInputBody):
         """The raw parameters. Raises InvalidRequest for what breaks a rule."""
         text_format = None if self.text is None else self.text.format
         raw = RawParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            seed=self.seed,
+            **self.sampling(),
             max_time=self.max_time,
             max_new_tokens=self.max_output_tokens,
             stop=self.stop,

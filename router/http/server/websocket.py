@@ -1,11 +1,10 @@
-"""One WebSocket connection as uvicorn speaks it, with limits on how slow its client may be.
+"""One WebSocket connection: uvicorn's protocol, with the limits of `limits.py`.
 
-What breaks the protocol, or is too large, ends in a close with a code and a reason, which the
-client gets even while it is still writing. It knows no messages.
+A client that breaks the protocol, or sends too much, gets a close frame with a code and a reason,
+even while it is still writing.
 """
 
 import asyncio
-import logging
 from typing import Any
 
 from uvicorn._types import ASGISendEvent
@@ -17,50 +16,48 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from router.http.errors import Dialect, HttpError, Problem
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits, WriteTimer
+from router.http.server.protocol import raw_answer, record_slow_reader
 from router.http.server.request_record import RequestRecord
-from router.http.server.write_limits import Outflow
-
-_logger = logging.getLogger(__name__)
 
 _INVALID_DATA = 1007
 _POLICY_VIOLATION = 1008
 _SERVICE_RESTART = 1012
-# How long a client that was told to go is listened to, so that it reads why.
+# How long a client that was sent a close frame is listened to, so that it reads it.
 _LINGER_S = 1.0
 
 
-class SocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One connection, from its handshake on."""
 
-    _outflow: Outflow
+    _write_timer: WriteTimer
 
     def __init__(
         self,
-        rules: ConnectionRules,
+        limits: ConnectionLimits,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._rules = rules
+        self._limits = limits
         self._hangs_up = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client asked for a WebSocket."""
         super().connection_made(transport)
-        self._outflow = Outflow(
-            self.loop, self.transport, self._rules.write_timeout_s, self._cut_slow_reader
+        self._write_timer = WriteTimer(
+            self.loop, self.transport, self._limits.write_timeout_s, self._cut_slow_reader
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
-        self._outflow.close()
+        self._write_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of frames; those of a client that was told to go are dropped."""
+        """Bytes of frames; behind a close frame of ours they are dropped."""
         if self._hangs_up:
             return
         super().data_received(data)
@@ -74,14 +71,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             super().handle_connect(event)
 
     def pause_writing(self) -> None:
-        """Much waits for the client."""
+        """Too much waits for the client."""
         super().pause_writing()
-        self._outflow.fill()
+        self._write_timer.pause()
 
     def resume_writing(self) -> None:
-        """The client took most of it."""
+        """The client read most of it."""
         super().resume_writing()
-        self._outflow.ease()
+        self._write_timer.resume()
 
     def send_receive_event_to_app(self) -> None:
         """A message is whole."""
@@ -101,7 +98,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def keepalive_timeout(self) -> None:
         """The client does not answer pings."""
         super().keepalive_timeout()
-        self._rules.cuts.inc("no_pong")
+        self._limits.cuts.inc("no_pong")
         self._leave(1011, "keepalive ping timeout")
 
     def shutdown(self) -> None:
@@ -111,7 +108,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().shutdown()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """What the application says."""
+        """A message of the application."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             # A refusal is an end of the handshake too; uvicorn would call it a mistake.
@@ -123,26 +120,15 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         what = reason.__cause__ if isinstance(reason, InvalidMessage) else reason
         error = HttpError(400, "bad_request", f"no handshake of a WebSocket: {what}")
         body = Problem.of(error, Dialect.TGI).body
-        head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nsec-websocket-version: 13\r\n"
-            "connection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        self.transport.write(raw_answer(error.status, body, "sec-websocket-version: 13"))
         self.transport.close()
 
     def _cut_slow_reader(self) -> None:
-        self._rules.cuts.inc("slow_reader")
         record = RequestRecord.within(self.scope)  # type: ignore[arg-type]
         if record is not None:
             record.cut("slow_reader")
-        _logger.info(
-            "request_id=%s error_type=slow_reader client=%s: cut with %d bytes untaken",
-            "unknown" if record is None else record.request_id,
-            ":".join(map(str, self.client or ())),
-            self._outflow.num_unsent,
-        )
-        timeout_s = self._rules.write_timeout_s
+        record_slow_reader(record, self._limits, self.client, self._write_timer.num_unread)
+        timeout_s = self._limits.write_timeout_s
         self._fail(_POLICY_VIOLATION, f"what was sent was not read within {timeout_s:g} s")
 
     def _fail(self, code: int, reason: str) -> None:
@@ -151,7 +137,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._leave(code, reason)
 
     def _leave(self, code: int, reason: str) -> None:
-        """Says what is left to say, tells the application, and hangs up soon, come what may."""
+        """Sends what is left to send, disconnects the application, and hangs up soon."""
         if self._hangs_up:
             return
         self._hangs_up = True
@@ -162,10 +148,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             if self.transport.can_write_eof():
                 self.transport.write_eof()
         self.close_sent = True
-        # Who waits to write is told as well.
+        # Whoever waits to write is woken.
         self.disconnected = True
         self.writable.set()
-        self._outflow.close()
+        self._write_timer.cancel()
         if self.read_paused:
             # Bytes that nobody reads would take the close frame with them.
             self.read_paused = False

@@ -1,62 +1,181 @@
-"""All of TGI's routes, and what the OpenAPI document must know of them."""
+"""TGI's routes: /generate, /generate_stream, POST /, /tokenize and /chat_tokenize.
 
-from collections.abc import Sequence
+A stream's body begins before its request is validated, as with TGI: what goes wrong then is an
+event in it.
+"""
 
-from fastapi import APIRouter
-from pydantic import BaseModel
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
 
 from router.engine.infer import Infer
-from router.http.body import BodyReader, Schema
+from router.http.body import parse
 from router.http.openai.chat import ChatRoutes
-from router.http.openai.completions import CompletionRoutes
 from router.http.openai.front import OpenAiFront
-from router.http.openai.schema import ChatBody, CompletionBody
-from router.http.operations.server_info import ServerInfo
-from router.http.platforms.batches import Batches
-from router.http.platforms.kserve import KServeRoutes
-from router.http.platforms.sagemaker import Handler, InvocationRoutes
-from router.http.platforms.tensors import InferenceBody
-from router.http.platforms.vertex import VertexBody, VertexRoutes
+from router.http.openai.schema import ChatBody
 from router.http.request_validator import RequestValidator
-from router.http.tgi.answers import ANSWERS
-from router.http.tgi.chat_tokenize import ChatTokenizeRoutes
-from router.http.tgi.generate import NativeRoutes
-from router.http.tgi.schema import CompatBody, GenerateBody, TokenizeBody
+from router.http.server.body import BodyReader, unless_disconnected
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server.request_record import RequestRecord
+from router.http.server_info import ServerInfo, answer_headers, stream_headers
+from router.http.sse import EventStream
+from router.http.tgi.reply import reply, spans_json
+from router.http.tgi.schema import (
+    ChatTokenizeResponse,
+    CompatBody,
+    GenerateBody,
+    GenerateResponse,
+    Parameters,
+    SimpleToken,
+    StreamResponse,
+    TokenizeBody,
+    to_raw,
+)
+from router.http.tgi.stream import GenerateFrames
+from router.request.errors import InvalidRequest
+from router.request.events import Event
 from router.text.tokenizer import Tokenizer
 
-TGI_MODELS: Sequence[type[BaseModel]] = (
-    GenerateBody,
-    CompatBody,
-    TokenizeBody,
-    VertexBody,
-    InferenceBody,
-    *ANSWERS,
-)
+
+class TgiRoutes:
+    """The handlers, over what they need."""
+
+    def __init__(
+        self,
+        infer: Infer,
+        validator: RequestValidator,
+        tokenizer: Tokenizer,
+        bodies: BodyReader,
+        info: ServerInfo,
+        front: OpenAiFront,
+        chat: ChatRoutes,
+    ) -> None:
+        """`front` and `chat` read the chats of /chat_tokenize."""
+        self._infer = infer
+        self._validator = validator
+        self._tokenizer = tokenizer
+        self._bodies = bodies
+        self._info = info
+        self._front = front
+        self._chat = chat
+        # TGI's rule for POST /: a model whose kind is unknown, or that continues text.
+        self._compat_returns_full_text = info.model_pipeline_tag in (None, "text-generation")
+
+    def routes(self) -> list[ApiRoute]:
+        """The routes, documented."""
+        docs = partial(RouteDocs, tag="Text Generation Inference")
+        generates = partial(docs, body=GenerateBody, generates=True)
+        compat = generates(body=CompatBody, answer=list[GenerateResponse], events=StreamResponse)
+        stream = generates(events=StreamResponse)
+        tokenize = docs(body=TokenizeBody, answer=list[SimpleToken])
+        chat = docs(body=ChatBody, answer=ChatTokenizeResponse, failures=NO_MODEL)
+        return [
+            ApiRoute("POST", "/", self.compat, compat, "compat_generate"),
+            ApiRoute(
+                "POST", "/generate", self.generate, generates(answer=GenerateResponse), "generate"
+            ),
+            ApiRoute("POST", "/generate_stream", self.generate_stream, stream, "generate_stream"),
+            ApiRoute("POST", "/tokenize", self.tokenize, tokenize, "tokenize"),
+            ApiRoute("POST", "/chat_tokenize", self.chat_tokenize, chat, "get_chat_tokenize"),
+        ]
+
+    async def generate(self, request: Request) -> Response:
+        """Generate text and answer when it is complete."""
+        record = self._validator.begin(request)
+        body = parse(await self._bodies.read(request), GenerateBody)
+        answer, headers = await self._answer(request, record, body, False)
+        return _json(answer, headers)
+
+    async def generate_stream(self, request: Request) -> Response:
+        """Generate text and stream its tokens as server-sent events."""
+        record = self._validator.begin(request)
+        body = parse(await self._bodies.read(request), GenerateBody)
+        return self._stream(record, body, False)
+
+    async def compat(self, request: Request) -> Response:
+        """Generate text: a list of one answer, or with `stream` the events of /generate_stream."""
+        record = self._validator.begin(request)
+        body = parse(await self._bodies.read(request), CompatBody)
+        if body.stream:
+            return self._stream(record, body, self._compat_returns_full_text)
+        answer, headers = await self._answer(request, record, body, self._compat_returns_full_text)
+        return _json([answer], headers)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Tokenize `inputs`; `start` and `stop` are byte offsets."""
+        body = parse(await self._bodies.read(request), TokenizeBody)
+        spans = await self._tokenizer.spans(body.inputs)
+        return Response(await spans_json(spans), media_type="application/json")
+
+    async def chat_tokenize(self, request: Request) -> Response:
+        """Template and tokenize a chat; `start` and `stop` are byte offsets."""
+        body = await self._front.read(request, ChatBody)
+        text = await self._chat.render(body)
+        # The template has put the special tokens where they belong.
+        spans = await self._tokenizer.spans(text, add_special_tokens=False)
+        tokens = await spans_json(spans)
+        answer = b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, orjson.dumps(text))
+        return Response(answer, media_type="application/json")
+
+    async def _answer(
+        self, request: Request, record: RequestRecord, body: GenerateBody, returns_full_text: bool
+    ) -> tuple[dict[str, object], dict[str, str]]:
+        parameters = body.chosen
+        checked = await self._validator.check(record, body.inputs, to_raw(parameters))
+        num_draws = parameters.best_of or 1
+        completions = await unless_disconnected(request, self._infer.best_of(checked, num_draws))
+        for completion in completions:
+            record.finished(completion.finished)
+        answer = reply(
+            completions,
+            with_details=bool(parameters.details or parameters.decoder_input_details),
+            prefix=_prefix(body, returns_full_text),
+        )
+        num_generated_tokens = completions[0].finished.num_generated_tokens
+        return answer, answer_headers(self._info, record, num_generated_tokens)
+
+    def _stream(
+        self, record: RequestRecord, body: GenerateBody, returns_full_text: bool
+    ) -> EventStream[Event]:
+        frames = GenerateFrames(
+            record,
+            with_details=bool(body.chosen.details),
+            prefix=_prefix(body, returns_full_text),
+        )
+        headers = stream_headers(self._info, len(body.inputs))
+        return EventStream([self._events(record, body)], frames, headers)
+
+    async def _events(
+        self, record: RequestRecord, body: GenerateBody
+    ) -> AsyncGenerator[Sequence[Event], None]:
+        _check_streamable(body.chosen)
+        checked = await self._validator.check(record, body.inputs, to_raw(body.chosen))
+        async with aclosing(self._infer.generate(checked)) as bursts:
+            async for burst in bursts:
+                yield burst
 
 
-def tgi_routers(
-    infer: Infer,
-    validator: RequestValidator,
-    tokenizer: Tokenizer,
-    bodies: BodyReader,
-    info: ServerInfo,
-    front: OpenAiFront,
-    chat: ChatRoutes,
-    completions: CompletionRoutes,
-) -> list[APIRouter]:
-    """The routes; some of them speak for OpenAI's, which they are given."""
-    native = NativeRoutes(infer, validator, tokenizer, bodies, info)
-    batches = Batches(infer, validator, info)
-    handlers: dict[str, tuple[Handler, type[Schema]]] = {
-        "inputs": (native.compat, CompatBody),
-        "messages": (chat.chat, ChatBody),
-        "prompt": (completions.completions, CompletionBody),
-    }
-    routes = (
-        native,
-        ChatTokenizeRoutes(front, chat, tokenizer),
-        InvocationRoutes(validator, bodies, handlers),
-        VertexRoutes(validator, bodies, batches, front, chat),
-        KServeRoutes(infer, validator, bodies, batches, info),
-    )
-    return [each.router() for each in routes]
+def _check_streamable(parameters: Parameters) -> None:
+    if parameters.best_of not in (None, 1):
+        raise InvalidRequest(
+            f"`best_of` must be 1 when tokens are streamed. Given: `{parameters.best_of}`",
+            field="best_of",
+        )
+    if parameters.decoder_input_details:
+        raise InvalidRequest(
+            "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
+            field="decoder_input_details",
+        )
+
+
+def _prefix(body: GenerateBody, returns_full_text: bool) -> str:
+    chosen = body.chosen.return_full_text
+    return body.inputs if (returns_full_text if chosen is None else chosen) else ""
+
+
+def _json(answer: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")

@@ -15,7 +15,8 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from router.request.events import Finished, FinishReason
+from proto.contract import FinishReason
+from router.request.events import Finished
 from router.text.call_syntax import CallSyntax
 
 # What can end a JSON object, or hide what would.

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from model_server.engine.request import (
-    Constraint,
+from model_server.engine.runner import Runner
+from model_server.engine.step import StepOutput
+from proto.contract import (
     FinishReason,
     Generation,
-    Growth,
     LogprobParams,
     NewSequence,
+    OutputConstraint,
+    RunningUpdate,
     SamplingParams,
-    StepOutput,
     StopParams,
 )
-from model_server.engine.runner import Runner
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Request:
     stop: StopParams
     sampling: SamplingParams
     logprobs: LogprobParams
-    constraint: Constraint | None = None
+    constraint: OutputConstraint | None = None
     block_ids: list[int] = field(default_factory=list)
     computed_len: int = 0
     is_held: bool = False
@@ -78,7 +78,7 @@ class Driver:
         sampling: SamplingParams | None = None,
         logprobs: LogprobParams | None = None,
         shared: tuple[Sequence[int], int] = ((), 0),
-        constraint: Constraint | None = None,
+        constraint: OutputConstraint | None = None,
         **stop: Any,
     ) -> Request:
         """Queue a request. `shared`: blocks of its prefix that are computed, and their length."""
@@ -124,8 +124,8 @@ class Driver:
         for request in live:
             chunk_lens[request.request_id] = min(request.uncomputed_len, step_tokens)
             step_tokens -= chunk_lens[request.request_id]
-        growth = [
-            Growth(request.request_id, self._blocks(request, chunk_len), chunk_len)
+        updates = [
+            RunningUpdate(request.request_id, self._blocks(request, chunk_len), chunk_len)
             for request in live
             if request.is_held
             for chunk_len in [chunk_lens[request.request_id]]
@@ -136,10 +136,10 @@ class Driver:
             if not request.is_held and chunk_lens[request.request_id]
         ]
         if new:
-            output = self.runner.prefill(next(self._batch_ids), new, self.batch_id, growth)
+            output = self.runner.prefill(next(self._batch_ids), new, self.batch_id, updates)
         else:
             assert self.batch_id is not None
-            output = self.runner.decode([self.batch_id], growth)
+            output = self.runner.decode([self.batch_id], updates)
         self._apply(output, chunk_lens)
         return output
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from model_server.engine.distributed import World
-from model_server.engine.request import FinishReason, LogprobParams
 from model_server.engine.runner import Runner
 from model_server.errors import OutOfMemory, UnknownBatch
 from model_server.model.model import PagedModel
+from proto.contract import FinishReason, LogprobParams
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import driver_of, load, warmed_up
 from tests.model_server.engine.test_runner import PROMPT, new, token_ids

@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from model_server.engine.distributed import World
-from model_server.engine.request import (
-    FinishReason,
-    Growth,
-    LogprobParams,
-    NewSequence,
-    SamplingParams,
-    StepOutput,
-    StopParams,
-)
 from model_server.engine.runner import Runner
+from model_server.engine.step import StepOutput
 from model_server.engine.threads import ThreadCount
 from model_server.errors import InvalidStep, OutOfMemory, UnknownBatch
 from model_server.model.model import PagedModel
+from proto.contract import (
+    FinishReason,
+    LogprobParams,
+    NewSequence,
+    RunningUpdate,
+    SamplingParams,
+    StopParams,
+)
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import NUM_BLOCKS, driver_of, load, runner_of, warmed_up
 from tests.model_server.model import tiny_models
@@ -76,7 +76,7 @@ def test_a_prompt_gives_a_token_and_stays_in_its_batch(runner: Runner) -> None:
 
 def test_a_step_in_which_all_sit_out_computes_nothing(runner: Runner) -> None:
     runner.prefill(1, [new(1)], None, ())
-    output = runner.decode([1], [Growth(1, chunk_len=0)])
+    output = runner.decode([1], [RunningUpdate(1, chunk_len=0)])
     assert output.generations == ()
     assert output.request_ids == (1,)
     assert output.forward_ns == 0
@@ -85,9 +85,9 @@ def test_a_step_in_which_all_sit_out_computes_nothing(runner: Runner) -> None:
 def test_a_prompt_in_chunks_samples_with_its_last_one(runner: Runner) -> None:
     whole = token_ids(runner.prefill(1, [new(1)], None, ()))[1]
     first = runner.prefill(2, [new(2, chunk_len=7)], None, ())
-    between = runner.decode([2], [Growth(2, chunk_len=7)])
+    between = runner.decode([2], [RunningUpdate(2, chunk_len=7)])
     waiting = runner.decode([2], ())
-    last = runner.decode([2], [Growth(2, chunk_len=6)])
+    last = runner.decode([2], [RunningUpdate(2, chunk_len=6)])
     assert (first.generations, between.generations, waiting.generations) == ((), (), ())
     assert token_ids(last)[2] == whole
 
@@ -130,7 +130,7 @@ def test_a_cleared_shard_holds_nothing_and_takes_the_same_requests_again(runner:
 
 def test_growth_of_a_request_that_is_gone_is_passed_over(runner: Runner) -> None:
     runner.prefill(1, [new(1)], None, ())
-    output = runner.decode([1], [Growth(99, (40,))])
+    output = runner.decode([1], [RunningUpdate(99, (40,))])
     assert set(token_ids(output)) == {1}
 
 
@@ -273,8 +273,11 @@ def test_scored_prompts_do_not_disturb_those_beside_them(model: PagedModel, driv
         (lambda r: r.decode([], ()), "must be named"),
         (lambda r: r.decode([1, 1], ()), "each once"),
         (lambda r: r.decode([1, 2], ()), "batch 2 is not held here"),
-        (lambda r: r.decode([1], [Growth(1, chunk_len=2)]), r"chunk_len 2 is not in 0\.\.1"),
-        (lambda r: r.decode([1], [Growth(1), Growth(1)]), "growth names a request twice"),
+        (lambda r: r.decode([1], [RunningUpdate(1, chunk_len=2)]), r"chunk_len 2 is not in 0\.\.1"),
+        (
+            lambda r: r.decode([1], [RunningUpdate(1), RunningUpdate(1)]),
+            "updates name a request twice",
+        ),
     ],
 )
 def test_a_call_that_breaks_the_contract_changes_nothing(

@@ -5,16 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from model_server.engine.request import (
+from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
+from model_server.errors import InvalidStep, UnknownBatch
+from proto.contract import (
     FinishReason,
-    Growth,
     LogprobParams,
     NewSequence,
+    RunningUpdate,
     SamplingParams,
     StopParams,
 )
-from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
-from model_server.errors import InvalidStep, UnknownBatch
 
 BLOCK_SIZE = 4
 
@@ -57,47 +57,47 @@ def test_a_decoding_sequence_computes_one_token_unless_told_otherwise() -> None:
 
 def test_a_prompt_under_way_sits_the_step_out_unless_told_otherwise() -> None:
     assert PlannedChunk.of(sequence(), None, BLOCK_SIZE).chunk_len == 0
-    assert PlannedChunk.of(sequence(), Growth(1, chunk_len=4), BLOCK_SIZE).chunk_len == 4
-    assert PlannedChunk.of(decoding(), Growth(1, chunk_len=0), BLOCK_SIZE).chunk_len == 0
+    assert PlannedChunk.of(sequence(), RunningUpdate(1, chunk_len=4), BLOCK_SIZE).chunk_len == 4
+    assert PlannedChunk.of(decoding(), RunningUpdate(1, chunk_len=0), BLOCK_SIZE).chunk_len == 0
 
 
 def test_a_chunk_in_the_middle_of_a_prompt_needs_no_logits() -> None:
-    chunk = PlannedChunk.of(sequence(), Growth(1, chunk_len=9), BLOCK_SIZE)
+    chunk = PlannedChunk.of(sequence(), RunningUpdate(1, chunk_len=9), BLOCK_SIZE)
     assert (chunk.num_logits, chunk.samples) == (0, False)
 
 
 def test_the_last_chunk_of_a_prompt_samples() -> None:
-    chunk = PlannedChunk.of(sequence(), Growth(1, chunk_len=10), BLOCK_SIZE)
+    chunk = PlannedChunk.of(sequence(), RunningUpdate(1, chunk_len=10), BLOCK_SIZE)
     assert (chunk.num_logits, chunk.samples) == (1, True)
 
 
 def test_a_prompt_to_be_scored_needs_the_logits_of_all_its_rows() -> None:
     state = sequence(prompt_logprobs=True)
-    assert PlannedChunk.of(state, Growth(1, chunk_len=4), BLOCK_SIZE).num_logits == 4
+    assert PlannedChunk.of(state, RunningUpdate(1, chunk_len=4), BLOCK_SIZE).num_logits == 4
     state.computed_len = 9
-    assert PlannedChunk.of(state, Growth(1, chunk_len=1), BLOCK_SIZE).num_logits == 1
+    assert PlannedChunk.of(state, RunningUpdate(1, chunk_len=1), BLOCK_SIZE).num_logits == 1
 
 
 @pytest.mark.parametrize(
-    ("growth", "reason"),
+    ("update", "reason"),
     [
-        (Growth(1, chunk_len=11), r"chunk_len 11 is not in 0\.\.10"),
-        (Growth(1, chunk_len=-1), r"chunk_len -1 is not in 0\.\.10"),
+        (RunningUpdate(1, chunk_len=11), r"chunk_len 11 is not in 0\.\.10"),
+        (RunningUpdate(1, chunk_len=-1), r"chunk_len -1 is not in 0\.\.10"),
     ],
 )
-def test_a_chunk_beyond_the_tokens_is_refused(growth: Growth, reason: str) -> None:
+def test_a_chunk_beyond_the_tokens_is_refused(update: RunningUpdate, reason: str) -> None:
     with pytest.raises(InvalidStep, match=reason):
-        PlannedChunk.of(sequence(), growth, BLOCK_SIZE)
+        PlannedChunk.of(sequence(), update, BLOCK_SIZE)
 
 
 def test_a_chunk_beyond_the_blocks_is_refused() -> None:
     with pytest.raises(InvalidStep, match="2 blocks of 4 tokens do not cover 9 tokens"):
-        PlannedChunk.of(sequence(num_blocks=2), Growth(1, chunk_len=9), BLOCK_SIZE)
+        PlannedChunk.of(sequence(num_blocks=2), RunningUpdate(1, chunk_len=9), BLOCK_SIZE)
 
 
 def test_planning_changes_nothing() -> None:
     state = sequence(num_blocks=2)
-    chunk = PlannedChunk.of(state, Growth(1, (7,), chunk_len=9), BLOCK_SIZE)
+    chunk = PlannedChunk.of(state, RunningUpdate(1, (7,), chunk_len=9), BLOCK_SIZE)
     assert list(chunk.block_ids) == [0, 1, 7]
     assert list(state.block_ids) == [0, 1]
     assert state.computed_len == 0
@@ -137,9 +137,9 @@ def test_a_chunk_is_either_refused_or_covered(num_tokens: int, computed: int, ch
     end = state.computed_len + chunk
     if end > num_tokens or end > 4 * BLOCK_SIZE:
         with pytest.raises(InvalidStep):
-            PlannedChunk.of(state, Growth(1, chunk_len=chunk), BLOCK_SIZE)
+            PlannedChunk.of(state, RunningUpdate(1, chunk_len=chunk), BLOCK_SIZE)
         return
-    planned = PlannedChunk.of(state, Growth(1, chunk_len=chunk), BLOCK_SIZE)
+    planned = PlannedChunk.of(state, RunningUpdate(1, chunk_len=chunk), BLOCK_SIZE)
     assert planned.samples == (chunk > 0 and end == num_tokens)
     assert len(planned.step().token_ids) == chunk
 

@@ -10,14 +10,14 @@ import transformers
 from torch import nn
 
 import models.demo
-from constraints.spec import ConstraintSpec, Kind, StopRule
+from constraints.spec import ConstraintSpec, Kind
 from model_server.engine.distributed import World
-from model_server.engine.request import Constraint
 from model_server.engine.runner import Runner
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.guides import MaskScheduler
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
+from proto.contract import OutputConstraint
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import load
 
@@ -106,9 +106,9 @@ class Shard:
         return b"".join(tokens[token_id] for token_id in token_ids).decode()
 
 
-def of(kind: Kind, text: str, *stops: str, kept: bool = True, cuts: bool = False) -> Constraint:
-    """A constraint with stop strings."""
-    return Constraint(ConstraintSpec(kind, text), StopRule(stops, kept), cuts)
+def of(kind: Kind, text: str, *, cuts: bool = False) -> OutputConstraint:
+    """A constraint."""
+    return OutputConstraint(ConstraintSpec(kind, text), cuts)
 
 
 Check = Callable[[str], bool]

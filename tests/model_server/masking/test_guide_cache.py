@@ -8,7 +8,7 @@ import pytest
 from constraints.errors import DoesNotFit, Malformed
 from constraints.guide import Guide
 from constraints.matcher import Language
-from constraints.spec import Budget, ConstraintSpec, Kind
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from model_server.masking.constraint_cache import ConstraintCache
@@ -29,7 +29,7 @@ class Counting(ConstraintCache):
 
 
 def beginning(text: str = "[ab]{5}", max_len: int = 20) -> Beginning:
-    return Beginning(of(Kind.REGEX, text), Budget(max_len), (), takes_forced=True)
+    return Beginning(of(Kind.REGEX, text), Budget(max_len), StopRule(), takes_forced=True)
 
 
 @pytest.fixture

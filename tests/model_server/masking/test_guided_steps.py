@@ -11,13 +11,8 @@ import jsonschema
 import pytest
 
 from constraints.spec import Kind
-from model_server.engine.request import (
-    Constraint,
-    FinishReason,
-    LogprobParams,
-    SamplingParams,
-)
 from model_server.errors import InvalidStep
+from proto.contract import FinishReason, LogprobParams, OutputConstraint, SamplingParams
 from tests.model_server.engine.driver import Request
 from tests.model_server.engine.shards import warmed_up
 from tests.model_server.masking.shard import EOS_ID, Shard, of, save
@@ -54,7 +49,7 @@ def is_sentence(text: str) -> bool:
     return counts and "q" not in text and "." not in text[:-1]
 
 
-CHECKED: list[tuple[Constraint, Callable[[str], object]]] = [
+CHECKED: list[tuple[OutputConstraint, Callable[[str], object]]] = [
     (PERSON, is_person),
     (DATE, lambda text: re.fullmatch(DATE_PATTERN, text)),
     (COLOUR, lambda text: text in COLOURS),
@@ -115,7 +110,7 @@ def test_every_output_satisfies_its_constraint(
 @pytest.mark.parametrize(("constraint", "check"), CHECKED)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_budget_that_just_suffices_is_met(
-    shard: Shard, constraint: Constraint, check: Callable[[str], object], seed: int
+    shard: Shard, constraint: OutputConstraint, check: Callable[[str], object], seed: int
 ) -> None:
     shortest = shard.languages.compile(constraint.spec).matcher().shortest(1000)
     assert shortest is not None
@@ -234,7 +229,7 @@ def test_batch_mates_without_a_constraint_are_not_changed_by_a_bit(shard: Shard)
 
 @pytest.mark.parametrize(("constraint", "check"), CHECKED)
 def test_a_seed_means_the_same_alone_and_in_company(
-    shard: Shard, constraint: Constraint, check: Callable[[str], object]
+    shard: Shard, constraint: OutputConstraint, check: Callable[[str], object]
 ) -> None:
     """Also where the budget is tight, so that tokens are refused and drawn anew."""
     shortest = shard.languages.compile(constraint.spec).matcher().shortest(1000)
@@ -260,7 +255,7 @@ def test_a_seed_means_the_same_alone_and_in_company(
 @pytest.mark.parametrize("num_steps", [1, 2, 4])
 @pytest.mark.parametrize(("constraint", "check"), CHECKED)
 def test_a_preempted_output_goes_on_as_it_would_have(
-    shard: Shard, constraint: Constraint, check: Callable[[str], object], num_steps: int
+    shard: Shard, constraint: OutputConstraint, check: Callable[[str], object], num_steps: int
 ) -> None:
     warm = replace(HOT, seed=7, repetition_penalty=1.2)
     alone, driver = shard.driver(), shard.driver()

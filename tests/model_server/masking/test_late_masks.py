@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from constraints.errors import EngineFailed
-from model_server.engine.request import FinishReason, Generation, LogprobParams, SamplingParams
 from model_server.masking.guided_output import TOO_SLOW
+from proto.contract import FinishReason, Generation, LogprobParams, SamplingParams
 from tests.model_server.engine.driver import Driver
 from tests.model_server.masking.faulty import FAULTY, LETTERS, FaultyLanguages
 from tests.model_server.masking.shard import Shard, save

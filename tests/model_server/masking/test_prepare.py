@@ -21,9 +21,9 @@ from model_server.errors import ConstraintRefused
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
-from model_server.service.wire import ModelInfo
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
+from proto.contract import ModelInfo
 from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, Shard, save
 
 EPOCH = 3
@@ -239,8 +239,8 @@ async def test_quick_masks_are_made_between_steps_without_being_asked_for(served
     assert served.runner.is_prepared
     # It was no hand of the crew.
     assert not guides._jobs
-    await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1], growth=[growth(1)]))
+    await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1], updates=[update(1)]))
 
 
-def growth(request_id: int) -> pb.Growth:
-    return pb.Growth(request_id=request_id, chunk_len=1, block_ids=[])
+def update(request_id: int) -> pb.RunningUpdate:
+    return pb.RunningUpdate(request_id=request_id, chunk_len=1, block_ids=[])

@@ -12,7 +12,7 @@ import pytest
 
 from constraints.spec import Kind
 from model_server.engine.distributed import World
-from model_server.engine.request import Constraint, FinishReason, SamplingParams
+from proto.contract import FinishReason, OutputConstraint, SamplingParams
 from tests.model_server.engine.shards import load
 from tests.model_server.engine.test_tensor_parallel import ShadowDriver, on_two_ranks
 from tests.model_server.masking.faulty import FAULTY, LETTERS, FaultyLanguages
@@ -36,7 +36,7 @@ CONSTRAINTS = (
 class _Serve:
     """Constrained requests beside others, until all have ended; what this rank holds of them."""
 
-    def __init__(self, folder: Path, constraints: Sequence[Constraint | None]) -> None:
+    def __init__(self, folder: Path, constraints: Sequence[OutputConstraint | None]) -> None:
         self.folder = folder
         self.constraints = constraints
 

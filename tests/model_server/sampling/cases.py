@@ -17,10 +17,10 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from model_server.engine.request import LogprobParams, SamplingParams, StopParams
 from model_server.sampling.masks import Masks
 from model_server.sampling.philox import uniforms
 from model_server.sampling.sampler import SampledRows, Sampler
+from proto.contract import LogprobParams, SamplingParams, StopParams
 
 CPU = torch.device("cpu")
 NO_STOP = StopParams(max_new_tokens=1000)

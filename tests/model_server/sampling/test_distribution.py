@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_server.engine.request import LogprobParams, SamplingParams
+from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,
     NO_STOP,

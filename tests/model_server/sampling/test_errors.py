@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from model_server.engine.request import LogprobParams, SamplingParams
 from model_server.errors import InvalidStep
 from model_server.sampling.masks import Masks
+from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,
     GREEDY,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model_server.engine.request import LogprobParams, SamplingParams
 from model_server.sampling.sampler import Sampler
+from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,
     GREEDY,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.engine.request import LogprobParams, SamplingParams
 from model_server.errors import InvalidStep
 from model_server.sampling.masks import Masks
 from model_server.sampling.rows import Rows
 from model_server.sampling.sampler import SampledRows
+from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,
     GREEDY,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
-from model_server.engine.request import LogprobParams, SamplingParams
 from model_server.errors import ConfigRefused
 from model_server.sampling.sampler import Sampler
 from model_server.sampling.watermark import Watermark
+from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     CPU,
     DRAWN,

@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import WatermarkingConfig
 
 from model_server.engine.distributed import World
-from model_server.engine.request import SamplingParams
+from proto.contract import SamplingParams
 from tests.model_server.engine.shards import driver_of, load
 from tests.model_server.model import tiny_models
 

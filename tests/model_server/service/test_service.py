@@ -20,9 +20,9 @@ from model_server.errors import ConfigRefused
 from model_server.model.model import PagedModel
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
-from model_server.service.wire import ModelInfo
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
+from proto.contract import ModelInfo
 from tests.model_server.engine.shards import NUM_BLOCKS, load, runner_of
 from tests.model_server.model import tiny_models
 

@@ -1,21 +1,20 @@
 import pytest
 
-from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.translation import Translation
-from model_server.engine.request import (
-    Constraint,
-    FinishReason,
-    Generation,
-    Growth,
-    LogprobParams,
-    SampledToken,
-    StepOutput,
-    StopParams,
-    TopToken,
-)
+from model_server.engine.step import StepOutput
 from model_server.errors import InvalidStep
 from model_server.service import wire
 from proto import generate_pb2 as pb
+from proto.contract import (
+    FinishReason,
+    Generation,
+    LogprobParams,
+    OutputConstraint,
+    RunningUpdate,
+    SampledToken,
+    TopToken,
+)
 
 
 def request(**changes: object) -> pb.Request:
@@ -26,9 +25,7 @@ def request(**changes: object) -> pb.Request:
         cached_len=0,
         chunk_len=3,
         block_ids=[1],
-        sampling=pb.SamplingParameters(
-            temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0
-        ),
+        sampling=pb.SamplingParameters(temperature=1.0, repetition_penalty=1.0),
         stopping=pb.StoppingParameters(max_new_tokens=4),
     )
     message.MergeFrom(pb.Request(**changes))  # type: ignore[arg-type]
@@ -39,7 +36,7 @@ def prefill(message: pb.Request) -> wire.PrefillCall:
     return wire.prefill_from_pb(pb.PrefillRequest(batch=pb.Batch(id=1, requests=[message])))
 
 
-def test_neutral_parameters_become_none() -> None:
+def test_absent_parameters_are_none() -> None:
     sequence = prefill(request()).new[0]
     assert sequence.token_ids == (5, 6, 7)
     sampling = sequence.sampling
@@ -69,13 +66,13 @@ def test_what_is_known_of_a_constraint_arrives() -> None:
 
 def test_a_pause_and_where_scores_begin_arrive() -> None:
     message = request(
-        stopping=pb.StoppingParameters(pause_len=2),
+        pause_len=2,
         logprobs=pb.LogprobParameters(prompt=True, prompt_from=1),
     )
     sequence = prefill(message).new[0]
-    assert sequence.stop == StopParams(4, pause_len=2)
+    assert sequence.pause_len == 2
     assert sequence.logprobs == LogprobParams(prompt=True, prompt_from=1)
-    assert prefill(request()).new[0].stop.pause_len is None
+    assert prefill(request()).new[0].pause_len is None
 
 
 def test_a_watermark_is_made_for_those_who_ask() -> None:
@@ -90,13 +87,13 @@ def test_a_constraint_comes_with_its_stop_rule() -> None:
         text="{}",
         whitespace=pb.CONSTRAINT_WHITESPACE_COMPACT,
         lenient=True,
-        stop_strings=["\n\n", "END"],
-        keeps_stop_string=True,
         cuts=True,
     )
-    assert prefill(request(constraint=asked)).new[0].constraint == Constraint(
+    stopping = pb.StoppingParameters(stop_strings=["\n\n", "END"], keep_stop_string=True)
+    sequence = prefill(request(constraint=asked, stopping=stopping)).new[0]
+    assert (sequence.stop.stop_strings, sequence.stop.keep_stop_string) == (("\n\n", "END"), True)
+    assert sequence.constraint == OutputConstraint(
         ConstraintSpec(Kind.JSON_SCHEMA, "{}", Whitespace.COMPACT, lenient=True),
-        StopRule(("\n\n", "END"), kept=True),
         cuts=True,
     )
 
@@ -121,10 +118,13 @@ def test_growth_tells_zero_tokens_from_the_default() -> None:
     call = wire.decode_from_pb(
         pb.DecodeRequest(
             batch_ids=[1],
-            growth=[pb.Growth(request_id=1, chunk_len=0), pb.Growth(request_id=2, block_ids=[4])],
+            updates=[
+                pb.RunningUpdate(request_id=1, chunk_len=0),
+                pb.RunningUpdate(request_id=2, block_ids=[4]),
+            ],
         )
     )
-    assert call.growth == (Growth(1, (), 0), Growth(2, (4,), None))
+    assert call.updates == (RunningUpdate(1, (), 0), RunningUpdate(2, (4,), None))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 import pytest
 
 from proto import generate_pb2 as pb
+from proto.contract import FinishReason, LogprobParams, SamplingParams
 from router.engine.batcher import BatcherLimits
 from router.request.errors import (
     InvalidRequest,
     Overloaded,
 )
-from router.request.events import FinishReason, PromptScored, TokenGenerated
-from router.request.request import LogprobParams, SamplingParams
+from router.request.events import PromptScored, TokenGenerated
 from tests.byte_tokenizer import EOS_ID
 from tests.fakes import FakeShard
 from tests.router.rig import (

@@ -5,12 +5,12 @@ from time import monotonic
 
 import pytest
 
+from proto.contract import FinishReason
 from router.request.errors import (
     Cancelled,
     Draining,
     ServerStopped,
 )
-from router.request.events import FinishReason
 from router.shards.shards import ShardTimeouts
 from tests.fakes import FakeShard
 from tests.router.rig import (

@@ -16,8 +16,8 @@ import pytest
 
 from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
-from router.http.operations.server_info import ServerInfo
-from router.http.server.listening import HttpServer, bind
+from router.http.server.listen import HttpServer, bind
+from router.http.server_info import ServerInfo
 from router.request.validation import Limits, Validation
 from router.text.chat_template import ChatTemplate
 from tests.fakes import FakeShard

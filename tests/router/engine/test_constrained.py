@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from proto import generate_pb2 as pb
+from proto.contract import FinishReason, LogprobParams
 from router.request.errors import RowFailed
-from router.request.events import FinishReason, TokenGenerated
-from router.request.request import Constraint, LogprobParams
+from router.request.events import TokenGenerated
+from router.request.request import Constraint
 from tests.fakes import FakeShard, Followed
 from tests.router.rig import (
     ANY_TEXT,

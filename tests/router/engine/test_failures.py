@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from proto import generate_pb2 as pb
+from proto.contract import LogprobParams
 from router.engine.batcher import BatcherLimits
 from router.request.errors import (
     Displaced,
@@ -18,7 +19,6 @@ from router.request.errors import (
     ShardFailed,
     Unhealthy,
 )
-from router.request.request import LogprobParams
 from router.scheduler.scheduler import Scheduler
 from router.shards.shards import Shards
 from router.text.detokenizer import Detokenizer

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proto.contract import FinishReason, Generation, SampledToken, TopToken
 from router.engine.infer import Infer
 from router.engine.stream import Stream
 from router.request.errors import InvalidRequest
-from router.request.events import Event, Finished, FinishReason, TokenGenerated
+from router.request.events import Event, Finished, TokenGenerated
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams, Validation
-from router.shards.batch import Generation, SampledToken, TopToken
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.fakes import FakeShard, Followed
 from tests.router.rig import (
@@ -114,8 +114,7 @@ class TestPauses:
         shard = FakeShard()
         async with routing(shard) as rig:
             request = asking(max_new_tokens=9)
-            stop = replace(request.stop, pause_after=3)
-            end = end_of(await told(rig.infer, replace(request, stop=stop)))
+            end = end_of(await told(rig.infer, replace(request, pause_after=3)))
             assert (end.text, end.reason) == (expected_text(PROMPT, 3), FinishReason.PAUSED)
         assert methods(shard).count("FilterBatch") == 0
         # The one that begins the epoch.
@@ -128,8 +127,8 @@ class TestPauses:
             request = asking(max_new_tokens=12, constraint=ANY_TEXT)
             made: tuple[int, ...] = ()
             for num_made in (4, 8):
-                stop = replace(request.stop, pause_after=4)
-                events = await told(rig.infer, replace(request, stop=stop, output_ids=made))
+                paused = replace(request, pause_after=4, output_ids=made)
+                events = await told(rig.infer, paused)
                 made += tuple(event.token.token_id for event in token_events(events))
                 end = end_of(events)
                 assert (end.reason, end.num_generated_tokens) == (FinishReason.PAUSED, 4)
@@ -146,12 +145,12 @@ class TestPauses:
     ) -> None:
         async with routing(says(text)) as rig:
             request = asking(max_new_tokens=max_new_tokens)
-            stop = replace(request.stop, pause_after=3)
-            assert end_of(await told(rig.infer, replace(request, stop=stop))).reason is reason
+            end = end_of(await told(rig.infer, replace(request, pause_after=3)))
+            assert end.reason is reason
 
     async def test_all_tokens_are_told_with_their_alternatives(self) -> None:
         request = asking(max_new_tokens=9, stop=("abcd",), keep_stop_string=False)
-        request = replace(request, stop=replace(request.stop, pause_after=3))
+        request = replace(request, pause_after=3)
         stream = Stream(1, request, byte_tokenizer(), 0.0)
         for token_id in byte_ids("abc"):
             token = SampledToken(token_id, -0.5, (TopToken(token_id, -0.5), TopToken(7, -2.0)))
@@ -200,9 +199,9 @@ def test_pieces_of_cut_streams_are_the_text_of_the_whole(
     cuts = data.draw(st.lists(st.integers(0, len(whole_ids) - 1), max_size=3).map(sorted), "cuts")
     pieces, done = [], 0
     for cut in dict.fromkeys(cuts):
-        stop = replace(request.stop, pause_after=cut - done or None)
         if cut > done:
-            paused = replace(request, stop=stop, output_ids=tuple(ids[:done]))
+            output_ids = tuple(ids[:done])
+            paused = replace(request, pause_after=cut - done, output_ids=output_ids)
             told_ids, shown, end = fed(paused, ids[done:])
             assert (told_ids, end.tail, end.reason) == (ids[done:cut], "", FinishReason.PAUSED)
             pieces.append(shown)
@@ -218,7 +217,7 @@ def test_pieces_of_cut_streams_are_the_text_of_the_whole(
 def test_who_pauses_is_told_where_the_output_stood() -> None:
     ids = tuple(byte_ids("ab日c"))
     request = asking(max_new_tokens=99, stop=("bx",), keep_stop_string=False)
-    pausing = replace(request, stop=replace(request.stop, pause_after=1))
+    pausing = replace(request, pause_after=1)
     stood = [
         (end.text_before, end.tail_before)
         for num_made in range(len(ids))

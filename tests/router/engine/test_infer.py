@@ -6,10 +6,10 @@ from contextlib import aclosing
 import grpc
 import pytest
 
+from proto.contract import LogprobParams, SamplingParams
 from router.engine.batcher import BatcherLimits
 from router.request.errors import InvalidRequest, Overloaded, RowFailed, ShardFailed
 from router.request.events import Failed, Finished, TokenGenerated
-from router.request.request import LogprobParams, SamplingParams
 from tests.fakes import FakeShard, saying
 from tests.router.rig import PROMPT, asking, end_of, expected_text, routing, settled
 

@@ -7,9 +7,9 @@ from time import monotonic
 
 import pytest
 
+from proto.contract import FinishReason
 from router.engine.batcher import BatcherLimits
 from router.request.errors import Overloaded
-from router.request.events import FinishReason
 from tests.fakes import FakeShard
 from tests.router.rig import PATIENT, Rig, asking, routing, settled
 

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind
+from proto.contract import FinishReason
 from router.request.errors import ConstraintRefused, GenerationFailed, Overloaded
-from router.request.events import FinishReason
 from router.request.request import Constraint
 from router.shards.shards import ShardTimeouts
 from tests.fakes import FakeShard

@@ -15,7 +15,7 @@ from tests.router.rig import asking
 NUM_SLOTS = 8
 
 
-class Door:
+class BoundSocket:
     """Slots on a clock of their own, before which nobody has streams."""
 
     def __init__(self) -> None:
@@ -41,16 +41,16 @@ class Door:
 @pytest.mark.parametrize("widths", [[8], [4, 4], [7, 1]])
 def test_a_wide_groups_end_counts_for_each_of_its_slots(widths: list[int]) -> None:
     # The last of many ends leave a server that has little to do, and say nothing of it.
-    one_by_one = Door().rate_behind([1] * NUM_SLOTS, is_good=True)
-    assert Door().rate_behind(widths, is_good=True) >= one_by_one > 4
+    one_by_one = BoundSocket().rate_behind([1] * NUM_SLOTS, is_good=True)
+    assert BoundSocket().rate_behind(widths, is_good=True) >= one_by_one > 4
 
 
 def test_a_group_that_fails_says_nothing_of_how_fast_slots_come_free() -> None:
-    assert Door().rate_behind([8], is_good=False) < 4
+    assert BoundSocket().rate_behind([8], is_good=False) < 4
 
 
 def test_a_group_is_closed_once() -> None:
-    door = Door()
+    door = BoundSocket()
     group = door.slots.open_group(asking(), 8, lambda: None)
     door.now_s = 1.0
     door.slots.close_group(group, is_good=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.request.events import FinishReason, TokenGenerated
-from router.request.request import LogprobParams
+from proto.contract import FinishReason, LogprobParams
+from router.request.events import TokenGenerated
 from tests.byte_tokenizer import byte_ids
 from tests.router.rig import (
     asking,

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from proto.contract import FinishReason, Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
-from router.request.events import Finished, FinishReason, TokenGenerated
-from router.request.request import GenerateRequest, SamplingParams, StopParams
-from router.shards.batch import Generation, SampledToken
+from router.request.events import Finished, TokenGenerated
+from router.request.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
 from tests.router.rig import ANY_TEXT
 from tests.router.text.small_tokenizers import byte_fallback, byte_level, save

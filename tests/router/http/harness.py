@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
 from router.http.operations.constraints_check import Judges
-from router.http.operations.server_info import ServerInfo
-from router.http.server.listening import HttpServer, bind
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits
+from router.http.server.listen import HttpServer, bind
+from router.http.server_info import ServerInfo
 from router.request.validation import Limits, Validation
 from router.shards.shards import ShardTimeouts
 from router.text.chat_template import ChatTemplate
@@ -106,7 +106,7 @@ async def housing(
 
 @asynccontextmanager
 async def listening(
-    app: ASGIApp, rules: ConnectionRules | None = None, tls: ssl.SSLContext | None = None
+    app: ASGIApp, rules: ConnectionLimits | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
     """The application behind a real server on the loopback; gives its port."""
     server = HttpServer(app, bind("127.0.0.1", 0, tls), 1.0, rules)

@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 
 from constraints.spec import Kind
+from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.errors import InvalidRequest
 from router.request.grammar import RawGrammar
-from router.request.request import (
-    GenerateRequest,
-    LogprobParams,
-    SamplingParams,
-    StopParams,
-)
+from router.request.request import GenerateRequest
 from router.request.validation import RawParams, Validation
 from router.text.tokenizer import Tokenizer
 from tests.router.validating import LIMITS, SEED
@@ -266,7 +262,7 @@ async def test_a_pause_that_never_comes_is_as_long_as_the_wire_holds(
     validation: Validation,
 ) -> None:
     raw = RawParams(max_new_tokens=5, pause_after=10**30)
-    assert (await validation.validate("fox", raw)).stop.pause_after == 6
+    assert (await validation.validate("fox", raw)).pause_after == 6
 
 
 async def test_a_request_does_not_change_with_what_it_was_made_from(

@@ -12,9 +12,9 @@ constraint some tokens are forced, so that a draw brings a run of them, and some
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from router.request.events import FinishReason
-from router.request.request import GenerateRequest
-from router.shards.batch import Batch, Generation, Growth, NewRequest, SampledToken, StepResult
+from proto.contract import FinishReason, Generation, NewSequence, RunningUpdate, SampledToken
+from router.request.request import Constraint, GenerateRequest
+from router.shards.batch import Batch, StepResult
 
 Prefix = tuple[int, ...]
 _POISON: Prefix = (-9,)
@@ -120,14 +120,14 @@ class KvShard:
         self._keep(batch)
         for new in batch.new:
             self._enter(new)
-        growth = {change.request_id: change for change in batch.growth}
-        assert len(growth) == len(batch.growth)
-        assert growth.keys() <= set(batch.running_ids)
+        updates = {change.request_id: change for change in batch.updates}
+        assert len(updates) == len(batch.updates)
+        assert updates.keys() <= set(batch.running_ids)
         num_tokens = {new.request_id: new.chunk_len for new in batch.new}
         num_decode_tokens = 0
         for request_id in batch.running_ids:
             if batch.has_work and request_id in self._sequences:
-                count, decodes = self._grow(request_id, growth.get(request_id))
+                count, decodes = self._grow(request_id, updates.get(request_id))
                 num_tokens[request_id] = count
                 num_decode_tokens += count * decodes
         if self._sequences.keys() >= set(batch.running_ids):
@@ -160,27 +160,25 @@ class KvShard:
             if request_id not in batch.running_ids:
                 del self._sequences[request_id]
 
-    def _enter(self, new: NewRequest) -> None:
+    def _enter(self, new: NewSequence) -> None:
         assert new.request_id not in self._sequences, "a request entered twice"
-        assert new.token_ids[: len(new.request.prompt_ids)] == new.request.prompt_ids
         assert new.chunk_len >= 1
         assert new.cached_len + new.chunk_len <= len(new.token_ids)
-        logprobs = new.request.logprobs
-        assert not logprobs.prompt or new.cached_len < logprobs.first_scored
+        assert not new.logprobs.prompt or new.cached_len < new.logprobs.first_scored
         self._sequences[new.request_id] = _Sequence(
-            request=new.request,
+            request=_request_of(new),
             tokens=new.token_ids,
             computed_len=new.cached_len,
             block_ids=list(new.block_ids),
         )
 
-    def _grow(self, request_id: int, growth: Growth | None) -> tuple[int, bool]:
+    def _grow(self, request_id: int, update: RunningUpdate | None) -> tuple[int, bool]:
         sequence = self._sequences[request_id]
         decodes = sequence.is_decoding
-        if growth is not None:
-            sequence.block_ids += growth.block_ids
-        if growth is not None and growth.chunk_len is not None:
-            return growth.chunk_len, decodes
+        if update is not None:
+            sequence.block_ids += update.block_ids
+        if update is not None and update.chunk_len is not None:
+            return update.chunk_len, decodes
         return int(decodes), decodes
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
@@ -237,6 +235,19 @@ class KvShard:
         made, reason = draw_run(sequence.request, sequence.tokens, self._seed)
         sequence.tokens += made
         return tuple(SampledToken(token_id, -1.0) for token_id in made), reason
+
+
+def _request_of(new: NewSequence) -> GenerateRequest:
+    """The request as far as a shard knows it; the output made before counts as its own."""
+    return GenerateRequest(
+        prompt_ids=new.token_ids[: new.prompt_len],
+        prompt_text="",
+        sampling=new.sampling,
+        stop=new.stop,
+        logprobs=new.logprobs,
+        constraint=None if new.constraint is None else Constraint(new.constraint.spec),
+        pause_after=new.pause_len,
+    )
 
 
 def _finish_reason(request: GenerateRequest, num_outputs: int, ends: bool) -> FinishReason | None:

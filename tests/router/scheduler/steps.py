@@ -1,9 +1,9 @@
 """A scheduler stepped by hand: the test says what the shard answers."""
 
-from router.request.events import FinishReason
+from proto.contract import FinishReason, Generation, SampledToken
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
-from router.shards.batch import Batch, Generation, SampledToken, StepResult
+from router.shards.batch import Batch, StepResult
 from tests.strategies import make_request
 
 
@@ -49,7 +49,7 @@ def run(scheduler: Scheduler, *generations: Generation) -> Batch:
 def chunks(batch: Batch) -> dict[int, int | None]:
     """Tokens to compute of the requests that the batch names; it need not name a decode."""
     said = {new.request_id: new.chunk_len for new in batch.new}
-    return said | {growth.request_id: growth.chunk_len for growth in batch.growth}
+    return said | {update.request_id: update.chunk_len for update in batch.updates}
 
 
 def fill_pool(num_requests: int, max_steps_in_flight: int = 1) -> tuple[Scheduler, Batch]:

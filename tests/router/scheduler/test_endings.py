@@ -1,10 +1,10 @@
-"""How entries end: by the router, by a failed row, by a failed step."""
+"""How sequences end: by the router, by a failed row, by a failed step."""
 
 import pytest
 
+from proto.contract import FinishReason, Generation, SampledToken
 from router.request.errors import ShardFailed
-from router.request.events import FinishReason
-from router.shards.batch import Generation, SampledToken, StepResult
+from router.shards.batch import StepResult
 from tests.router.scheduler.steps import (
     answer,
     fill_pool,

@@ -2,10 +2,9 @@
 
 import pytest
 
+from proto.contract import FinishReason, Generation
 from router.request.errors import ShardFailed
-from router.request.events import FinishReason
 from router.scheduler.scheduler import Scheduler
-from router.shards.batch import Generation
 from tests.router.scheduler.steps import answer, chunks, make_scheduler, run, step, token
 from tests.strategies import make_request
 
@@ -23,7 +22,7 @@ def test_a_later_step_computes_the_last_token_again_and_draws() -> None:
     add(scheduler)
     run(scheduler, late(0))
     again = step(scheduler)
-    assert (again.num_tokens, again.num_decode_tokens, again.growth) == (1, 1, ())
+    assert (again.num_tokens, again.num_decode_tokens, again.updates) == (1, 1, ())
     assert answer(scheduler, again, token(0, 7)) == (token(0, 7),)
     assert step(scheduler).num_tokens == 1
 

@@ -1,6 +1,6 @@
 """Who steps back when the pool is full, and comes back with its output."""
 
-from router.request.events import FinishReason
+from proto.contract import FinishReason
 from tests.router.scheduler.steps import answer, fill_pool, make_scheduler, run, step, token, tokens
 from tests.strategies import make_request
 
@@ -11,7 +11,7 @@ class TestPreemption:
         answer(scheduler, full, *tokens(2, 20))
         batch = run(scheduler, token(0, 30))
         assert (batch.running_ids, batch.dropped_ids) == ((0,), (1,))
-        assert [growth.request_id for growth in batch.growth] == [0]
+        assert [update.request_id for update in batch.updates] == [0]
         assert scheduler.stats().num_preemptions == 1
 
     def test_nobody_younger_is_admitted_in_a_step_that_preempts(self) -> None:

@@ -1,6 +1,6 @@
 """Steps that are made before the last one's tokens are known."""
 
-from router.request.events import FinishReason
+from proto.contract import FinishReason
 from router.shards.batch import StepResult
 from tests.router.scheduler.steps import answer, fill_pool, make_scheduler, step, token, tokens
 from tests.strategies import make_request
@@ -54,7 +54,7 @@ class TestRunAhead:
         assert answer(scheduler, full, *late) == tuple(late), "the preempted one's token counts"
         batch = step(scheduler)
         assert (batch.running_ids, batch.dropped_ids) == ((0, 1), (2,))
-        assert len(batch.growth) == 2
+        assert len(batch.updates) == 2
         scheduler.check_invariants()
 
     def test_a_preempted_entry_may_end_by_a_token_in_flight(self) -> None:

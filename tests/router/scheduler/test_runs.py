@@ -2,10 +2,9 @@
 
 import pytest
 
+from proto.contract import FinishReason, Generation, RunningUpdate, SampledToken
 from router.request.errors import ShardFailed
-from router.request.events import FinishReason
 from router.scheduler.scheduler import Scheduler
-from router.shards.batch import Generation, Growth, SampledToken
 from tests.router.scheduler.steps import answer, chunks, make_scheduler, run, step, token
 from tests.strategies import make_request
 
@@ -25,11 +24,11 @@ def test_the_next_step_computes_the_whole_run_in_blocks_of_its_own() -> None:
     add(scheduler, 0)
     run(scheduler, a_run(0, 7, 8, 9, 10))
     batch = step(scheduler)
-    (growth,) = batch.growth
-    assert (growth.chunk_len, len(growth.block_ids)) == (4, 2)
+    (update,) = batch.updates
+    assert (update.chunk_len, len(update.block_ids)) == (4, 2)
     assert (batch.num_tokens, batch.num_decode_tokens) == (4, 4)
     assert answer(scheduler, batch, token(0, 11)) == (token(0, 11),)
-    assert step(scheduler).growth == (), "a single token needs no word"
+    assert step(scheduler).updates == (), "a single token needs no word"
 
 
 def test_a_run_that_does_not_fit_a_step_is_computed_in_parts_and_draws_after_the_last() -> None:
@@ -72,7 +71,7 @@ def test_it_is_not_run_ahead_of_while_the_others_are() -> None:
     add(scheduler, 0)
     scheduler.add(1, make_request((1, 2, 3)), 0.0)
     first, second = step(scheduler), step(scheduler)
-    assert second.growth == (Growth(0, chunk_len=0),)
+    assert second.updates == (RunningUpdate(0, chunk_len=0),)
     assert second.num_tokens == 1
     answer(scheduler, first, a_run(0, 7, 8), token(1, 7))
     third = step(scheduler)

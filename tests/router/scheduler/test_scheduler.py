@@ -2,10 +2,9 @@
 
 import pytest
 
+from proto.contract import FinishReason, RunningUpdate
 from router.request.errors import InvalidRequest
-from router.request.events import FinishReason
 from router.scheduler.scheduler import SchedulerLimits
-from router.shards.batch import Growth
 from tests.router.scheduler.steps import (
     answer,
     chunks,
@@ -61,8 +60,8 @@ class TestBlocks:
         scheduler = make_scheduler(block_size=2)
         scheduler.add(0, make_request((1, 2, 3)), 0.0)
         assert run(scheduler, token(0, 9)).new[0].block_ids == (0, 1)
-        assert run(scheduler, token(0, 9)).growth == ()
-        assert run(scheduler, token(0, 9)).growth == (Growth(0, (2,)),)
+        assert run(scheduler, token(0, 9)).updates == ()
+        assert run(scheduler, token(0, 9)).updates == (RunningUpdate(0, (2,)),)
 
     def test_an_equal_prompt_is_shared_as_soon_as_it_is_computed(self) -> None:
         scheduler = make_scheduler(block_size=2)
@@ -138,9 +137,9 @@ class TestAdmission:
         run(scheduler, token(0, 9))
         scheduler.add(1, make_request((3, 4), max_new_tokens=1), 0.0)
         batch = run(scheduler, token(0, 9))
-        assert (batch.growth, batch.new) == ((Growth(0, (2,)),), ())
+        assert (batch.updates, batch.new) == ((RunningUpdate(0, (2,)),), ())
         batch = run(scheduler, token(0, 9, FinishReason.LENGTH))
-        assert (batch.growth, batch.new) == ((Growth(0, (3,)),), ())
+        assert (batch.updates, batch.new) == ((RunningUpdate(0, (3,)),), ())
         assert [new.request_id for new in step(scheduler).new] == [1]
 
     def test_an_id_is_not_used_again_before_it_is_gone(self) -> None:

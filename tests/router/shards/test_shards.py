@@ -9,9 +9,10 @@ import grpc
 import pytest
 
 from proto import generate_pb2 as pb
+from proto.contract import NewSequence, RunningUpdate, SamplingParams, StopParams
 from router.request.errors import Displaced, ShardFailed, StartupFailed
-from router.request.request import GenerateRequest, SamplingParams, StopParams
-from router.shards.batch import Batch, Growth, NewRequest, StepResult
+from router.request.request import GenerateRequest
+from router.shards.batch import Batch, StepResult
 from router.shards.rank import dial_target
 from router.shards.shards import Shards, ShardTimeouts
 from tests.fakes import FakeShard, letters, serving
@@ -25,12 +26,20 @@ def request(max_new_tokens: int = 8) -> GenerateRequest:
     return GenerateRequest(PROMPT, "", SamplingParams(), stop)
 
 
-def new(request_id: int, block_ids: tuple[int, ...] = (0, 1), **changes: int) -> NewRequest:
-    asked = request(changes.get("max_new_tokens", 8))
-    return NewRequest(request_id, asked, PROMPT, 0, changes.get("chunk_len", 6), block_ids)
+def new(request_id: int, block_ids: tuple[int, ...] = (0, 1), **changes: int) -> NewSequence:
+    return NewSequence(
+        request_id=request_id,
+        token_ids=PROMPT,
+        prompt_len=len(PROMPT),
+        cached_len=0,
+        chunk_len=changes.get("chunk_len", 6),
+        block_ids=block_ids,
+        sampling=SamplingParams(),
+        stop=StopParams(max_new_tokens=changes.get("max_new_tokens", 8)),
+    )
 
 
-def prefill(step_id: int, *requests: NewRequest, running_ids: tuple[int, ...] = ()) -> Batch:
+def prefill(step_id: int, *requests: NewSequence, running_ids: tuple[int, ...] = ()) -> Batch:
     num_tokens = sum(one.chunk_len for one in requests) + len(running_ids)
     return Batch(step_id, requests, (), running_ids, (), num_tokens, len(running_ids))
 
@@ -39,10 +48,10 @@ def decode(
     step_id: int,
     *running_ids: int,
     dropped_ids: tuple[int, ...] = (),
-    growth: tuple[Growth, ...] = (),
+    updates: tuple[RunningUpdate, ...] = (),
 ) -> Batch:
     num_tokens = len(running_ids)
-    return Batch(step_id, (), growth, running_ids, dropped_ids, num_tokens, num_tokens)
+    return Batch(step_id, (), updates, running_ids, dropped_ids, num_tokens, num_tokens)
 
 
 @asynccontextmanager
@@ -93,7 +102,7 @@ async def test_a_prompt_then_decodes_until_the_shard_ends_it() -> None:
         assert tokens_of(result) == {7: [first]}
         assert result.remaining_ids == (7,)
         await run(shards, decode(2, 7))
-        result = await run(shards, decode(3, 7, growth=(Growth(7, (2,)),)))
+        result = await run(shards, decode(3, 7, updates=(RunningUpdate(7, (2,)),)))
         assert result.remaining_ids == ()
         assert result.generations[0].finish_reason is not None
         assert shard.num_held == 0

@@ -7,26 +7,42 @@ import pytest
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.translation import Translation
 from proto import generate_pb2 as pb
-from router.request.errors import ShardFailed
-from router.request.events import FinishReason
-from router.request.request import (
-    Constraint,
-    GenerateRequest,
+from proto.contract import (
+    FinishReason,
+    Generation,
     LogprobParams,
+    NewSequence,
+    RunningUpdate,
+    SampledToken,
     SamplingParams,
     StopParams,
+    TopToken,
 )
+from router.request.errors import ShardFailed
+from router.request.request import Constraint, GenerateRequest
 from router.shards import wire
-from router.shards.batch import Batch, Generation, Growth, NewRequest, SampledToken, TopToken
+from router.shards.batch import Batch
 
 PLAIN = GenerateRequest((5, 6, 7), "abc", SamplingParams(), StopParams(max_new_tokens=4))
 # What a shard of a later version might say.
 UNKNOWN = pb.FinishReason.ValueType(17)
 
 
-def batch_of(request: GenerateRequest, growth: tuple[Growth, ...] = ()) -> Batch:
-    new = NewRequest(9, request, (*request.prompt_ids, 8), 2, 2, (3, 1))
-    return Batch(1, (new,), growth, (4,), (), 3, 1)
+def batch_of(request: GenerateRequest, updates: tuple[RunningUpdate, ...] = ()) -> Batch:
+    new = NewSequence(
+        request_id=9,
+        token_ids=(*request.prompt_ids, 8),
+        prompt_len=len(request.prompt_ids),
+        cached_len=len(request.prompt_ids) - 1,
+        chunk_len=2,
+        block_ids=(3, 1),
+        sampling=request.sampling,
+        stop=request.stop,
+        logprobs=request.logprobs,
+        constraint=None if request.constraint is None else request.constraint.for_shard(),
+        pause_len=request.pause_len,
+    )
+    return Batch(1, (new,), updates, (4,), (), 3, 1)
 
 
 def answer(*generations: pb.Generation) -> pb.StepResponse:
@@ -42,7 +58,8 @@ def test_a_plain_request_switches_every_processor_off() -> None:
     assert (sent.id, list(sent.token_ids), sent.prompt_len) == (9, [5, 6, 7, 8], 3)
     assert (sent.cached_len, sent.chunk_len, list(sent.block_ids)) == (2, 2, [3, 1])
     sampling = sent.sampling
-    assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (0, 1, 1, 0)
+    listed = {field.name for field, _ in sampling.ListFields()}
+    assert not listed & {"top_k", "top_p", "typical_p", "min_p"}
     assert (sampling.temperature, sampling.repetition_penalty) == (1, 1)
     assert not sampling.watermark
     assert not sent.HasField("constraint")
@@ -70,13 +87,12 @@ def test_every_parameter_arrives_in_its_field() -> None:
         stop_token_ids=(1, 2),
         stop_strings=("b", "c"),
         keep_stop_string=True,
-        pause_after=4,
     )
     logprobs = LogprobParams(num_top_tokens=3, raw=True, prompt=True, prompt_from=1)
     spec = ConstraintSpec(Kind.REGEX, "a+", Whitespace.SPACED, lenient=True)
     constraint = Constraint(spec, cuts=True, dropped_phrases=("d",))
     request = GenerateRequest(
-        (5, 6), "ab", sampling, stop, logprobs, constraint, output_ids=(7, 8, 9)
+        (5, 6), "ab", sampling, stop, logprobs, constraint, output_ids=(7, 8, 9), pause_after=4
     )
     sent = wire.prefill_to_pb(batch_of(request), 3, 1, None).batch.requests[0]
     assert sent.sampling == pb.SamplingParameters(
@@ -94,8 +110,14 @@ def test_every_parameter_arrives_in_its_field() -> None:
         watermark=True,
     )
     assert sent.stopping == pb.StoppingParameters(
-        max_new_tokens=40, min_new_tokens=2, ignore_eos=True, stop_token_ids=[1, 2], pause_len=7
+        max_new_tokens=40,
+        min_new_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=[1, 2],
+        stop_strings=["b", "c"],
+        keep_stop_string=True,
     )
+    assert sent.pause_len == 7
     assert sent.logprobs == pb.LogprobParameters(
         num_top_tokens=3, raw=True, prompt=True, prompt_from=1
     )
@@ -104,11 +126,9 @@ def test_every_parameter_arrives_in_its_field() -> None:
         text="a+",
         whitespace=pb.CONSTRAINT_WHITESPACE_SPACED,
         lenient=True,
-        stop_strings=["b", "c"],
-        keeps_stop_string=True,
         cuts=True,
     )
-    assert wire.prepare_to_pb(request).constraint == sent.constraint
+    assert wire.prepare_to_pb(constraint).constraint == sent.constraint
 
 
 @pytest.mark.parametrize("completion", [None, (), (4, 5)])
@@ -129,7 +149,7 @@ def test_what_the_check_has_found_goes_with_who_makes_the_shard_compile(
     sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
     assert sent.HasField("translation") == is_quick
     assert not is_quick or sent.translation == expected
-    assert wire.prepare_to_pb(request).constraint.translation == expected
+    assert wire.prepare_to_pb(constraint).constraint.translation == expected
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -147,10 +167,12 @@ def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whites
 def test_absence_stays_absent() -> None:
     first = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, None)
     assert not first.HasField("cached_batch_id")
-    joined = wire.prefill_to_pb(batch_of(PLAIN, (Growth(4), Growth(5, (6,), 0))), 3, 2, 1)
+    joined = wire.prefill_to_pb(
+        batch_of(PLAIN, (RunningUpdate(4), RunningUpdate(5, (6,), 0))), 3, 2, 1
+    )
     assert joined.cached_batch_id == 1
-    assert [growth.HasField("chunk_len") for growth in joined.growth] == [False, True]
-    assert (list(joined.growth[1].block_ids), joined.growth[1].chunk_len) == ([6], 0)
+    assert [update.HasField("chunk_len") for update in joined.updates] == [False, True]
+    assert (list(joined.updates[1].block_ids), joined.updates[1].chunk_len) == ([6], 0)
     assert not wire.clear_to_pb(1).HasField("batch_id")
     assert not wire.warmup_to_pb(1, 2, 3, None).HasField("max_total_len")
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md tells of every metric, and of nothing else."""
+"""docs/metrics.md lists every metric, and nothing else."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from proto.contract import FinishReason
 from router.request.errors import RouterError
-from router.request.events import FinishReason
 from router.telemetry.instruments import Counter, Gauge, Histogram
 from router.telemetry.metrics import Metrics
 

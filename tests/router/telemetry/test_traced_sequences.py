@@ -1,4 +1,4 @@
-"""Sequences that are traced, from submission to whatever end, and what their shards are told."""
+"""The spans of traced sequences, from submission to any end, and their metadata for the shards."""
 
 import asyncio
 from dataclasses import replace
@@ -9,10 +9,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from processes.otlp import OtlpExporter
+from processes.tracing import TRACE_KEY, TraceContext
 from proto import generate_pb2 as pb
 from router.request.request import GenerateRequest
-from router.telemetry.otlp import OtlpTracer
-from router.telemetry.tracing import TRACE_KEY, TraceContext
+from router.telemetry.tracing import Tracer
 from tests.fakes import FakeShard
 from tests.router.rig import asking, events_of, routing, settled
 
@@ -20,17 +21,17 @@ CONTEXT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 
 
 class ListeningShard(FakeShard):
-    """Keeps what it is told of traces: (request id, span id), as they come."""
+    """Keeps the trace metadata that it receives: (request id, span id)."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.told: list[tuple[int, str]] = []
+        self.traced: list[tuple[int, str]] = []
 
     async def Prefill(self, request: pb.PrefillRequest, context: Any) -> pb.StepResponse:
         for key, value in context.invocation_metadata():
             if key == TRACE_KEY:
                 request_id, traceparent = value.split(" ")
-                self.told.append((int(request_id), traceparent.split("-")[2]))
+                self.traced.append((int(request_id), traceparent.split("-")[2]))
         return await super().Prefill(request, context)
 
 
@@ -41,7 +42,7 @@ class Traces:
         self._exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer = OtlpTracer(provider)
+        self.tracer = Tracer(OtlpExporter(provider, "tandem.router"))
 
     def of(self, request_id: int) -> dict[str, ReadableSpan]:
         """One sequence's spans by name; each name comes once."""
@@ -66,7 +67,7 @@ def id_of(span: ReadableSpan) -> str:
     return f"{span.context.span_id:016x}"
 
 
-async def test_the_shards_are_told_of_traced_sequences_when_they_get_them() -> None:
+async def test_the_shards_get_the_metadata_of_traced_sequences_with_them() -> None:
     shard, traces = ListeningShard(), Traces()
     async with routing(shard, tracer=traces.tracer) as rig:
         other = rig.batcher.submit(asking("other", 4))
@@ -74,7 +75,7 @@ async def test_the_shards_are_told_of_traced_sequences_when_they_get_them() -> N
         await asyncio.gather(events_of(stream), events_of(other))
         spans = traces.of(stream.request_id)
         assert spans.keys() == {"queue", "inference"}
-        assert shard.told == [(stream.request_id, id_of(spans["inference"]))]
+        assert shard.traced == [(stream.request_id, id_of(spans["inference"]))]
         assert traces.of(other.request_id) == {}
 
 
@@ -114,6 +115,6 @@ async def test_a_preempted_sequence_stays_under_its_span() -> None:
             stream.request_id: id_of(traces.of(stream.request_id)["inference"])
             for stream in streams
         }
-        assert len(shard.told) > len(streams)
-        assert set(shard.told) == set(ids.items())
+        assert len(shard.traced) > len(streams)
+        assert set(shard.traced) == set(ids.items())
         assert traces.num_open == 0

@@ -11,8 +11,8 @@ import pytest
 from client.query.conditions.terms import Called, Compared, Opaque
 from client.query.errors import BadProgram
 from client.query.program import Program, Subquery
-from client.query.reading.blame import blame
 from client.query.reading.enclosing import Enclosing
+from client.query.reading.program_errors import as_query_error
 from client.query.reading.reader import read, read_function, read_template
 from tests.client.query.reading.recorder import holes_of, ran
 
@@ -251,7 +251,7 @@ def test_an_error_of_the_programs_code_is_pointed_at() -> None:
     program = read('def f(x):\n    return 1 / x\n"ä {f(1)}"; "ü {f(0) + 2}"', name="<mine>")
     with pytest.raises(ZeroDivisionError) as caught:
         ran(program)
-    error = blame(caught.value, program)
+    error = as_query_error(caught.value, program)
     assert error.__cause__ is caught.value
     assert str(error).split("\n") == [
         "<mine>:2:12: ZeroDivisionError: division by zero",
@@ -267,7 +267,7 @@ def test_an_error_below_the_program_is_pointed_at_where_it_came_in() -> None:
     program = read('x = 1\n\n"é" "{failing()}"', namespace={"failing": failing}, first_line=5)
     with pytest.raises(ValueError, match="no") as caught:
         ran(program)
-    assert str(blame(caught.value, program)).split("\n") == [
+    assert str(as_query_error(caught.value, program)).split("\n") == [
         "<query>:7:7: ValueError: no",
         '    "é" "{failing()}"',
         "          ^^^^^^^^^",
@@ -275,7 +275,7 @@ def test_an_error_below_the_program_is_pointed_at_where_it_came_in() -> None:
 
 
 def test_an_error_that_never_was_in_the_program_has_no_place() -> None:
-    error = blame(ValueError("elsewhere"), read('"a"'))
+    error = as_query_error(ValueError("elsewhere"), read('"a"'))
     assert error.place is None
     assert str(error) == "ValueError: elsewhere"
 
@@ -284,7 +284,7 @@ def test_an_error_of_a_query_gets_its_place() -> None:
     program = read("1 if 2 else 3\nfail()", namespace={"fail": fail})
     with pytest.raises(BadProgram) as caught:
         ran(program)
-    error = blame(caught.value, program)
+    error = as_query_error(caught.value, program)
     assert error is caught.value
     assert str(error).split("\n") == ["<query>:2:1: by hand", "    fail()", "    ^^^^^^"]
 

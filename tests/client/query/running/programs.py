@@ -6,8 +6,8 @@ from client.model import Model
 from client.query.conditions import build
 from client.query.place import Place, Source
 from client.query.program import Condition, Context, Hole, Program
-from client.query.running.body_run import Job
 from client.query.running.decoders import decoding
+from client.query.running.execution import Job
 from client.query.running.results import Result
 from client.query.running.session import Surroundings, run_job
 

@@ -10,8 +10,8 @@ from client.query.conditions import build
 from client.query.conditions.terms import Term
 from client.query.errors import BadCondition, NotSatisfied, ProgramFailed, Unsatisfiable
 from client.query.program import Context
-from client.query.running.body_run import Job
 from client.query.running.decoders import decoding
+from client.query.running.execution import Job
 from client.query.running.ledger import CallFile
 from client.query.running.results import State
 from client.query.running.session import Surroundings, run_job

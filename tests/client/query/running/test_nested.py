@@ -6,8 +6,8 @@ import pytest
 
 from client.query.errors import NotSatisfied
 from client.query.program import Context, Program, Subquery
-from client.query.running.body_run import Job
 from client.query.running.decoders import decoding
+from client.query.running.execution import Job
 from client.query.running.session import run_job, surroundings
 from tests.client.query.running.programs import checked, hole, one_of, program, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from proto.contract import LogprobParams
 from router.engine.beam_search.run import BeamRun
 from router.engine.beam_search.texts import OutputTexts, num_kept_of_beams
 from router.engine.beam_search.types import Beam, Group, Hole, Outcome
-from router.request.request import GenerateRequest, LogprobParams
+from router.request.request import GenerateRequest
 from tests.byte_tokenizer import EOS_ID
 from tests.router.rig import Rig, byte_tokenizer
 
@@ -21,7 +22,7 @@ def searching(
     """The search of one hole from its beginning; the caller closes it."""
     stepped = replace(
         request,
-        stop=replace(request.stop, pause_after=1),
+        pause_after=1,
         logprobs=LogprobParams(num_top_tokens=2 * width + 1),
     )
     group = Group(

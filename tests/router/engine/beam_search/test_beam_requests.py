@@ -1,8 +1,8 @@
 """What a search asks, as requests."""
 
+from proto.contract import LogprobParams
 from router.engine.beam_search.requests import made_before, request_of
 from router.engine.beam_search.types import Beam, Close, Hole, Probe
-from router.request.request import LogprobParams
 from tests.router.rig import ANY_TEXT, asking
 
 

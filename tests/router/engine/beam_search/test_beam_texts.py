@@ -158,7 +158,7 @@ async def test_a_step_decodes_no_more_tokens_for_long_outputs_than_for_short_one
 async def num_decoded_best_first(budget: int) -> int:
     """Tokens that are turned into text while so many branches of long outputs are asked."""
     asked = asking(max_new_tokens=200, stop=("never",))
-    hole = Hole(replace(asked, stop=replace(asked.stop, pause_after=1)), is_last=True)
+    hole = Hole(replace(asked, pause_after=1), is_last=True)
     group = BestGroup(
         k=8,
         width=4,

@@ -8,7 +8,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening
 
@@ -93,7 +93,7 @@ async def talking(port: int, path: str = "/lmtp", **options: Any) -> AsyncIterat
 
 @asynccontextmanager
 async def served(
-    shard: FakeShard, rules: ConnectionRules | None = None, **house: Any
+    shard: FakeShard, rules: ConnectionLimits | None = None, **house: Any
 ) -> AsyncIterator[tuple[House, int]]:
     """A whole router that listens; gives its port."""
     async with housing(shard, **house) as built, listening(built.app, rules) as port:

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from router.http.server.listening import HttpServer, bind
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits
+from router.http.server.listen import HttpServer, bind
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fakes import FakeShard, serving
 from tests.router.http.lmtp.talking import talking
@@ -99,7 +99,7 @@ async def test_a_server_that_stops_at_once_tells_its_sockets_why() -> None:
         while (await receive())["type"] != "websocket.disconnect":
             pass
 
-    server = HttpServer(app, bind("127.0.0.1", 0), 1.0, ConnectionRules())
+    server = HttpServer(app, bind("127.0.0.1", 0), 1.0, ConnectionLimits())
     await server.start()
     async with connect(server.address.replace("http", "ws")) as socket:
         server.stop_at_once()

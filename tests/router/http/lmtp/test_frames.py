@@ -6,7 +6,7 @@ import json
 import pytest
 
 from router.http.lmtp.frames import NoFrame, read_frame
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits
 from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import Talk, served, talking
@@ -65,7 +65,7 @@ async def test_a_text_message_that_is_no_text_closes_the_socket() -> None:
 
 
 async def test_a_message_that_is_too_large_closes_the_socket_with_the_numbers() -> None:
-    rules = ConnectionRules(max_message_len=1 << 16)
+    rules = ConnectionLimits(max_message_len=1 << 16)
     async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
         await talk.socket.send("GENERATE " + json.dumps({"text": "x" * (1 << 20)}))
         code, reason = await closed(talk)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.harness import House
@@ -49,7 +49,7 @@ def stop_reading(talk: Talk) -> None:
 
 
 async def test_who_does_not_read_is_closed_and_its_blocks_come_back() -> None:
-    rules = ConnectionRules(write_timeout_s=0.3)
+    rules = ConnectionLimits(write_timeout_s=0.3)
     shard = FakeShard(num_blocks=1024)
     async with (
         served(shard, rules, max_concurrent_requests=64) as (house, port),
@@ -207,7 +207,7 @@ async def test_a_cancelled_stream_of_version_1_has_no_gap_in_its_tokens() -> Non
 
 
 async def test_who_does_not_answer_pings_is_closed() -> None:
-    rules = ConnectionRules(ping_interval_s=0.1)
+    rules = ConnectionLimits(ping_interval_s=0.1)
     async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
         # Its library answers pings by itself, so it has to be deaf for a while.
         stop_reading(talk)
@@ -220,7 +220,7 @@ async def test_who_does_not_answer_pings_is_closed() -> None:
 
 
 async def test_who_answers_pings_may_be_silent_for_long() -> None:
-    rules = ConnectionRules(ping_interval_s=0.05)
+    rules = ConnectionLimits(ping_interval_s=0.05)
     async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
         await asyncio.sleep(0.5)
         said = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
@@ -229,7 +229,7 @@ async def test_who_answers_pings_may_be_silent_for_long() -> None:
 
 
 async def test_who_asks_much_and_reads_nothing_is_closed() -> None:
-    rules = ConnectionRules(write_timeout_s=0.3)
+    rules = ConnectionLimits(write_timeout_s=0.3)
     async with served(FakeShard(), rules) as (house, port), narrow(port) as talk:
         stop_reading(talk)
 

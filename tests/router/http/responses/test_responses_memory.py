@@ -159,7 +159,7 @@ async def test_a_wrong_page_is_refused_by_name(query: str, field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "allowed"), [("/resp_1", "DELETE, GET"), ("/input_tokens", "POST"), ("", "POST")]
+    ("path", "allowed"), [("/resp_1", "DELETE, GET, HEAD"), ("/input_tokens", "POST"), ("", "POST")]
 )
 async def test_a_wrong_method_names_the_right_ones(path: str, allowed: str) -> None:
     async with housing(FakeShard()) as house, house.client as client:

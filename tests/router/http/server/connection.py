@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.server.protocol import ConnectionRules, Protocol
+from router.http.server.limits import ConnectionLimits
+from router.http.server.protocol import HttpProtocol
 from tests.router.http.harness import listening
 
 QUICK = 0.3
@@ -16,10 +17,10 @@ PATIENCE_S = 10.0
 GET = b"GET /info HTTP/1.1\r\nhost: a\r\n"
 
 
-def rules(**changes: float) -> ConnectionRules:
+def rules(**changes: float) -> ConnectionLimits:
     """Short patience, so that tests are."""
     values = {"head_timeout_s": QUICK, "body_timeout_s": QUICK, "write_timeout_s": QUICK}
-    return ConnectionRules(**(values | changes))  # type: ignore[arg-type]
+    return ConnectionLimits(**(values | changes))  # type: ignore[arg-type]
 
 
 async def say(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
@@ -48,7 +49,7 @@ def error_of(answer: bytes, status: int) -> dict[str, object]:
 
 
 @asynccontextmanager
-async def hello(limits: ConnectionRules | None = None) -> AsyncIterator[int]:
+async def hello(limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
     """A server that reads a body and says how long it was."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,16 +69,16 @@ async def hello(limits: ConnectionRules | None = None) -> AsyncIterator[int]:
         yield port
 
 
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[Protocol]:
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[HttpProtocol]:
     """The connections that will be made."""
-    protocols: list[Protocol] = []
-    made = Protocol.connection_made
+    protocols: list[HttpProtocol] = []
+    made = HttpProtocol.connection_made
 
-    def note(self: Protocol, transport: asyncio.Transport) -> None:
+    def note(self: HttpProtocol, transport: asyncio.Transport) -> None:
         protocols.append(self)
         made(self, transport)
 
-    monkeypatch.setattr(Protocol, "connection_made", note)
+    monkeypatch.setattr(HttpProtocol, "connection_made", note)
     return protocols
 
 

@@ -6,8 +6,8 @@ from time import monotonic
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http.server.protocol import MAX_WAITING, ConnectionRules
-from router.http.server.request_size import MAX_NUM_HEADERS, MAX_URL_LEN
+from router.http.server.limits import MAX_NUM_HEADERS, MAX_URL_LEN, ConnectionLimits
+from router.http.server.protocol import MAX_WAITING
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import housing, listening, open_request
 from tests.router.http.server.connection import (
@@ -64,7 +64,7 @@ async def test_headers_have_a_largest_number() -> None:
     ],
 )
 async def test_headers_have_a_largest_length(parts: list[bytes]) -> None:
-    async with hello(ConnectionRules(max_head_len=4096, head_timeout_s=5.0)) as port:
+    async with hello(ConnectionLimits(max_head_len=4096, head_timeout_s=5.0)) as port:
         answer = await say(port, *parts, pause_s=0.005)
 
     assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 414 "))
@@ -175,7 +175,7 @@ async def test_bodies_that_wait_for_their_turn_are_bounded(
 async def test_a_body_behind_its_answer_does_not_keep_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.http.server.listening._KEEP_ALIVE_S", QUICK)
+    monkeypatch.setattr("router.http.server.listen._KEEP_ALIVE_S", QUICK)
     async with housing(FakeShard()) as house, listening(house.app, rules()) as port:
         began_s = monotonic()
         head = b"GET /health HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n"

@@ -8,8 +8,7 @@ from time import monotonic
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http.server.protocol import ConnectionRules
-from router.http.server.write_limits import HIGH_LEN, PIECE_LEN
+from router.http.server.limits import HIGH_LEN, PIECE_LEN, ConnectionLimits
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import housing, listening, open_request, record
 from tests.router.http.server.connection import GET, PATIENCE_S, QUICK, endless, noted, rules
@@ -39,7 +38,7 @@ class SlowReader:
         self._socket.close()
 
 
-async def until_cut(limits: ConnectionRules, number: int = 1) -> float:
+async def until_cut(limits: ConnectionLimits, number: int = 1) -> float:
     """Seconds until so many readers were cut."""
     began_s = monotonic()
     while limits.cuts.value("slow_reader") < number:

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from processes.addresses import answers_health
 from processes.settings import BadConfig
-from router.http.server.protocol import ConnectionRules
+from router.http.server.limits import ConnectionLimits
 from router.http.server.tls import load_tls
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.fakes import FakeShard, letters, serving
@@ -33,7 +33,7 @@ def pem(tmp_path: Path) -> Certificate:
 
 @asynccontextmanager
 async def serving_tls(
-    pem: Certificate, rules: ConnectionRules | None = None, shard: FakeShard | None = None
+    pem: Certificate, rules: ConnectionLimits | None = None, shard: FakeShard | None = None
 ) -> AsyncIterator[tuple[House, int]]:
     tls = load_tls(pem.cert, pem.key, None)
     async with (
@@ -123,7 +123,7 @@ async def test_tls_on_the_plain_port_is_turned_away_too() -> None:
 
 
 async def test_a_client_that_takes_nothing_is_cut_over_tls_too(pem: Certificate) -> None:
-    rules = ConnectionRules(write_timeout_s=0.3)
+    rules = ConnectionLimits(write_timeout_s=0.3)
     shard = FakeShard(script=letters, num_blocks=256)
     shard.faults.delay_s = 0.01
     body = b'{"messages": [{"role": "user", "content": "hello"}], "n": 8, "stream": true,'

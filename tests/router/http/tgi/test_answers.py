@@ -1,4 +1,4 @@
-"""The answers as they are written are the answers as the OpenAPI document tells them."""
+"""The answers as they are written are the answers that the OpenAPI document describes."""
 
 import json
 from typing import Any
@@ -6,7 +6,21 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from router.http.tgi import answers
+from router.http.operations.routes import Info, ModelCard, ModelList
+from router.http.platforms.kserve_schema import (
+    InferenceOutput,
+    LiveResponse,
+    MetadataModelResponse,
+    MetadataServerResponse,
+    ReadyResponse,
+)
+from router.http.platforms.vertex import VertexResponse
+from router.http.tgi.schema import (
+    ChatTokenizeResponse,
+    GenerateResponse,
+    SimpleToken,
+    StreamResponse,
+)
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import housing
 
@@ -18,23 +32,23 @@ INTS = {**TENSOR, "data": list(b"hello")}
 @pytest.mark.parametrize(
     ("path", "body", "model"),
     [
-        ("/generate", {"inputs": "hello"}, answers.GenerateResponse),
-        ("/generate", {"inputs": "hello", "parameters": ALL}, answers.GenerateResponse),
+        ("/generate", {"inputs": "hello"}, GenerateResponse),
+        ("/generate", {"inputs": "hello", "parameters": ALL}, GenerateResponse),
         (
             "/generate",
             {"inputs": "hello", "parameters": {**ALL, "best_of": 2, "top_k": 5}},
-            answers.GenerateResponse,
+            GenerateResponse,
         ),
-        ("/", {"inputs": "hello", "parameters": ALL}, list[answers.GenerateResponse]),
-        ("/tokenize", {"inputs": "hello"}, list[answers.SimpleToken]),
+        ("/", {"inputs": "hello", "parameters": ALL}, list[GenerateResponse]),
+        ("/tokenize", {"inputs": "hello"}, list[SimpleToken]),
         (
             "/chat_tokenize",
             {"messages": [{"role": "user", "content": "a"}]},
-            answers.ChatTokenizeResponse,
+            ChatTokenizeResponse,
         ),
-        ("/vertex", {"instances": [{"inputs": "hello"}]}, answers.VertexResponse),
-        ("/v2/models/a/infer", {"inputs": [TENSOR]}, answers.InferenceOutput),
-        ("/v2/models/a/versions/1/infer", {"id": "", "inputs": [INTS]}, answers.InferenceOutput),
+        ("/vertex", {"instances": [{"inputs": "hello"}]}, VertexResponse),
+        ("/v2/models/a/infer", {"inputs": [TENSOR]}, InferenceOutput),
+        ("/v2/models/a/versions/1/infer", {"id": "", "inputs": [INTS]}, InferenceOutput),
     ],
 )
 async def test_an_answer_is_of_its_model(path: str, body: Any, model: Any) -> None:
@@ -53,21 +67,21 @@ async def test_an_event_is_of_its_model() -> None:
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
     assert len(events) == 3
     for event in events:
-        answers.StreamResponse.model_validate(event, strict=True)
+        StreamResponse.model_validate(event, strict=True)
 
 
 @pytest.mark.parametrize(
     ("path", "model"),
     [
-        ("/info", answers.Info),
-        ("/v1/models", answers.ModelList),
-        ("/v1/models/model", answers.ModelCard),
-        ("/v2", answers.MetadataServerResponse),
-        ("/v2/health/live", answers.LiveResponse),
-        ("/v2/health/ready", answers.ReadyResponse),
-        ("/v2/models/a", answers.MetadataModelResponse),
-        ("/v2/models/a/versions/1", answers.MetadataModelResponse),
-        ("/v2/models/a/versions/1/ready", answers.ReadyResponse),
+        ("/info", Info),
+        ("/v1/models", ModelList),
+        ("/v1/models/model", ModelCard),
+        ("/v2", MetadataServerResponse),
+        ("/v2/health/live", LiveResponse),
+        ("/v2/health/ready", ReadyResponse),
+        ("/v2/models/a", MetadataModelResponse),
+        ("/v2/models/a/versions/1", MetadataModelResponse),
+        ("/v2/models/a/versions/1/ready", ReadyResponse),
     ],
 )
 async def test_what_is_told_of_the_server_is_of_its_model(

@@ -6,7 +6,7 @@ import pytest
 
 from router.http.body import Schema
 from router.http.openai.schema import ChatBody, CompletionBody
-from router.http.platforms.tensors import InferenceBody
+from router.http.platforms.kserve_schema import InferenceBody
 from router.http.platforms.vertex import VertexBody
 from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody
 from tests.fakes import FakeShard, saying

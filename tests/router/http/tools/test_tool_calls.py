@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from proto.contract import FinishReason
 from router.http.tools.calls import (
     CallArguments,
     CallBegun,
@@ -16,7 +17,7 @@ from router.http.tools.calls import (
     Piece,
     Said,
 )
-from router.request.events import Finished, FinishReason
+from router.request.events import Finished
 from router.text.call_syntax import HERMES, CallSyntax
 from tests.router.http.tools.calls import LLAMA, MISTRAL, SYNTAXES, Call, written
 

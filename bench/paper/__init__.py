@@ -1,1 +1,0 @@
-"""The paper's evaluation again: query programs against chunk-wise generate()."""

@@ -1,1 +1,0 @@
-"""The case studies as one writes them over `generate()`: decode a chunk, look, cut, go on."""

@@ -1,0 +1,197 @@
+"""Comparisons of sums of measures, where holes are still to come: what they say of the current one.
+
+len(X) + len(Y) == 5    Y to come, at least 0    needed: len(X) <= 5    sure: nothing
+X < Y                   Y to come, at most 9     needed: X < 9          sure: X below what Y
+                                                                        is at least
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+
+from client.query.conditions import compare, decimals
+from client.query.conditions.bounds import Bounds, Current, exactly, turned
+from client.query.conditions.expressions import FALSE, TRUE, all_of, any_of
+from client.query.conditions.kinds import FLOAT, INT
+from client.query.conditions.linear import Linear, Quantity
+from client.query.conditions.ranges import Number, Range
+from client.query.conditions.sums import Relating, amount, related
+from client.query.conditions.terms import Compared, Term
+from client.query.place import Place
+from constraints.where import terms as where
+
+# With decimals Python rounds: bounds give way by so much.
+_SLACK = Fraction(1, 10**6)
+
+
+def compared(term: Compared, current: Current) -> Bounds | None:
+    """What a comparison of sums says of the current hole; None: it is none."""
+    if term.relation == "not in":
+        found = compared(Compared(term.left, "in", term.right, term.place), current.denied)
+        is_safe = found is not None and _are_numbers(term.left, current)
+        return turned(found) if found is not None and is_safe else None
+    sums = related(term, current)
+    if sums is None:
+        return None
+    said = [_said(one, current, term.place) for one in sums]
+    return Bounds(any_of(one.lower for one in said), any_of(one.upper for one in said))
+
+
+def _are_numbers(term: Term, current: Current) -> bool:
+    """Whether each quantity is a number whatever its hole is: no text compares with a number."""
+    found = amount(term, current)
+    return found is not None and all(_is_number(each, current) for each in found.scales)
+
+
+def _is_number(quantity: Quantity, current: Current) -> bool:
+    kind = current.kind_of(quantity.hole)
+    if quantity.is_count or kind is None:
+        return quantity.is_count
+    is_decimal = kind.name == FLOAT.name and quantity.measure is None
+    return kind.name == INT.name or is_decimal
+
+
+def _said(one: Relating, current: Current, place: Place) -> Bounds:
+    linear, relation = one.linear, one.relation
+    own = [each for each, scale in linear.scales.items() if each.hole == current.name and scale]
+    is_exact = len(own) == 1 == len(linear.scales) and own[0].measure is not None
+    if is_exact and not linear.is_rounded:
+        rest = Range(linear.shift, linear.shift)
+        return exactly(_needed(own[0], linear.scales[own[0]], relation, rest, place))
+    if relation == "==" and linear.is_whole and _is_indivisible(linear):
+        return exactly(FALSE)
+    needed = _all_needed(own, one, current.future.needed, place)
+    is_told = all(_is_number(each, current) and each.measure for each in linear.scales)
+    if not is_told or linear.is_rounded:
+        return Bounds(FALSE, needed)
+    return Bounds(_any_sure(own, one, current.future.sure, place), needed)
+
+
+def _all_needed(
+    own: Sequence[Quantity], one: Relating, ranges: Mapping[Quantity, Range], place: Place
+) -> where.Expression:
+    if not own:
+        return where.Constant(_may(one.relation, _rest(one.linear, None, ranges)))
+    scales = one.linear.scales
+    rests = {each: _rest(one.linear, each, ranges) for each in own}
+    return all_of(_needed(each, scales[each], one.relation, rests[each], place) for each in own)
+
+
+def _any_sure(
+    own: Sequence[Quantity], one: Relating, ranges: Mapping[Quantity, Range], place: Place
+) -> where.Expression:
+    if not own:
+        return where.Constant(_must(one.relation, _rest(one.linear, None, ranges)))
+    scales = one.linear.scales
+    rests = {each: _rest(one.linear, each, ranges) for each in own}
+    return any_of(_sure(each, scales[each], one.relation, rests[each], place) for each in own)
+
+
+def _rest(linear: Linear, quantity: Quantity | None, ranges: Mapping[Quantity, Range]) -> Range:
+    """What lies between which bounds beside one quantity."""
+    rest = linear if quantity is None else linear.without(quantity)
+    found = rest.range(ranges)
+    return found.plus(Range(-_SLACK, _SLACK)) if linear.is_rounded else found
+
+
+def _is_indivisible(linear: Linear) -> bool:
+    """Whether no sum of whole numbers is zero: 2 * len(X) + 4 * len(Y) - 5."""
+    divisor = math.gcd(*(int(scale) for scale in linear.scales.values()))
+    return divisor != 0 and int(linear.shift) % divisor != 0
+
+
+# One quantity: `scale * quantity + rest relation 0`
+
+
+def _needed(
+    quantity: Quantity, scale: Number, relation: str, rest: Range, place: Place
+) -> where.Expression:
+    """What holds if the comparison does for one number of the rest."""
+    match relation:
+        case "<" | "<=":
+            return _bound(quantity, scale, relation, rest.low, place)
+        case ">" | ">=":
+            return _bound(quantity, scale, relation, rest.high, place)
+        case "==" if rest.is_one:
+            return _bound(quantity, scale, "==", rest.low, place)
+        case "==":
+            least = _bound(quantity, scale, "<=", rest.low, place)
+            return all_of((least, _bound(quantity, scale, ">=", rest.high, place)))
+    return _bound(quantity, scale, "!=", rest.low if rest.is_one else None, place)
+
+
+def _sure(
+    quantity: Quantity, scale: Number, relation: str, rest: Range, place: Place
+) -> where.Expression:
+    """What is enough for the comparison to hold for all numbers of the rest."""
+    if relation == "==" and not rest.is_one:
+        return FALSE
+    ways = (">", "<") if relation == "!=" else (relation,)
+    ends = ((way, rest.high if way in ("<", "<=") else rest.low) for way in ways)
+    parts = ((way, end) for way, end in ends if end is not None)
+    return any_of(_bound(quantity, scale, way, end, place) for way, end in parts)
+
+
+def _bound(
+    quantity: Quantity, scale: Number, relation: str, rest: Number | None, place: Place
+) -> where.Expression:
+    """`scale * quantity + rest relation 0` in the server's language; no rest: nothing is said."""
+    if rest is None:
+        return TRUE if quantity.is_count else _is_a_number(quantity)
+    bound = Fraction(-rest) / scale
+    if scale < 0:
+        relation = compare.FLIPPED[relation]
+    if quantity.measure is None:
+        return _decimal(relation, bound)
+    if bound.denominator == 1:
+        return compare.measured(quantity.measure, relation, bound.numerator, place)
+    match relation:
+        case "==":
+            return FALSE
+        case "!=":
+            return TRUE if quantity.is_count else where.IsInt()
+        case "<" | "<=":
+            return compare.measured(quantity.measure, "<=", math.floor(bound), place)
+    return compare.measured(quantity.measure, ">=", math.ceil(bound), place)
+
+
+def _is_a_number(quantity: Quantity) -> where.Expression:
+    return where.IsFloat() if quantity.measure is None else where.IsInt()
+
+
+def _decimal(relation: str, bound: Fraction) -> where.Expression:
+    """A decimal may be nearer to the bound than Python distinguishes, so `<` lets the bound in."""
+    steps = bound * 10**9
+    match relation:
+        case "<" | "<=":
+            nearby = Decimal(math.ceil(steps))
+        case ">" | ">=":
+            nearby = Decimal(math.floor(steps))
+        case _:
+            return where.IsFloat()
+    pattern = decimals.related(relation[0] + "=", nearby.scaleb(-9), decimals=True)
+    return where.Matches(pattern)
+
+
+# None of the current hole
+
+
+def _may(relation: str, rest: Range) -> bool:
+    """Whether `rest relation 0` for one number of the rest."""
+    low = -math.inf if rest.low is None else rest.low
+    high = math.inf if rest.high is None else rest.high
+    return {
+        "<": low < 0,
+        "<=": low <= 0,
+        "==": low <= 0 <= high,
+        "!=": not low == high == 0,
+        ">=": high >= 0,
+        ">": high > 0,
+    }[relation]
+
+
+def _must(relation: str, rest: Range) -> bool:
+    """Whether it does for all numbers of the rest."""
+    opposites = {"<": ">=", "<=": ">", "==": "!=", "!=": "==", ">=": "<", ">": "<="}
+    return not _may(opposites[relation], rest)

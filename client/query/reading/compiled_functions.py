@@ -1,0 +1,209 @@
+"""Python functions of a rewritten program: compiled, with their globals and closures."""
+
+import ast
+import builtins
+import linecache
+import re
+import types
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from client.query.place import Place, Source
+from client.query.program import Program
+from client.query.reading.calls import Calls
+from client.query.reading.enclosing import Enclosing, LateNames
+from client.query.reading.expressions import PLACED
+from client.query.reading.layout import Layout
+from client.query.reading.nodes import Nodes
+from client.query.reading.parameters import captured
+from client.query.reading.rewriting import MAKE, Surroundings, written
+from client.query.reading.text import Text
+
+_WORD = re.compile(r"\w+")
+# What stands in front of the names of functions that a program defines.
+_GENERATED = re.compile(rf"{MAKE}\.<locals>\.\w+\.<locals>\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The names that a program sees: globals, cells of functions around it, and what these bind.
+
+    Cells win over values, both over globals, as in Python.
+    """
+
+    globals: dict[str, Any]
+    cells: Mapping[str, types.CellType] = field(default_factory=dict)
+    around: Enclosing = field(default_factory=Enclosing)
+
+    def has(self, name: str) -> bool:
+        """Whether the name is known here."""
+        return name in self.cells or name in self.around.values or name in self.globals
+
+    def is_callable(self, name: str) -> bool:
+        """Whether the name is bound here, and to something that can be called."""
+        if name in self.cells:
+            return _holds_callable(self.cells[name])
+        if name in self.around.values:
+            return callable(self.around.values[name])
+        return callable(self.globals.get(name))
+
+
+def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filename: str) -> Program:
+    """The program of a layout. Raises BadProgram."""
+    nodes = Nodes(text)
+    program = written(nodes, layout, around)
+    late = _late(program.used, around.name, scope)
+    if late is not None:
+        scope = replace(scope, cells={**scope.cells, **late.cells})
+    values = scope.around.values
+    names = [name for name in program.used if name in scope.cells or name in values]
+    captured(program.module, names)
+    code = _by_own_names(_compiled(text, program.module, program.compiler_flags, filename))
+    words = set(_WORD.findall(text.text))
+    around_it = {name: value for name, value in values.items() if name in words}
+    calls = Calls(text.source, nodes.places, around_it)
+    defined: dict[str, Any] = {}
+    exec(code, scope.globals, defined)
+    made_ = defined[MAKE](calls, *(values.get(name) for name in names))
+    functions = iter([_bound(function, around, scope) for function in made_])
+    body = next(functions)
+    _shown(text.source, filename, body)
+    taking = _taking(body, next(functions))
+    decoder = next(functions) if program.has_decoder else None
+    model = next(functions) if program.has_model else None
+    return Program(
+        name=around.name,
+        source=text.source,
+        parameters=tuple(around.parameters.parameters),
+        body=_looking_up(taking, late),
+        hole_names=program.hole_names,
+        returns=program.returns,
+        decoder=decoder and _looking_up(decoder, late),
+        model=model and _looking_up(model, late),
+    )
+
+
+def _late(used: Iterable[str], own_name: str, scope: Scope) -> LateNames | None:
+    """The names that the function around the program binds later; None if it uses none."""
+    names = [
+        name for name in used if name not in scope.cells and scope.around.is_late(name, own_name)
+    ]
+    frame = scope.around.frame
+    return LateNames(names, frame) if names and frame is not None else None
+
+
+def _looking_up(function: Callable[..., Any], late: LateNames | None) -> Callable[..., Any]:
+    """The function, which is called when late names have been looked up."""
+    if late is None:
+        return function
+
+    @wraps(function)
+    def called(*arguments: object, **keywords: object) -> Any:
+        late.look_up()
+        return function(*arguments, **keywords)
+
+    return called
+
+
+def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[..., Any]:
+    """The body, called when its arguments are taken: Python reports what is wrong with them."""
+
+    @wraps(body)
+    def called(context: object, /, *arguments: object, **keywords: object) -> Any:
+        take(*arguments, **keywords)
+        return body(context, *arguments, **keywords)
+
+    return called
+
+
+def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> dict[str, Place]:
+    """Names that a program uses and that nobody binds, by their first places."""
+    nodes = Nodes(text)
+    program = written(nodes, layout, around)
+    known = program.hole_names | program.bound | set(dir(builtins))
+    return {
+        name: text.place(nodes.span(node))
+        for name, node in program.used.items()
+        if name not in known and not scope.has(name)
+    }
+
+
+def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> types.FunctionType:
+    """The function, with the cells of the functions around it and the defaults it is declared with.
+
+    What Python compiled has cells of its own, which nobody else would ever change.
+    """
+    own = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells = tuple(scope.cells.get(name, cell) for name, cell in own.items())
+    made = types.FunctionType(function.__code__, function.__globals__, around.name, None, cells)
+    made.__qualname__ = around.name
+    parameters = around.parameters.parameters.values()
+    declared = [each for each in parameters if each.default is not each.empty]
+    named = [each for each in declared if each.kind == each.KEYWORD_ONLY]
+    made.__defaults__ = tuple(each.default for each in declared if each not in named)
+    made.__kwdefaults__ = {each.name: each.default for each in named}
+    return made
+
+
+def _holds_callable(cell: types.CellType) -> bool:
+    try:
+        return callable(cell.cell_contents)
+    except ValueError:  # nothing is bound yet
+        return False
+
+
+# Compiling
+
+
+def _compiled(text: Text, module: ast.Module, flags: int, filename: str) -> types.CodeType:
+    # A node may stand at several holes: each is moved once.
+    moved = {id(node): node for node in ast.walk(module) if isinstance(node, PLACED)}
+    for node in moved.values():
+        node.lineno += text.source.first_line - 1
+        node.end_lineno = (node.end_lineno or node.lineno) + text.source.first_line - 1
+    try:
+        code: types.CodeType = compile(module, filename, "exec", flags, dont_inherit=True)
+    except SyntaxError as error:
+        line = (error.lineno or 1) - text.source.first_line + 1
+        start = text.offset_of_bytes(line, max((error.offset or 1) - 1, 0))
+        raise text.bad(error.msg, start) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise text.bad(str(error) or "the code is nested too deeply", 0) from None
+    return code
+
+
+def _by_own_names(code: types.CodeType) -> types.CodeType:
+    """The code, its functions called as the program calls them: errors show that name."""
+    constants = (
+        _by_own_names(each) if isinstance(each, types.CodeType) else each for each in code.co_consts
+    )
+    own_name = _GENERATED.sub("", code.co_qualname)
+    return code.replace(co_consts=tuple(constants), co_qualname=own_name)
+
+
+def filename_of(source: Source) -> str:
+    """The name under which tracebacks know the source."""
+    if not source.name.startswith("<") and Path(source.name).is_file():
+        return source.name
+    return f"<{source.name.strip('<>')} {zlib.crc32(source.text.encode('utf-8', 'replace')):08x}>"
+
+
+def _shown(source: Source, filename: str, program: types.FunctionType) -> None:
+    """Shows text without a file to tracebacks, for as long as the program is there."""
+    if not filename.startswith("<"):
+        return
+    lines = ["\n"] * (source.first_line - 1) + source.text.splitlines(keepends=True)
+    entry = (len(source.text), None, lines, filename)
+    linecache.cache[filename] = entry
+    weakref.finalize(program, _forget, filename, entry).atexit = False
+
+
+def _forget(filename: str, entry: tuple[object, ...]) -> None:
+    # Another program of the same text has an entry of its own.
+    if linecache.cache.get(filename) is entry:
+        del linecache.cache[filename]

@@ -1,0 +1,103 @@
+"""What a program surely says of holes that are still to come, for the hole that is asked now.
+
+    "[A]"
+    "[B: int]"                                      at A: B < 5, type(B) is int
+    where len(A) + B < 9 and B < 5 and B > n        B > n only at B: n may have no value before
+    distribute C over ["x", "yy"]                   at A: C in ["x", "yy"]
+
+Conditions are future that are made of holes, operators and constants alone. Those behind a prompt
+are so where their holes stand once in the program: another prompt could ask for them without.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from client.query.reading.nodes import load
+from client.query.reading.template import HoleTag
+from client.query.reading.where_clauses import Conjunct, WhereClauses
+
+# Kinds that bound numbers; others say nothing of them.
+_KINDS = ("int", "float")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The holes of a prompt, and what stands behind its `where`."""
+
+    tags: Sequence[HoleTag]
+    conjuncts: Sequence[Conjunct]
+
+
+class FutureConditions:
+    """Finds what is future at a hole. Never changed."""
+
+    def __init__(
+        self,
+        said: Sequence[Said],
+        program_where: Sequence[tuple[str, Conjunct]],
+        clauses: WhereClauses,
+        rebound: AbstractSet[str],
+        chosen: Sequence[Conjunct] = (),
+    ) -> None:
+        """`program_where` and `rebound`: as for PromptRewriter; `chosen` say from which values
+        holes are chosen, wherever they come from."""
+        tags = [tag for one in said for tag in one.tags]
+        own: list[tuple[ast.expr, Conjunct]] = [(load(name), part) for name, part in program_where]
+        behind = [(part, one.tags) for one in said for part in one.conjuncts]
+        self._links = [part.holes for _, part in own] + [part.holes for part, _ in behind]
+        counts = Counter(tag.name for tag in tags)
+        future = [(code, part) for code, part in own if part.is_plain]
+        future += [
+            (part.function, part)
+            for part, here in behind
+            if part.is_plain and _is_sure(part, here, counts, rebound)
+        ]
+        future += [(part.function, part) for part in chosen if part.is_plain]
+        self._foreseen = future + [(part.function, part) for part in _kinds(tags, clauses)]
+        self._decorated = frozenset(tag.name for tag in tags if tag.decorators)
+
+    def conditions(self, hole: str) -> list[ast.expr]:
+        """The functions of conditions on other holes, of which conditions on this one speak too."""
+        linked = self._linked(hole)
+        return [
+            code
+            for code, part in self._foreseen
+            if hole not in part.holes and not part.holes.isdisjoint(linked)
+        ]
+
+    def decorated(self, hole: str) -> frozenset[str]:
+        """Those of these holes whose values decorators may change."""
+        return self._decorated & self._linked(hole)
+
+    def _linked(self, hole: str) -> frozenset[str]:
+        """The other holes that conditions join to this one."""
+        found: frozenset[str] = frozenset()
+        new = frozenset((hole,))
+        while not new <= found:
+            found |= new
+            new = frozenset().union(*(link for link in self._links if link & found))
+        return found - {hole}
+
+
+def _is_sure(
+    part: Conjunct, tags: Sequence[HoleTag], counts: Counter[str], rebound: AbstractSet[str]
+) -> bool:
+    """Whether what stands behind a prompt holds of its holes wherever they come from, and means
+    the same before it is reached."""
+    here = {tag.name for tag in tags}
+    is_once = all(counts[hole] == 1 for hole in part.holes)
+    return bool(part.holes & here) and is_once and rebound.isdisjoint(part.holes - here)
+
+
+def _kinds(tags: Sequence[HoleTag], clauses: WhereClauses) -> Iterator[Conjunct]:
+    """`type(X) is int` of holes that are nowhere of another kind."""
+    written: dict[str, set[str]] = {}
+    for tag in tags:
+        written.setdefault(tag.name, set()).add(tag.kind.code.strip() if tag.kind else "")
+    for tag in {tag.name: tag for tag in tags}.values():
+        (kind, *others) = written[tag.name]
+        if kind in _KINDS and not others:
+            yield from clauses.of_kind(tag.name, kind, tag.span)

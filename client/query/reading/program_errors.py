@@ -1,0 +1,182 @@
+"""Exceptions of a program's own code, pointed at the place of the program that they came from."""
+
+import builtins
+import dis
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from inspect import unwrap
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, TracebackType
+
+from client.query import hints
+from client.query.conditions.operators import OPERATORS
+from client.query.errors import ProgramFailed, QueryError
+from client.query.place import Place
+from client.query.program import Program
+from client.query.reading.text import Span, Text
+
+# Where code lies that programs' authors did not write: Python's, installed packages, and our own.
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    f"{Path(__file__).parents[2]}{os.sep}",
+    "<frozen",
+)
+# Names of Python's that programs use most.
+_BUILTINS = ("bool", "dict", "enumerate", "float", "list", "print", "range", "sorted", "str", "zip")
+# A string on one line with a hole of this name in it.
+_IN_STRING = r"""(['"])(?:(?!\1).)*\[\s*{}\s*[\]:]"""
+
+
+def as_query_error(error: Exception, program: Program) -> QueryError:
+    """The error of a query that an exception is. A QueryError gets a place if it has none; any
+    other becomes a ProgramFailed with the exception as its cause."""
+    error = _as_raised(error)
+    place = place_of(error, program) or _called_wrongly(error, program)
+    if isinstance(error, QueryError):
+        if error.source is None:
+            error.source = program.source
+            error.place = error.place or place
+        return error
+    said = f": {error}" if str(error) else ""
+    what = f"{type(error).__name__}{said}{_hint(error, program)}"
+    failed = ProgramFailed(what, place, program.source)
+    failed.__cause__ = error
+    helper = _helper(error, program)
+    if helper is not None:
+        failed.add_note(f"raised in {helper}")
+    return failed
+
+
+def _helper(error: BaseException, program: Program) -> str | None:
+    """Where outside of the program, in code of its author's, an exception came from."""
+    found = _innermost(error, program)
+    called = None if found is None else found.tb_next
+    helper = None
+    while called is not None:
+        if not called.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+            helper = called
+        called = called.tb_next
+    if helper is None:
+        return None
+    code = helper.tb_frame.f_code
+    return f"{code.co_name} ({code.co_filename}:{helper.tb_lineno})"
+
+
+def _as_raised(error: Exception) -> Exception:
+    """Python makes a RuntimeError of a StopIteration that leaves a coroutine, at no place."""
+    cause = error.__cause__
+    is_made = str(error) == "coroutine raised StopIteration"
+    return cause if is_made and isinstance(cause, StopIteration) else error
+
+
+def place_of(error: BaseException, program: Program) -> Place | None:
+    """The innermost place of the program that an exception came through, None if there is none."""
+    found = _innermost(error, program)
+    return None if found is None else _place(found, program)
+
+
+def _called_wrongly(error: Exception, program: Program) -> Place | None:
+    """Where a program is defined that was called with wrong arguments, and so was not begun."""
+    if not isinstance(error, TypeError) or not str(error).startswith(f"{program.name}() "):
+        return None
+    text = Text(program.source)
+    defined = re.search(rf"\bdef\s+{re.escape(program.name)}\b", text.text)
+    first_line = (0, text.offset(1, len(text.text)))
+    return text.place(Span(*(first_line if defined is None else defined.span())))
+
+
+def without_values(template: Program, names: Sequence[str]) -> ProgramFailed:
+    """The error of a template called without values, at the first of these names."""
+    call = ", ".join(f"{name}=..." for name in names)
+    what = f"values are missing; a call gives them by their names: ({call})"
+    return ProgramFailed(what, template.parameter_places.get(names[0]), template.source)
+
+
+def _innermost(error: BaseException, program: Program) -> TracebackType | None:
+    codes = {*_codes_of(program.body), *_codes_of(program.decoder), *_codes_of(program.model)}
+    found = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            found = traceback
+        traceback = traceback.tb_next
+    return found
+
+
+def _hint(error: Exception, program: Program) -> str:
+    """What may have been meant, for the end of a message; nothing where that is not clear."""
+    if isinstance(error, ValueError) and "format specifier" in str(error):
+        return "; write '{{' and '}}' for the signs themselves"
+    name, found = hints.unknown_name(error), _innermost(error, program)
+    if name is None or found is None or found.tb_next is not None:
+        return hints.meant_by(error, ())
+    if name in program.hole_names and hasattr(builtins, name):
+        return f"; the hole [{name}] hides Python's own `{name}`: call the hole otherwise"
+    if name in program.hole_names:
+        return f"; the hole [{name}] is not filled yet"
+    if _is_bound_below(name, found, program):
+        return "; it gets its value only further down"
+    if found.tb_frame.f_code in set(_codes_of(program.model)):
+        return "; the name of a model is a string"
+    if re.search(_IN_STRING.format(name), program.source.text):
+        return f"; the string with [{name}] is no prompt: a prompt is a statement of its own"
+    meant = hints.meant(name, _known(found.tb_frame, program))
+    if not meant and name.isupper() and program.hole_names:
+        return f"; holes of this program: {', '.join(sorted(program.hole_names))}"
+    return meant
+
+
+def _is_bound_below(name: str, found: TracebackType, program: Program) -> bool:
+    """Whether it is a variable that nothing binds up to the line where it is missing."""
+    code = found.tb_frame.f_code
+    is_own = name in code.co_varnames or name in code.co_cellvars
+    owners = [code] if is_own else [c for c in _codes_of(program.body) if name in c.co_cellvars]
+    binding = [
+        line
+        for owner in owners
+        for each in dis.get_instructions(owner)
+        if each.opname.startswith("STORE_") and _is_about(name, each.argval)
+        if (line := each.positions and each.positions.lineno) is not None
+    ]
+    return bool(binding) and min(binding) > found.tb_lineno
+
+
+def _is_about(name: str, variables: object) -> bool:
+    # Python 3.13 and later store two variables at once.
+    return name == variables or (isinstance(variables, tuple) and name in variables)
+
+
+def _known(frame: FrameType, program: Program) -> Iterator[str]:
+    yield from program.hole_names
+    yield from OPERATORS
+    yield from _BUILTINS
+    for names in (frame.f_locals, frame.f_globals):
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def _codes_of(function: Callable[..., object] | None) -> Iterator[CodeType]:
+    if isinstance(function, FunctionType):
+        # A method's is wrapped: its object goes before the arguments.
+        yield from _with_inner(unwrap(function).__code__)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def _place(traceback: TracebackType, program: Program) -> Place:
+    text = Text(program.source)
+    shift = program.source.first_line - 1
+    positions = list(traceback.tb_frame.f_code.co_positions())
+    line, end_line, column, end_column = positions[traceback.tb_lasti // 2]
+    if line is None or end_line is None or column is None or end_column is None:
+        # Python was started without columns: the line it is.
+        start = text.offset(traceback.tb_lineno - shift, 0)
+        return text.place(Span(start, text.offset(traceback.tb_lineno - shift, len(text.text))))
+    start = text.offset_of_bytes(line - shift, column)
+    return text.place(Span(start, text.offset_of_bytes(end_line - shift, end_column)))

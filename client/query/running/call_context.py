@@ -1,0 +1,244 @@
+"""One call of a program within a run: the Context that its body talks to.
+
+A nested query gets a frame of its own on the same run: its holes follow the prompt so far, its
+variables and conditions are its own.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from client.query.conditions import values as known
+from client.query.conditions.bounds import conjuncts_of, names_of
+from client.query.conditions.evaluate import evaluate
+from client.query.conditions.plan import Check
+from client.query.conditions.rebinding import is_same, with_values
+from client.query.conditions.terms import Term, Value
+from client.query.conditions.writing import written
+from client.query.errors import BadProgram, ProgramFailed, QueryError, Unsatisfiable
+from client.query.place import Place
+from client.query.program import Behind, Condition, Decorator, Hole, Program, Subquery
+from client.query.running.decoding import Rejected
+from client.query.running.error_places import locate, shortened
+from client.query.running.execution import Execution, HoleReached
+from client.query.running.transcript import Piece, text_of
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class CallContext:
+    """Owner of the values of one call's holes, and of what later holes have to keep."""
+
+    def __init__(
+        self, run: Execution, program: Program, *, owes: bool = False, is_nested: bool = False
+    ) -> None:
+        """`owes`: conditions speak of the hole that this call fills."""
+        self._run = run
+        self._query = program.name
+        self._source = program.source
+        self._owes = owes
+        self._is_nested = is_nested
+        self.values: dict[str, known.Finished] = {}
+        self._promises: tuple[Check, ...] = ()
+
+    @property
+    def prompt(self) -> str:
+        return text_of(self._run.transcript.pieces)
+
+    def say(self, text: str, place: Place) -> None:
+        self._run.transcript.say(text)
+
+    def role(self, name: str, place: Place) -> None:
+        transcript, source = self._run.transcript, self._source
+        if name not in ROLES:
+            what = f"{{:{name}}} is no role; there are {', '.join(ROLES)}"
+            raise BadProgram(what, place, source)
+        if transcript.is_plain and transcript.has_holes:
+            what = f"{{:{name}}} comes too late: holes before it were asked as plain text"
+            raise BadProgram(what, place, source)
+        transcript.turn(name)
+
+    def caught(self) -> None:
+        self._run.caught()
+
+    def goes_round(self, cleans_up: bool) -> None:
+        self._run.goes_round(cleans_up=cleans_up)
+
+    async def hole(self, hole: Hole) -> Any:
+        self._run.comes_to_hole()
+        if isinstance(hole.kind, Subquery):
+            return await self._nested(hole, hole.kind)
+        self._run.transcript.answer_now()
+        terms = await self._terms(hole)
+        entry = await self._run.next_entry(hole, self._source, lambda: self._arrival(hole, terms))
+        text = entry.prompt_text
+        self._run.transcript.fill(hole.name, text)
+        self._promises = entry.promises
+        answer = entry.finished.answer
+        made = known.Finished(
+            entry.value(answer.text), text, answer.num_tokens, is_mixed=entry.is_mixed
+        )
+        return await self._bind(hole, made)
+
+    def _arrival(self, hole: Hole, terms: tuple[Term, ...]) -> HoleReached:
+        return HoleReached(
+            hole=hole,
+            query=self._query,
+            source=self._source,
+            terms=terms,
+            values={name: value for name, value in self.values.items() if name != hole.name},
+            promises=self._promises,
+            pieces=self._run.transcript.pieces,
+            owes=self._owes,
+            is_last=hole.is_last and not self._is_nested,
+        )
+
+    def _is_spoken_of(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
+        """Whether a condition may fail because of what this hole will be."""
+        about = [*map(names_of, terms), *(check.names for check in self._promises)]
+        return any(hole.name in names for names in about)
+
+    async def _terms(self, hole: Hole) -> tuple[Term, ...]:
+        """The conditions, asked now. What is wrong with them is not the body's to catch."""
+        try:
+            return tuple(map(self._asked, hole.conditions))
+        except QueryError as error:
+            await self._stuck(error, hole)
+
+    def _asked(self, condition: Condition) -> Term:
+        """A condition. What one behind a prompt says of other holes alone is no hole's own: it is
+        held against those that are finished, and kept for those to come. Raises Unsatisfiable."""
+        term = condition()
+        if not isinstance(condition, Behind):
+            return term
+        if changed := self._changed(condition):
+            term = with_values(term, changed)
+        for part in conjuncts_of(term):
+            names = names_of(part)
+            if not names or names & condition.here:
+                continue
+            if names <= self.values.keys():
+                _refuse_false(part, self.values)
+            else:
+                self._promise(Check(part, names, written(part)))
+        return term
+
+    def _changed(self, condition: Behind) -> dict[str, object]:
+        """The variables of finished holes that hold something else by now."""
+        values = {}
+        for name, read in condition.variables:
+            if name in self.values:
+                with suppress(NameError):  # it was deleted
+                    values[name] = read()
+        return {
+            name: value
+            for name, value in values.items()
+            if not is_same(value, self.values[name].value)
+        }
+
+    def _promise(self, check: Check) -> None:
+        if not any((made.text, made.term) == (check.text, check.term) for made in self._promises):
+            self._promises = (*self._promises, check)
+
+    async def _nested(self, hole: Hole, sub: Subquery) -> Any:
+        if hole.support is not None:
+            what = (
+                f"a distribution is over a hole that the model writes; [{hole.name}] is filled by"
+                f" the query `{sub.program.name}`: say it of a hole in that one"
+            )
+            await self._stuck(BadProgram(what, hole.place, self._source), hole)
+        transcript = self._run.transcript
+        mark = transcript.mark()
+        terms = await self._terms(hole)
+        await self._refuse_false(hole, terms)
+        owes = self._owes or self._is_spoken_of(hole, terms)
+        inner = CallContext(self._run, sub.program, owes=owes, is_nested=True)
+        try:
+            body = sub.program.body(inner, *sub.arguments, **sub.keywords)
+        except TypeError as error:
+            # It takes other arguments: that is wrong where it is called.
+            raise ProgramFailed(f"TypeError: {error}", hole.place, self._source) from error
+        try:
+            value = await body
+        except Exception as error:
+            self._run.note(error, sub.program)
+            raise
+        if sub.program.returns:
+            transcript.cut(mark)
+            text = "" if value is None else str(value)
+            transcript.fill(hole.name, text)
+        else:
+            text = _without_roles(transcript.pieces[mark:])
+            value = text
+        await self._check(hole, terms, value, text)
+        return await self._bind(hole, known.Finished(value, text, has_tokens=False))
+
+    async def _refuse_false(self, hole: Hole, terms: tuple[Term, ...]) -> None:
+        """What names no hole is known before the nested query asks anything."""
+        try:
+            for part in (part for term in terms for part in conjuncts_of(term)):
+                if not names_of(part):
+                    _refuse_false(part, {})
+        except QueryError as error:
+            await self._stuck(error, hole)
+
+    async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
+        """The conditions on a nested query's value: no mask keeps these."""
+        values = {**self.values, hole.name: known.Finished(value, text, has_tokens=False)}
+        own = (Check(term, names_of(term), written(term)) for term in terms)
+        about = [check for check in (*self._promises, *own) if hole.name in check.names]
+        left = [check for check in self._promises if hole.name not in check.names]
+        for check in about:
+            try:
+                truth = evaluate(check.term, values)
+            except QueryError as error:
+                await self._stuck(error, hole)
+            if truth is None:
+                left.append(check)
+            elif not truth:
+                what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
+                await self._stuck(Rejected(what, text, value, hole.place, self._source), hole)
+        self._promises = tuple(left)
+
+    async def _bind(self, hole: Hole, made: known.Finished) -> object:
+        value = made.value
+        for decorator in reversed(hole.decorators):
+            value = await _decorated(decorator, value, made.text)
+        self.values[hole.name] = replace(made, value=value)
+        return value
+
+    async def _stuck(self, error: QueryError, hole: Hole) -> NoReturn:
+        locate(error, hole.place, self._source)
+        await self._run.stuck(error)
+
+
+def _refuse_false(term: Term, values: known.Values) -> None:
+    """Raise Unsatisfiable, with what its holes are, where it does not hold."""
+    if evaluate(term, values) is not False:
+        return
+    names = sorted(names_of(term))
+    values_text = ", ".join(f"[{name}] is {shortened(known.bare(values[name]))}" for name in names)
+    what = f"`{written(term)}` does not hold{': ' if values_text else ''}{values_text}"
+    raise Unsatisfiable(what, None if isinstance(term, Value) else term.place)
+
+
+async def _decorated(decorator: Decorator, value: object, text: str) -> object:
+    """The function's answer. A parameter `text` gets the hole's text too."""
+    function = decorator.function
+    given = {"text": text} if _takes_text(function) else {}
+    made = function(value, **given)
+    return await made if inspect.isawaitable(made) else made
+
+
+def _takes_text(function: Callable[..., object]) -> bool:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return False
+    return "text" in names[1:]
+
+
+def _without_roles(pieces: tuple[Piece, ...]) -> str:
+    return text_of([piece for piece in pieces if piece.role is None])

@@ -1,0 +1,241 @@
+"""The Asker of a run: sends what traces ask for, books it, and shows how far they are."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from client.beams import BeamDropped, BeamsAnswer, BestCall, SearchCall
+from client.errors import (
+    ConstraintRefused,
+    InvalidRequest,
+    Refused,
+    ServerFailed,
+    TandemError,
+)
+from client.model import BeamModel, Model
+from client.query.conditions.rename_subject import rename_subject
+from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
+from client.query.running.choosing import chosen
+from client.query.running.decoding import AtHole, HoleAnswer
+from client.query.running.ledger import CallFile, Ledger
+from client.query.running.results import Request, State
+from client.query.running.transcript import Piece, Pieces, spans_of, text_of
+from client.words import Answer, GenerateCall, ScoreCall, Scores, Usage
+
+OnState = Callable[[State], None]
+
+# What the server says of constraints that mean nothing; the other refusals are about what they ask.
+_MEANINGLESS = ("malformed", "not_enforced")
+_BROKEN_OFF = ("deadline", "cancelled")
+_Generated = Answer | BeamsAnswer
+# How often one looks at what fills in.
+_VIEW_S = 0.1
+_PROMPT = re.compile(r"(?:holes\[\d+\]\.)?text")
+_HOLE = re.compile(r"holes\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """An Asker. `model_name` goes with every call; `on_state` gets a state for every token."""
+
+    model: Model
+    ledger: Ledger
+    model_name: str | None = None
+    normalised: bool = False
+    calls: CallFile | None = None
+    on_state: OnState | None = None
+    clock: Callable[[], float] = time.perf_counter
+
+    async def fill(self, at: AtHole) -> HoleAnswer:
+        """The hole's own request answered. Raises NotSatisfied if its constraint was not kept."""
+        if at.score_call is not None:
+            return await self._choose(at, at.score_call)
+        answer = await self.generate(at, at.call)
+        if answer.constraint_satisfied is False:
+            why = answer.violation or f"it ended by {answer.finish_reason}"
+            what = f"the conditions of [{at.hole.name}] are not kept: {why}"
+            raise NotSatisfied(what, answer.text, at.hole.place, at.source)
+        return HoleAnswer(
+            text=answer.text,
+            logprob=answer.logprob,
+            num_tokens=sum(not token.is_end for token in answer.tokens),
+        )
+
+    async def generate(self, at: AtHole, call: GenerateCall) -> Answer:
+        """One request; its row is booked when it has ended."""
+        call = replace(call, model=self.model_name)
+        began_s = self.clock()
+        try:
+            answer = await self._answer(at, call)
+            if answer.finish_reason in _BROKEN_OFF:
+                raise _broken_off(answer.finish_reason)
+        except TandemError as error:
+            self._book(at, "generate", began_s, call, error, Usage())
+            _point(at, error)
+            raise
+        self._book(at, "generate", began_s, call, answer, answer.usage)
+        return answer
+
+    async def search(
+        self, ats: Sequence[AtHole], call: SearchCall
+    ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
+        """One request; its row is that of the first hole. Raises BadCondition at once."""
+        report_s = _VIEW_S if self.on_state is not None else call.report_s
+        call = replace(call, model=self.model_name, report_s=report_s)
+        kind = "best" if isinstance(call, BestCall) else "beams"
+        began_s = self.clock()
+        self._show(ats[0], "")
+        try:
+            answer = await self._searched(ats, call)
+            if answer.finish_reason in _BROKEN_OFF:
+                raise _broken_off(answer.finish_reason)
+        except TandemError as error:
+            self._book(ats[0], kind, began_s, call, error, Usage())
+            _point(ats[_hole_of(error)], error)
+            raise
+        self._book(ats[0], kind, began_s, call, answer, answer.usage)
+        return answer, [_fault_of(dropped, ats) for dropped in answer.dropped]
+
+    async def _searched(self, ats: Sequence[AtHole], call: SearchCall) -> BeamsAnswer:
+        if not isinstance(self.model, BeamModel):
+            needs = "best_k()" if isinstance(call, BestCall) else "beam()"
+            what = f"{needs} needs a model that searches; {type(self.model).__name__} does not"
+            raise Refused(what, "unserved")
+        async with aclosing(self.model.search(call)) as parts:
+            async for part in parts:
+                if isinstance(part, BeamsAnswer):
+                    return part
+                if part.beams:
+                    self._show(ats[part.beams[0].hole], part.beams[0].text)
+        raise ServerFailed("the stream has no end", "protocol")
+
+    async def score(self, at: AtHole, call: ScoreCall) -> Scores:
+        """One request."""
+        call = replace(call, model=self.model_name)
+        began_s = self.clock()
+        self._show(at, "")
+        try:
+            scores = await self.model.score(call)
+        except TandemError as error:
+            self._book(at, "score", began_s, call, error, Usage())
+            _point(at, error)
+            raise
+        self._book(at, "score", began_s, call, scores, scores.usage)
+        return scores
+
+    async def _choose(self, at: AtHole, call: ScoreCall) -> HoleAnswer:
+        scores = await self.score(at, call)
+        values = [value for value in call.values if isinstance(value, str)]
+        return chosen(values, scores.values, normalised=self.normalised)
+
+    async def _answer(self, at: AtHole, call: GenerateCall) -> Answer:
+        if self.on_state is None:
+            return await self.model.generate(call)
+        if call.num_steps is not None:
+            # One of many beams, in steps of a token: it is shown where it stands behind them.
+            answer = await self.model.generate(call)
+            self._show(at, answer.standing.text + answer.text)
+            return answer
+        self._show(at, "")
+        text = ""
+        async with aclosing(self.model.stream(call)) as stream:
+            async for part in stream:
+                if isinstance(part, Answer):
+                    return part
+                text += part.text
+                self._show(at, text)
+        raise ServerFailed("the stream has no end", "protocol")
+
+    def _show(self, at: AtHole, text: str) -> None:
+        if self.on_state is None:
+            return
+        pieces = (*at.pieces, Piece(text, hole=at.hole.name))
+        self.on_state(
+            State(
+                trace=at.index,
+                prompt=text_of(pieces),
+                spans=spans_of(pieces),
+                hole=at.hole.name,
+                constraint=at.call.constraint,
+                stop=at.call.stop,
+            )
+        )
+
+    def _book(
+        self, at: AtHole, kind: str, began_s: float, call: object, answer: object, usage: Usage
+    ) -> None:
+        request = Request(
+            kind=kind,
+            query=at.query,
+            hole=at.hole.name,
+            trace=at.index,
+            duration_s=self.clock() - began_s,
+            usage=usage,
+            finish_reason=answer.finish_reason if isinstance(answer, _Generated) else None,
+            error=str(answer) if isinstance(answer, Exception) else None,
+        )
+        self.ledger.book(at.index, request)
+        if self.calls is not None:
+            self.calls.write(request, call, answer)
+
+
+def ended(trace: int, pieces: Pieces) -> State:
+    """The last state of a trace."""
+    return State(trace=trace, prompt=text_of(pieces), spans=spans_of(pieces))
+
+
+def _point(at: AtHole, error: TandemError) -> None:
+    """Raise a refused constraint as what is wrong with the hole's conditions, and a refused empty
+    prompt as what is wrong with the program.
+
+    Any other error goes on as it is, with a note that says at which hole.
+    """
+    if isinstance(error, InvalidRequest) and _is_prompt(error.field) and not text_of(at.pieces):
+        what = f"nothing stands in front of [{at.hole.name}], and the model has no token that"
+        message = f"{what} begins a text: put a prompt there"
+        raise BadProgram(message, at.hole.place, at.source) from error
+    if not isinstance(error, ConstraintRefused):
+        error.add_note(str(QueryError(f"asked for [{at.hole.name}]", at.hole.place, at.source)))
+        return
+    raise _refusal(at, error) from error
+
+
+def _is_prompt(field: str | None) -> bool:
+    """Whether an error is about a prompt: of a hole's own request, or of one in a search."""
+    return field is not None and _PROMPT.fullmatch(field) is not None
+
+
+def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
+    reason = error.details.get("reason", error.error_type)
+    kind: type[QueryError] = BadCondition if reason in _MEANINGLESS else Unsatisfiable
+    constraint = at.call.constraint
+    is_of_x = constraint is not None and constraint.type == "where"
+    said = str(error).removeprefix(f"`{error.field}`: ")
+    message = rename_subject(said, at.hole.name) if is_of_x else said
+    return kind(f"[{at.hole.name}]: {message}", at.hole.place, at.source)
+
+
+def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
+    """What is wrong with a beam behind which nothing may follow. Raises what is no such fault."""
+    at, error = ats[dropped.beam.hole], dropped.error
+    if isinstance(error, ConstraintRefused):
+        return _refusal(at, error)
+    if error is not None:
+        raise error
+    what = f"the conditions of [{at.hole.name}] are not kept within its tokens"
+    if dropped.violation is not None:
+        what += f": {dropped.violation}"
+    return NotSatisfied(what, dropped.beam.text, at.hole.place, at.source)
+
+
+def _hole_of(error: TandemError) -> int:
+    """The number of the hole that a search's error is about; the first, where it does not say."""
+    field = error.field if isinstance(error, Refused) else None
+    rename_subject = _HOLE.match(field or "")
+    return 0 if rename_subject is None else int(rename_subject[1])
+
+
+def _broken_off(reason: str) -> ServerFailed:
+    return ServerFailed(f"the request ended by {reason}", "broken_off")

@@ -1,0 +1,223 @@
+"""Models and tokenizers by name: a local folder, the hub's cache here, or the hub itself.
+
+Token, cache and whether to be offline are those of huggingface_hub (HF_TOKEN, HF_HOME,
+HF_HUB_CACHE, HF_HUB_OFFLINE), which shows its own progress bars.
+"""
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import tqdm
+
+# By then the hub's own time limits and retries are over. Progress bars and files grow by 10 MB at a
+# time, eight files at once: a line that carries 140 kB a second is not given up.
+_STALL_S = 600.0
+_NUM_POLLS = 20
+# What the hub allows: [OWNER/]NAME.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_CONFIG = "config.json"
+_WEIGHTS = "model.safetensors"
+
+
+class HubError(Exception):
+    """A name leads to no folder; the message is the reason."""
+
+
+class NotOnHub(HubError):
+    """The hub has no such model, or not for us."""
+
+
+class HubUnreached(HubError):
+    """The hub did not answer, and its cache does not have the model."""
+
+
+class DownloadStalled(HubError):
+    """Nothing came from the hub for too long; a thread still waits for it."""
+
+
+def find_folder(
+    name: str, revision: str | None, patterns: Sequence[str], *, noun: str = "model"
+) -> Path:
+    """The local folder `name`, or a snapshot of the hub's model with the files of `patterns`.
+
+    Downloads what the cache lacks. `noun` is what error texts call it. Raises HubError.
+    """
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
+        return folder.resolve()
+    if folder.is_absolute() or name.startswith((".", "~")):
+        raise NotOnHub(f"the {noun}'s folder {name!r} does not exist")
+    try:
+        return download(name, revision, patterns)
+    except HFValidationError as error:
+        raise NotOnHub(
+            f"the {noun} {name!r} is neither an existing folder nor a hub id (NAME or OWNER/NAME)"
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
+        where = f" at revision {revision!r}" if revision else ""
+        raise NotOnHub(
+            f"the hub does not give {name!r}{where}: {_first_line(error)} (for a private or gated "
+            "model set HF_TOKEN)"
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        raise HubUnreached(
+            f"the {noun} {name!r} is no local folder and could not be fetched from the hub: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def download(
+    name: str, revision: str | None, patterns: Sequence[str], stall_timeout_s: float = _STALL_S
+) -> Path:
+    """The snapshot of a hub's model, given up when no more data comes.
+
+    How long a download takes is unbounded: models have up to terabytes. It has stalled when neither
+    the progress bars move nor the model's folder in the cache grows, which another process may be
+    filling. Raises huggingface_hub's errors, and DownloadStalled.
+    """
+    updates: list[None] = []
+
+    class CountingBar(tqdm):
+        """A progress bar of the hub's that counts its updates."""
+
+        def update(self, n: float | None = 1) -> bool | None:
+            updates.append(None)
+            is_shown: bool | None = super().update(n)
+            return is_shown
+
+    work = partial(
+        snapshot_download,
+        name,
+        revision=revision,
+        allow_patterns=list(patterns),
+        tqdm_class=CountingBar,
+    )
+    cached = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+
+    def progress() -> tuple[int, int]:
+        return len(updates), _num_bytes(cached)
+
+    folder = result_unless_stalled(work, progress, stall_timeout_s)
+    if folder is None:
+        raise DownloadStalled(
+            f"{name!r} could not be fetched from the hub: nothing came for {stall_timeout_s:g} s"
+        )
+    return Path(folder)
+
+
+def result_unless_stalled(
+    work: Callable[[], str], progress: Callable[[], tuple[int, int]], stall_timeout_s: float
+) -> str | None:
+    """What `work` returns or raises; None once `progress` has been the same for so long."""
+    future: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - `future.result` raises it again
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    last, last_s = progress(), time.monotonic()
+    while not future.done():
+        wait([future], stall_timeout_s / _NUM_POLLS)
+        if (now := progress()) != last:
+            last, last_s = now, time.monotonic()
+        elif not future.done() and time.monotonic() - last_s > stall_timeout_s:
+            return None
+    return future.result()
+
+
+class HuggingFaceHub:
+    """Whether the hub, or its cache here, has a model; asked before a server is started for it."""
+
+    def has_here(self, name: str) -> bool:
+        """Whether the cache has the model's config; needs no network."""
+        return _is_hub_id(name) and _cached_file(name, _CONFIG) is not None
+
+    def require(self, name: str) -> None:
+        """Check that the model can be downloaded. Takes seconds.
+
+        Raises NotOnHub, and HubUnreached.
+        """
+        if not _is_hub_id(name):
+            raise NotOnHub("a model of the hub is NAME or OWNER/NAME")
+        try:
+            hf_hub_download(name, _CONFIG)
+        except HFValidationError as error:
+            raise NotOnHub("a model of the hub is NAME or OWNER/NAME") from error
+        except GatedRepoError as error:
+            raise NotOnHub("it is gated, and our token has no access (set HF_TOKEN)") from error
+        except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+            if HF_HUB_OFFLINE:
+                reason = "it is not in the hub's cache, and this server is offline"
+                raise NotOnHub(reason) from error
+            raise HubUnreached(
+                f"the model {name!r} is not in the hub's cache, and the hub was not reached"
+            ) from error
+        except RepositoryNotFoundError as error:
+            raise NotOnHub("the hub has no such model, or not for us") from error
+        except EntryNotFoundError as error:
+            raise NotOnHub(f"on the hub it has no {_CONFIG}") from error
+        except (HfHubHTTPError, OSError) as error:
+            raise HubUnreached(
+                f"the hub was asked for {name!r} and failed: {_first_line(error)}"
+            ) from error
+
+
+def has_weights_cached(name: str) -> bool:
+    """Whether the cache has a model's config and all its weights."""
+    if not _is_hub_id(name) or _cached_file(name, _CONFIG) is None:
+        return False
+    if _cached_file(name, _WEIGHTS) is not None:
+        return True
+    index = _cached_file(name, f"{_WEIGHTS}.index.json")
+    if index is None:
+        return False
+    try:
+        parts = set(json.loads(Path(index).read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(parts) and all(_cached_file(name, str(part)) is not None for part in parts)
+
+
+def _is_hub_id(name: str) -> bool:
+    return bool(_HUB_ID.fullmatch(name)) and ".." not in name and "--" not in name
+
+
+def _cached_file(name: str, file: str) -> str | None:
+    path = try_to_load_from_cache(name, file)
+    return path if isinstance(path, str) else None
+
+
+def _num_bytes(folder: Path) -> int:
+    """The sizes of all files below; a file that disappears meanwhile counts nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

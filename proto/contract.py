@@ -1,0 +1,219 @@
+"""What the router and the shards say to each other, in plain ints: no protobuf, no tensor.
+
+    router: NewSequence, RunningUpdate --> shard: Generation --> router
+
+Both tiers' `wire.py` translate between these classes and the messages of `generate.proto`. A value
+that exists is valid: constructors check lengths that contradict each other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from constraints.spec import ConstraintSpec
+from constraints.translation import Translation
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is sampled. None, or the neutral value, switches a processor off."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int = 0
+    watermark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When a sequence ends.
+
+    `max_new_tokens` counts the output made before a request, too. `stop_strings` are searched in
+    the text by the router; a shard masks them where the constraint would not hold with such an end.
+    `keep_stop_string`: the matched string stays in the text (TGI), or not (OpenAI).
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    keep_stop_string: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobParams:
+    """Which log-probabilities to report.
+
+    `raw`: of the model's own distribution (OpenAI), else after penalties and warping (TGI).
+    `prompt`: those of the prompt's tokens, too, from position `prompt_from` on.
+    """
+
+    num_top_tokens: int = 0
+    raw: bool = False
+    prompt: bool = False
+    prompt_from: int = 0
+
+    @property
+    def first_scored(self) -> int:
+        """Position of the first prompt token with a log-probability; token 0 never has one."""
+        return max(self.prompt_from, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """The language of an output's text, as a shard enforces it.
+
+    cuts:        the output may be cut at max_new_tokens before the constraint holds
+    translation: what the router's check has found of `spec`, so that a shard need not
+    """
+
+    spec: ConstraintSpec
+    cuts: bool = False
+    translation: Translation | None = field(default=None, compare=False, repr=False)
+
+
+class FinishReason(Enum):
+    """Why a sequence ended. STOP_STRING and DEADLINE are the router's alone, ERROR a shard's."""
+
+    LENGTH = "length"
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    CONSTRAINT_COMPLETE = "constraint_complete"  # nothing but the end may follow
+    DEADLINE = "deadline"
+    # After as many tokens as were asked for; another request may continue the output.
+    PAUSED = "paused"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A request that enters the running batch, for the first time or after a preemption.
+
+    token_ids:  | prompt ............... | output made before: a preemption, another request |
+                0                        prompt_len                    len(token_ids)
+    computed:   | cached_len | chunk_len, in this step | later steps |
+
+    `block_ids` cover at least cached_len + chunk_len tokens. `pause_len`: tokens of output after
+    which it pauses; None: it does not. Raises ValueError when these lengths contradict each other.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    cached_len: int
+    chunk_len: int
+    block_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopParams
+    logprobs: LogprobParams = LogprobParams()
+    constraint: OutputConstraint | None = None
+    pause_len: int | None = None
+
+    def __post_init__(self) -> None:
+        total_len = len(self.token_ids)
+        if not 0 < self.prompt_len <= total_len:
+            raise ValueError(
+                f"request {self.request_id}: prompt_len {self.prompt_len} is not in 1..{total_len}"
+            )
+        if self.chunk_len < 0 or self.cached_len + self.chunk_len > total_len:
+            raise ValueError(
+                f"request {self.request_id}: cached_len {self.cached_len} + chunk_len "
+                f"{self.chunk_len} exceeds its {total_len} tokens"
+            )
+        if self.cached_len >= total_len:
+            raise ValueError(
+                f"request {self.request_id}: cached_len {self.cached_len} leaves nothing to compute"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningUpdate:
+    """What changes for a sequence that the shard holds.
+
+    `block_ids` are appended to its block table. `chunk_len` None: one token if it decodes, none
+    while its prompt is being computed; after forced tokens it must be set, since there is more than
+    one to compute. 0: it sits this step out. The shard skips a request that just ended.
+    """
+
+    request_id: int
+    block_ids: tuple[int, ...] = ()
+    chunk_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopToken:
+    """An alternative to a chosen token."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A chosen token."""
+
+    token_id: int
+    logprob: float
+    top_tokens: tuple[TopToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a step brought for one request.
+
+    The last `num_forced` tokens were not sampled: the constraint left no choice.
+    `finish_reason` only for reasons that a shard decides; `constraint_satisfied` goes with one;
+    None: there is no constraint. `error`: this row failed, and `tokens` is empty; it `is_refused`
+    where the output made before is what the constraint forbids. `prompt_logprobs` are those of this
+    step's chunk; a sequence's first token has none. `is_late`: its mask was not made in time, so
+    that nothing was sampled, and its last token counts as not computed.
+    """
+
+    request_id: int
+    tokens: tuple[SampledToken, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    prompt_logprobs: tuple[float, ...] = ()
+    prompt_top_tokens: tuple[tuple[TopToken, ...], ...] = ()
+    num_forced: int = 0
+    constraint_satisfied: bool | None = None
+    is_refused: bool = False
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a shard loaded. `window_len`: smallest sliding window of any layer; None: no window."""
+
+    model_id: str
+    model_type: str
+    dtype: str
+    device_type: str
+    attention_backend: str
+    block_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    window_len: int | None
+    eos_token_ids: tuple[int, ...]
+    world_size: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """What warm-up found: the KV pool, and the longest sequence that model and pool hold."""
+
+    num_blocks: int
+    block_size: int
+    max_total_len: int

@@ -1,0 +1,190 @@
+"""What a client sends and that it leaves: bodies of requests as bytes and JSON, and disconnects.
+
+Lone surrogates, NaN and infinities are no JSON here, nor is what is wider or deeper than a bound:
+a megabyte of brackets takes a parser ten times as long as a megabyte of numbers, and whoever looks
+at them afterwards too, while every stream of the server waits.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from router.http.errors import HttpError
+
+T = TypeVar("T")
+
+MAX_DEPTH = 64
+MAX_CONTAINERS = 1 << 16
+_MAX_QUOTED_LEN = 60
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+# Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
+_CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
+_MAX_DROPPED_LEN = 1 << 28
+
+
+class ClientLeft(HttpError):
+    """The client disconnected before its answer was made. Nobody reads it, but logs hold it."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "cancelled", "the client left")
+
+
+class BodyReader:
+    """Reads bodies of at most `max_body_len` bytes."""
+
+    def __init__(self, max_body_len: int) -> None:
+        self._max_body_len = max_body_len
+
+    async def read(self, request: Request) -> bytes:
+        """The request's body, which says that it is JSON. Raises HttpError."""
+        _check_media_type(request.headers.get("content-type"))
+        _check_encoding(request.headers.get("content-encoding"))
+        return await self._read_bytes(request)
+
+    async def _read_bytes(self, request: Request) -> bytes:
+        # A client that asks before it sends (100-continue) is answered at once.
+        declared = request.headers.get("content-length", "") if "expect" in request.headers else ""
+        if declared.isdecimal() and int(declared) > self._max_body_len:
+            raise self._too_large(declared)
+        # What is too much is read all the same, and dropped: a connection that is closed on a
+        # client that still writes takes the answer with it.
+        chunks: list[bytes] = []
+        body_len = 0
+        try:
+            async for chunk in request.stream():
+                body_len += len(chunk)
+                if body_len <= self._max_body_len:
+                    chunks.append(chunk)
+                elif body_len > self._max_body_len + _MAX_DROPPED_LEN:
+                    break
+        except ClientDisconnect as error:
+            raise HttpError(400, "validation", "the body ended early") from error
+        if body_len > self._max_body_len:
+            raise self._too_large(str(body_len))
+        return b"".join(chunks)
+
+    def _too_large(self, found: str) -> HttpError:
+        message = f"the body has {found} bytes; at most {self._max_body_len} are accepted"
+        return HttpError(413, "payload_too_large", message)
+
+
+def parse_json(body: bytes) -> Any:
+    """The JSON value of a body. Raises HttpError (400, with the place)."""
+    check_width(body)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise HttpError(
+            400, "validation", f"the body is not JSON: {_reason(body, error)}"
+        ) from error
+    if isinstance(value, dict):
+        check_depth(body, value)
+    return value
+
+
+def check_width(body: bytes) -> None:
+    """Raise HttpError for JSON with more than MAX_CONTAINERS lists and objects, unparsed."""
+    # Brackets in strings are counted too, until there are so many that it matters.
+    if _num_openings(body) <= MAX_CONTAINERS:
+        return
+    num_containers = _num_openings(_brackets(body))
+    if num_containers > MAX_CONTAINERS:
+        message = f"JSON must have at most {MAX_CONTAINERS} lists and objects. Given:"
+        raise HttpError(400, "validation", f"{message} {num_containers}")
+
+
+def check_depth(body: bytes, value: Mapping[str, Any]) -> None:
+    """Raise HttpError for a value that is nested too deep; `body` is its text."""
+    if _num_openings(body) <= MAX_DEPTH or _depth(_brackets(body)) <= MAX_DEPTH:
+        return
+    for key, child in value.items():
+        if _is_deeper(child, MAX_DEPTH - 1):
+            shown = key if len(key) <= _MAX_QUOTED_LEN else key[:_MAX_QUOTED_LEN] + "..."
+            message = f"`{shown}` is nested more than {MAX_DEPTH} levels deep"
+            raise HttpError(400, "validation", message, field=key)
+
+
+def _num_openings(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _brackets(body: bytes) -> bytes:
+    """Those that are no part of a string, in their order."""
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(plain.split(b'"')[::2]).translate(None, _NO_BRACKETS)
+
+
+def _depth(brackets: bytes) -> int:
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets))
+
+
+def _is_deeper(value: Any, max_depth: int) -> bool:
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(max_depth):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
+        ]
+    return bool(level)
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Returns when the client has left. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; cancels it and raises ClientLeft as soon as the client leaves."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(until_disconnected(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft()
+        return working.result()
+    finally:
+        await end(working, leaving)
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels what still runs and waits for its last word; results are for who holds the task."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as broken:
+        return f"byte {broken.start} is not valid UTF-8"
+    return str(error)
+
+
+def _check_media_type(content_type: str | None) -> None:
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        return
+    found = f"`{media_type}`" if media_type else "none"
+    raise HttpError(
+        415, "unsupported_media_type", f"the content-type must be application/json, got {found}"
+    )
+
+
+def _check_encoding(coding: str | None) -> None:
+    if coding and not _CODINGS.isdisjoint(map(str.strip, coding.lower().split(","))):
+        raise HttpError(
+            415,
+            "unsupported_media_type",
+            f"the body must be sent as it is, without a content-encoding, got `{coding[:60]}`",
+        )

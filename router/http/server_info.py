@@ -1,0 +1,99 @@
+"""What answers of every API share: the model's name, timing headers, constraint fields."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from router.http.errors import model_not_found
+from router.http.server.request_record import RequestRecord
+from router.request.events import Finished
+from router.request.validation import Limits
+
+# What clients send that know of one model only: TGI's and the hub's.
+_PLACEHOLDERS = (None, "", "tgi", "dummy")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The served model and the limits, fixed once the server is ready.
+
+    `model_names` are the names that clients may ask for; answers hold the first one.
+    `created_s` is in Unix time. Lengths in tokens.
+    """
+
+    model_id: str
+    model_names: tuple[str, ...]
+    limits: Limits
+    version: str
+    created_s: int
+    max_concurrent_requests: int
+    validation_workers: int
+    compute_type: str
+    model_sha: str | None = None
+    model_pipeline_tag: str | None = None
+    sha: str | None = None
+    docker_label: str | None = None
+    model_dtype: str | None = None
+    model_device_type: str | None = None
+    attention: str | None = None
+    num_shards: int = 1
+    block_size: int | None = None
+    num_blocks: int | None = None
+    max_batch_prefill_tokens: int | None = None
+    max_batch_size: int | None = None
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Changes whenever the same seed may bring another answer."""
+        return f"{self.version}-{self.docker_label or 'native'}"
+
+
+def served_name(info: ServerInfo, asked: str | None) -> str:
+    """The name for the answer. Raises HttpError (404) for the name of another model."""
+    if asked is not None and asked in info.model_names:
+        return asked
+    if asked in _PLACEHOLDERS:
+        return info.model_names[0]
+    raise model_not_found(str(asked))
+
+
+def stream_headers(info: ServerInfo, num_characters: int) -> dict[str, str]:
+    """TGI's headers: what is known before the first token. `num_characters` are the prompt's."""
+    return {"x-compute-type": info.compute_type, "x-compute-characters": str(num_characters)}
+
+
+def answer_headers(
+    info: ServerInfo, record: RequestRecord, num_generated_tokens: int
+) -> dict[str, str]:
+    """TGI's headers: what is known at the end, in whole milliseconds.
+
+    Times are those of the record's first sequence.
+    """
+    total_s = time.monotonic() - record.started_s
+    inference_s = record.inference_s or 0.0
+    return {
+        **stream_headers(info, record.num_prompt_characters),
+        "x-compute-time": f"{total_s:.6f}",
+        "x-total-time": _ms(total_s),
+        "x-validation-time": _ms(record.validation_s),
+        "x-queue-time": _ms(record.queue_s or 0.0),
+        "x-inference-time": _ms(inference_s),
+        "x-time-per-token": _ms(inference_s / max(1, num_generated_tokens)),
+        "x-prompt-tokens": str(record.num_prompt_tokens),
+        "x-generated-tokens": str(num_generated_tokens),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return str(int(1000 * seconds))
+
+
+def constraint_fields(end: Finished) -> dict[str, Any]:
+    """Whether the text satisfies the request's constraint; nothing without one.
+
+    A violation is there where the text itself was checked.
+    """
+    if end.constraint_satisfied is None:
+        return {}
+    violation = {} if end.violation is None else {"constraint_violation": end.violation}
+    return {"constraint_satisfied": end.constraint_satisfied, **violation}

@@ -1,0 +1,122 @@
+"""The hub's answers without a network: by rule, from its cache, offline."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from processes.hub import HuggingFaceHub, NotOnHub, has_weights_cached, result_unless_stalled
+
+ASK = """
+import sys
+from processes.hub import HubError, HuggingFaceHub
+try:
+    HuggingFaceHub().require(sys.argv[1])
+    print("there")
+except HubError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def cached(home: Path) -> Path:
+    """The snapshot's folder of org/name in this hub's cache, with a config."""
+    folder = home / "hub" / "models--org--name"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text("{}")
+    return snapshot
+
+
+def asked(name: str, home: Path, script: str = ASK, **environ: str) -> str:
+    """What a process with this hub's home finds of a model."""
+    return subprocess.run(
+        [sys.executable, "-c", script, name],
+        env={**os.environ, "HF_HOME": str(home), **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "-a", "a..b", "a--b", "a b", "ä", "/a", "a/", "x" * 100])
+def test_what_can_be_no_model_of_the_hub_is_not_asked_for(name: str) -> None:
+    with pytest.raises(NotOnHub, match="NAME or OWNER/NAME"):
+        HuggingFaceHub().require(name)
+
+
+def test_a_model_in_the_cache_is_there(tmp_path: Path) -> None:
+    cached(tmp_path)
+    assert asked("org/name", tmp_path, HF_HUB_OFFLINE="1") == "there\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "has_weights"),
+    [
+        pytest.param(["model.safetensors"], True, id="one-file"),
+        pytest.param(["model.safetensors.index.json", "a", "b"], True, id="all-parts"),
+        pytest.param(["model.safetensors.index.json", "a"], False, id="a-part-is-missing"),
+        pytest.param([], False, id="config-alone"),
+    ],
+)
+def test_a_model_is_at_hand_when_all_its_weights_are_cached(
+    tmp_path: Path, files: list[str], has_weights: bool
+) -> None:
+    snapshot = cached(tmp_path)
+    for name in files:
+        (snapshot / name).write_text('{"weight_map": {"x": "a", "y": "b"}}')
+    script = "from processes.hub import has_weights_cached as has; print(has('org/name'))"
+    assert asked("", tmp_path, script) == f"{has_weights}\n"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 5}', '{"weight_map": {}}', '"x"'])
+def test_an_index_that_cannot_be_read_has_no_weights(tmp_path: Path, text: str) -> None:
+    (cached(tmp_path) / "model.safetensors.index.json").write_text(text)
+    script = "from processes.hub import has_weights_cached as has; print(has('org/name'))"
+    assert asked("", tmp_path, script) == "False\n"
+
+
+def test_what_is_no_hub_id_is_not_cached() -> None:
+    assert not any(has_weights_cached(name) for name in ("a b", "/models/x", "../x", ""))
+
+
+def test_offline_what_is_not_in_the_cache_does_not_exist(tmp_path: Path) -> None:
+    answer = asked("org/none", tmp_path, HF_HUB_OFFLINE="1")
+    assert answer.startswith("NotOnHub ")
+    assert "offline" in answer
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_not_reached_is_no_reason_to_say_that_a_model_does_not_exist(
+    tmp_path: Path,
+) -> None:
+    answer = asked("org/none", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    assert answer.startswith("HubUnreached ")
+    assert "not reached" in answer
+
+
+def test_what_comes_slowly_is_waited_for() -> None:
+    begun_s = time.monotonic()
+
+    def work() -> str:
+        time.sleep(1.0)
+        return "done"
+
+    def progress() -> tuple[int, int]:
+        return int(10 * (time.monotonic() - begun_s)), 0
+
+    assert result_unless_stalled(work, progress, stall_timeout_s=0.4) == "done"
+    assert result_unless_stalled(work, lambda: (0, 0), stall_timeout_s=0.4) is None
+
+
+def test_what_fails_meanwhile_is_raised_as_it_is() -> None:
+    def work() -> str:
+        raise OSError("no route")
+
+    with pytest.raises(OSError, match="no route"):
+        result_unless_stalled(work, lambda: (0, 0), stall_timeout_s=5.0)
