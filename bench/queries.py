@@ -5,8 +5,8 @@
 Starts `launcher serve` and runs programs of one to three holes (tests/client/query/conditions):
 types, conditions on text and numbers, on earlier holes and on holes to come, Python's own
 functions, stop phrases. A result must satisfy all conditions of its program: Python evaluates each
-is written, without the planner or the server. A program that cannot be satisfied must end in an
-error that says so. Prints JSON; exit code 1 if a condition is broken or an
+clause as it is written, without the planner or the server. A program that cannot be satisfied must
+end in an error that says so. Prints JSON; exit code 1 if a condition is broken or an
 error is none of these.
 """
 

@@ -1,6 +1,6 @@
-"""A search over tokens as it is asked of a server, and what is told of it; frozen words.
+"""Beam search requests and their answers; frozen values.
 
-BeamsCall | BestCall -> BeamsReport* -> BeamsAnswer
+BeamsCall -> BeamsReport* -> BeamsAnswer
 
 The live beams of a search go to the server together, which searches among all of them at once. It
 answers when no live beam can be among the best any more, or when a hole has ended behind which the
@@ -15,8 +15,7 @@ from client.errors import TandemError
 from client.words import Constraint, Prompt, Sampling, Usage
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
-# What servers take, at most: results of a best-first search, and how much a penalty weighs length.
-MAX_RESULTS = 4096
+# The largest length penalty that servers accept.
 MAX_PENALTY = 32
 
 
@@ -47,10 +46,6 @@ class BeamState:
     `logprob` and `num_tokens` are of the whole trace, end tokens among them; `output_logprob` of
     the hole. `is_ended`: the hole has ended, and `text` is what it says; else `text` may tell what
     can be read of it.
-
-    Of a best-first search also: `ended_by` token or length, where nobody knows yet whether its text
-    is as it must be; `known`: it goes on by none of these next tokens, and a trace that it leads to
-    has `most` as its log-probability at most.
     """
 
     hole: int = 0
@@ -60,9 +55,6 @@ class BeamState:
     output_logprob: float = 0.0
     text: str = ""
     is_ended: bool = False
-    ended_by: str | None = None
-    known: tuple[int, ...] = ()
-    most: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,31 +80,6 @@ class BeamsCall:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestCall:
-    """The beams of a best-first search, for the `k` most probable traces that they lead to.
-
-    At most `budget` times a beam is asked for its next tokens, for `num_alternatives` of them at
-    first. `ended` are log-probabilities of traces at their ends, which count among the k. `bound`:
-    another beam has this log-probability, and is to go on before those that are less probable.
-    `sampling` and `report_s` as of BeamsCall.
-    """
-
-    k: int
-    budget: int
-    holes: tuple[BeamHole, ...]
-    beams: tuple[BeamState, ...]
-    num_alternatives: int = 16
-    sampling: Sampling = field(default_factory=Sampling)
-    ended: tuple[float, ...] = ()
-    bound: float | None = None
-    report_s: float | None = 1.0
-    model: str | None = None
-
-
-SearchCall: TypeAlias = BeamsCall | BestCall
-
-
 @dataclass(frozen=True, slots=True)
 class BeamDropped:
     """A beam behind which nothing may follow: `error` says why; None: its text is not as its
@@ -136,11 +103,10 @@ class BeamsReport:
 class BeamsAnswer:
     """What came of a search.
 
-    `finish_reason`: complete, hole, deadline or cancelled; of a best-first search also budget, or
-    full: it has more beams than a server keeps. `beams` are live, or at the end of a hole. With
-    `candidates` they are those before the last step, and the candidates its possible results, the
-    most probable first, of which `num_considered` are looked at and `width` live ones kept;
-    `has_more`: there are others behind them. `ended` are traces at the end of a last hole.
+    `finish_reason`: complete, hole, deadline or cancelled. `beams` are live, or at the end of a
+    hole. With `candidates` they are those before the last step, and the candidates its possible
+    results, the most probable first: `num_considered` are looked at and `width` live ones kept;
+    `has_more`: others follow them. `ended` are traces at the end of a last hole.
     """
 
     finish_reason: str

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol, runtime_checkable
 
-from client.beams import BeamsAnswer, BeamsReport, SearchCall
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.words import Answer, GenerateCall, ScoreCall, Scores, TokenMade
 
 
@@ -28,8 +28,8 @@ class Model(Protocol):
 
 @runtime_checkable
 class BeamModel(Protocol):
-    """A Model that searches over tokens itself; the decoders `beam` and `best_k` need one."""
+    """A Model that searches over tokens itself; the decoder `beam` needs one."""
 
-    def search(self, call: SearchCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+    def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         """A group of beams: reports, then the answer. Closing it early cancels the request."""
         ...

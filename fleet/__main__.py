@@ -47,7 +47,6 @@ from router.http.server.auth import Guard
 from router.http.server.cors import Cors
 from router.http.server.listen import HttpServer, bind_configured, configured_limits
 from router.request.errors import StartupFailed
-from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("fleet")
 _LAST_BYTES_S = 5.0
@@ -159,9 +158,7 @@ def _app(
             protects_metrics=config.protect_metrics,
             max_body_len=config.payload_limit,
         )
-    # It counts generations, which are the servers' business: these instruments nobody sees.
-    unseen = Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2)
-    return Access(Cors(app, config.cors_allow_origin), unseen, "fleet")
+    return Access(Cors(app, config.cors_allow_origin))
 
 
 def _names(command: FleetCommand) -> Names:

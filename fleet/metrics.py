@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.telemetry.instruments import Counter, Gauge, Histogram
+from processes.instruments import Counter, Gauge, Histogram
 from router.telemetry.metrics import CUTS
 
 # From a tiny model on a warm disk to a large one from the hub.

@@ -33,7 +33,7 @@ from processes.signals import Signals, Stopped, first_of
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig, read_config
 from router.engine.batcher import Batcher, BatcherLimits
-from router.engine.constraint_check import ConstraintCheck
+from router.engine.constraints import ConstraintCheck
 from router.engine.infer import Infer
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets

@@ -10,7 +10,6 @@ from client.beams import (
     BeamsCall,
     BeamsReport,
     BeamState,
-    BestCall,
 )
 from client.lmtp.faults import read_fault
 from client.lmtp.fields import (
@@ -41,22 +40,6 @@ def beams_fields(call: BeamsCall) -> dict[str, object]:
     }
 
 
-def best_fields(call: BestCall) -> dict[str, object]:
-    """All but the stream's id."""
-    return {
-        "k": call.k,
-        "budget": call.budget,
-        "num_alternatives": call.num_alternatives,
-        "holes": [_hole_fields(hole) for hole in call.holes],
-        "beams": [_node_fields(beam) for beam in call.beams],
-        "ended": list(call.ended) or None,
-        "bound": call.bound,
-        "report_s": call.report_s,
-        "model": call.model,
-        **penalty_fields(call.sampling),
-    }
-
-
 def _hole_fields(hole: BeamHole) -> dict[str, object]:
     return given(
         {
@@ -78,11 +61,6 @@ def _beam_fields(beam: BeamState) -> dict[str, object]:
         "num_tokens": beam.num_tokens,
         "output_logprob": beam.output_logprob,
     }
-
-
-def _node_fields(beam: BeamState) -> dict[str, object]:
-    own = {"ended_by": beam.ended_by, "known": list(beam.known) or None, "most": beam.most}
-    return given({**_beam_fields(beam), **own})
 
 
 def read_report(fields: Mapping[str, Any]) -> BeamsReport:
@@ -117,9 +95,6 @@ def _beam(fields: Mapping[str, Any]) -> BeamState:
         output_logprob=logprob_of(fields["output_logprob"]),
         text=fields.get("text") or "",
         is_ended=bool(fields.get("is_ended")),
-        ended_by=fields.get("ended_by"),
-        known=tuple(fields.get("known") or ()),
-        most=fields.get("most"),
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from client.beams import BeamsAnswer, BeamsCall, BeamsReport, BestCall
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.errors import InvalidRequest, TandemError
-from client.lmtp.beam_fields import beams_fields, best_fields, read_answer, read_report
+from client.lmtp.beam_fields import beams_fields, read_answer, read_report
 from client.lmtp.faults import read_fault
 from client.lmtp.fields import (
     constraint_field,
@@ -132,11 +132,6 @@ def generate_frame(call: GenerateCall, stream_id: int) -> str:
 def beams_frame(call: BeamsCall, stream_id: int) -> str:
     """The live beams of one search."""
     return _frame("BEAMS", {"stream_id": stream_id, **beams_fields(call)})
-
-
-def best_frame(call: BestCall, stream_id: int) -> str:
-    """The beams of one best-first search."""
-    return _frame("BEST", {"stream_id": stream_id, **best_fields(call)})
 
 
 def score_frame(call: ScoreCall, stream_id: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
 
-from client.beams import BeamsAnswer, BeamsReport, BestCall, SearchCall
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.errors import ConnectionLost, ServerFailed, TandemError, Unreachable
 from client.lmtp.address import read_address
 from client.lmtp.connection import Connection, FellBehind, Framed, OnNotice, Stream
@@ -19,7 +19,6 @@ from client.lmtp.frames import (
     ModelFacts,
     Part,
     beams_frame,
-    best_frame,
     generate_frame,
     model_frame,
     score_frame,
@@ -125,13 +124,13 @@ class LmtpModel:
                     return part
         raise AssertionError("this is a bug: a stream ended without its Answer")
 
-    async def search(self, call: SearchCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+    async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         """A group of beams: reports, then the answer. Closing it early cancels the request."""
         progress = BeamProgress(replace(call, model=call.model or self._name))
         patience = Patience(self._retry)
         while True:
             try:
-                with await self._ask(_search_frame(progress.request())) as parts:
+                with await self._ask(partial(beams_frame, progress.request())) as parts:
                     while not isinstance(part := await parts.next(), BeamsAnswer):
                         patience.renew()
                         yield progress.take(_expected(part, BeamsReport))
@@ -211,12 +210,6 @@ class LmtpModel:
             if connection.is_open:
                 kept.append(connection)
         self._connections = kept
-
-
-def _search_frame(call: SearchCall) -> Framed:
-    if isinstance(call, BestCall):
-        return partial(best_frame, call)
-    return partial(beams_frame, call)
 
 
 def _expected(part: Part, kind: type[PartT]) -> PartT:

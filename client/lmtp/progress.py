@@ -17,8 +17,6 @@ from client.beams import (
     BeamsCall,
     BeamsReport,
     BeamState,
-    BestCall,
-    SearchCall,
     score_of,
 )
 from client.errors import ServerFailed
@@ -107,20 +105,19 @@ class Progress:
 class BeamProgress:
     """Owner of what was reported of one search: another request goes on from there.
 
-    A search draws nothing, so it makes the same of the same beams. A best-first search begins anew,
-    since no report has all of its beams; what it computed before is in the server's prefix cache.
+    A search draws nothing, so it makes the same of the same beams.
     """
 
-    def __init__(self, call: SearchCall) -> None:
+    def __init__(self, call: BeamsCall) -> None:
         self._call = call
         # Of the requests before, and of the one under way.
         self._before: tuple[BeamState, ...] = ()
         self._last: BeamsReport | None = None
 
-    def request(self) -> SearchCall:
+    def request(self) -> BeamsCall:
         """The call for what is missing."""
         call, last = self._call, self._last
-        if last is None or not last.beams or isinstance(call, BestCall):
+        if last is None or not last.beams:
             return call
         self._before, self._last = (*self._before, *last.ended), None
         scores = (*call.ended, *(_score(call, beam) for beam in self._before))

@@ -24,7 +24,7 @@ from client.query.api import (
     watch,
 )
 from client.query.asking import Scoring, generate, generate_sync, score, score_sync
-from client.query.decoders import argmax, beam, best_k, sample
+from client.query.decoders import argmax, beam, sample
 from client.query.errors import (
     BadCondition,
     BadProgram,
@@ -68,7 +68,6 @@ __all__ = [
     "Unsatisfiable",
     "argmax",
     "beam",
-    "best_k",
     "generate",
     "generate_sync",
     "model",

@@ -77,28 +77,6 @@ def beam(
     return _decoding("beam", locals())
 
 
-def best_k(
-    k: int = 4,
-    *,
-    budget: int = 512,
-    width: int = 16,
-    repetition_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    max_tokens: int | None = None,
-    max_len: int | None = None,
-    normalised: bool = False,
-) -> Decoding:
-    """The `k` most probable traces of all, found best-first.
-
-    budget: branches that are asked for their next tokens, at most; where it is spent before, the
-            rest of the results is what had ended, then the most probable branches, completed by the
-            most probable tokens
-    width:  alternatives asked for with each, at first
-    """
-    return _decoding("best_k", locals())
-
-
 def _decoding(name: str, options: dict[str, object]) -> Decoding:
     return decoding(
         name, (), {option: value for option, value in options.items() if value is not None}

@@ -24,7 +24,7 @@ class RunOptions(TypedDict, total=False):
 
     model:    goes before the program's `from` clause
     url:      the server, where the model is only named
-    decoder:  goes before the program's decoder clause: argmax(), sample(n), beam(n), best_k(), or
+    decoder:  goes before the program's decoder clause: argmax(), sample(n), beam(n), or
               the name of one
     trace:    a file to which every call of the model is written, as JSON lines
     """
@@ -37,7 +37,7 @@ class RunOptions(TypedDict, total=False):
 
 def _check_decoder(given: object) -> None:
     if not isinstance(given, Decoding | str | None):
-        what = "decoder must be argmax(), sample(n), beam(n), best_k(k) or the name of one"
+        what = "decoder must be argmax(), sample(n), beam(n) or the name of one"
         raise TypeError(f"{what}. Given: {given!r}")
 
 

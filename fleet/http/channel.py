@@ -26,8 +26,8 @@ from fleet.lease import Lease
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import Model
-from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame, write_frame
+from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 
 _logger = logging.getLogger("fleet")

@@ -15,8 +15,8 @@ from fleet.errors import (
     StillLoading,
     UnknownModel,
 )
-from router.http.errors import HttpError
-from router.http.lmtp.failures import error_fields
+from router.http.lmtp.objects import error_fields
+from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 
 _UNAVAILABLE = 503

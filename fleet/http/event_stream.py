@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from fleet.http.upstream import Answer, Headers
-from router.http.errors import Dialect, Problem
+from router.http.server.errors import Dialect, Problem
 
 _HEADERS = [
     (b"content-type", b"text/event-stream"),

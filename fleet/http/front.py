@@ -20,9 +20,10 @@ from fleet.http.routes import Kind, Routes
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names, no_model_named
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
+from router.http.server.access import AccessRecord
 from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
-from router.http.server.request_record import RequestRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.request.errors import RouterError
 
 _logger = logging.getLogger("fleet")
@@ -130,11 +131,11 @@ class Front:
 
     def _problem(self, request: Request, error: Exception) -> Problem:
         """The error as it is told, booked."""
-        record = RequestRecord.of(request)
+        record = AccessRecord.of(request)
         dialect = Dialect.of_path(request.scope["path"])
         told = http_error(error) if isinstance(error, FleetError) else error
         assert isinstance(told, HttpError | RouterError)
-        problem = Problem.of(told, dialect, record.request_id)
+        problem = problem_of(told, dialect, record.request_id)
         record.error_type = problem.error_type
         if isinstance(error, FleetError):
             self._metrics.rejected.inc(problem.error_type)

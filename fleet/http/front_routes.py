@@ -19,8 +19,8 @@ from fleet.metrics import FleetMetrics
 from fleet.model_entry import State
 from fleet.model_manager import ModelManager
 from fleet.names import Names
-from router.http.errors import HttpError, model_not_found
 from router.http.server.docs import OPENAPI_PATH, docs_page
+from router.http.server.errors import HttpError, model_not_found
 
 _logger = logging.getLogger("fleet")
 

@@ -16,9 +16,9 @@ from fleet.http.errors import http_error
 from fleet.http.event_stream import EventStream, error_event, has_events, with_retry
 from fleet.http.upstream import Answer, ask
 from fleet.metrics import FleetMetrics
-from router.http.errors import DRAINING_HEADER, Dialect, Problem
+from router.http.server.access import AccessRecord
 from router.http.server.body import end, unless_disconnected, until_disconnected
-from router.http.server.request_record import RequestRecord
+from router.http.server.errors import DRAINING_HEADER, Dialect, Problem
 
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}
@@ -37,7 +37,7 @@ async def ask_for(request: Request, socket: Path, body: bytes) -> Answer:
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
     headers = _without(scope["headers"], _NOT_SENT)
-    headers.append((b"x-request-id", RequestRecord.of(request).request_id.encode()))
+    headers.append((b"x-request-id", AccessRecord.of(request).request_id.encode()))
     asking = ask(socket, request.method, target, headers, body)
     return await unless_disconnected(request, asking)
 
@@ -68,7 +68,7 @@ async def pass_back(
     except Cut as error:
         if not leaving.done():
             metrics.cut.inc()
-            RequestRecord.of(request).error_type = "incomplete_generation"
+            AccessRecord.of(request).error_type = "incomplete_generation"
             if stream.is_open or has_events(headers):
                 await _break_off(request, last, error, send)
     finally:
@@ -79,7 +79,7 @@ async def pass_back(
 async def _break_off(request: Request, last: bytes, cut: Cut, send: Send) -> None:
     """An event stream ends with an error; of any other answer only its being cut off can tell."""
     gone = http_error(ServerGone(f"{cut}; the model is loaded anew", _RETRY_AFTER_S))
-    request_id = RequestRecord.of(request).request_id
+    request_id = AccessRecord.of(request).request_id
     problem = Problem.of(gone, Dialect.of_path(request.url.path), request_id)
     frame = b"" if last.endswith(b"\n\n") or not last else b"\n\n"
     frame += error_event(request.url.path, with_retry(problem, _RETRY_AFTER_S))

@@ -18,20 +18,19 @@ from fleet.http.front import model_of
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names
-from router.http.errors import Dialect, HttpError, Problem
 from router.http.lmtp.commands import FEATURES, named_model, version_of
-from router.http.lmtp.failures import error_fields
-from router.http.lmtp.frames import Frame, NoFrame, read_frame, write_frame
+from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of, write_frame
+from router.http.lmtp.objects import error_fields
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS
 from router.http.lmtp.services import SocketLimits
-from router.http.lmtp.stream_ids import stream_id_of
-from router.http.server.request_record import RequestRecord
+from router.http.server.access import AccessRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.request.errors import InvalidRequest, Overloaded
 
 _logger = logging.getLogger("fleet")
 
 _PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
-_STREAMS = frozenset({"GENERATE", "SCORE", "BEAMS", "BEST"})
+_STREAMS = frozenset({"GENERATE", "SCORE", "BEAMS"})
 _OF_MODELS = _STREAMS | {"MODEL_INFO", "BUFFER", "DROP"}
 _MAX_CHANNELS = 16
 _MAX_REASON_LEN = 123
@@ -105,7 +104,7 @@ class FleetSockets:
         }
 
     def _upstream(self, scope: Scope) -> Upstream:
-        record = RequestRecord.within(scope)
+        record = AccessRecord.within(scope)
         headers = [] if record is None else [("x-request-id", record.request_id)]
         if self._keys:
             headers.append(("authorization", f"Bearer {self._keys[0]}"))

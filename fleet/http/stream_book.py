@@ -18,17 +18,17 @@ from typing import Any
 
 import orjson
 
-from router.http.errors import HttpError
-from router.http.lmtp.failures import error_fields
 from router.http.lmtp.frames import write_frame
+from router.http.lmtp.objects import error_fields
+from router.http.server.errors import HttpError
 
 _NUM_SEEN = 3
-_WITH_TOKENS = frozenset({"GENERATE", "SCORE", "BEAMS", "BEST"})
+_WITH_TOKENS = frozenset({"GENERATE", "SCORE", "BEAMS"})
 _NO_TEXT: Mapping[str, object] = MappingProxyType({"text": "", "tail": ""})
 _NO_BEAMS: Mapping[str, object] = MappingProxyType({"beams": [], "ended": [], "dropped": []})
 # What a DONE says of a stream that has not begun. A SCORE ends by an error: it has no parts.
 _NOTHING_MADE: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"GENERATE": _NO_TEXT, "BEAMS": _NO_BEAMS, "BEST": _NO_BEAMS}
+    {"GENERATE": _NO_TEXT, "BEAMS": _NO_BEAMS}
 )
 _NO_USAGE = MappingProxyType({"prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0})
 

@@ -17,7 +17,7 @@ from model_server.engine.sequences import PlannedChunk, PromptScore, SequenceSta
 from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory, RanksDiverged
 from model_server.masking.guided_output import Advance
-from model_server.masking.guides import MaskScheduler, StepMasks
+from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import FinishReason, Generation, SampledToken

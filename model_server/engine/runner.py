@@ -2,10 +2,10 @@
 
     decide: the call's plain ints -> PlannedChunk per sequence -> StepInputs   (raises InvalidStep)
     compute: forward on every rank, sampling on rank 0, token ids broadcast
-    apply:  tokens and lengths into the books, what ended out of them -> StepOutput
+    apply:  append tokens, advance lengths, remove ended sequences -> StepOutput
 
 A call that breaks the contract is refused before anything changes. An exception further on leaves
-the step's sequences in the books as they were, for `clear` to take away. It knows no RPC and no
+the step's sequences in their batches as they were, for `clear` to remove. It knows no RPC and no
 text.
 """
 
@@ -23,7 +23,7 @@ from model_server.engine.step import SequenceStep, StepInputs, StepOutput
 from model_server.engine.threads import ThreadCount
 from model_server.engine.warmup import blocks_that_fit, try_largest_steps
 from model_server.errors import InvalidStep
-from model_server.masking.guides import MaskScheduler
+from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
 from proto.contract import FinishReason, Generation, NewSequence, PoolLimits, RunningUpdate
@@ -32,11 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class Runner:
-    """Runs steps, one at a time and from one thread. `sampler` is there on rank 0 alone.
+    """Runs steps, one at a time and from one thread.
 
-    So are `guides`; without them constraints are refused. `num_blocks` fixes the pool's size;
-    otherwise warm-up finds it, on CUDA within `memory_fraction` of the device. `threads` is told
-    how long decode steps take, and may compute the next ones by fewer or more.
+    `sampler` and `guides` exist on rank 0 alone; without `guides` constraints are refused.
+    `num_blocks` fixes the pool's size; otherwise warm-up measures it, on CUDA within
+    `memory_fraction` of the device. `threads` gets the time of each decode step, and may choose
+    fewer or more threads for the next ones.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class Runner:
         max_total_len: int | None,
         num_blocks: int | None,
     ) -> PoolLimits:
-        """Run the largest steps once, then make the pool: of the size asked for, or that fits.
+        """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
 
-        Forgets every sequence. Raises OutOfMemory when a step or the pool does not fit.
+        Removes every sequence. Raises OutOfMemory when a step or the pool does not fit.
         """
         self.clear(None)
         self._max_total_len = None
@@ -150,26 +151,26 @@ class Runner:
         return self._guides is None or not self._guides.has_quick
 
     def prepare(self) -> None:
-        """Between steps: what the next one needs and the last one's answer does not."""
+        """Make, between two steps, the masks for the next one that take microseconds."""
         if self._guides is not None:
             self._guides.make_quick()
 
     def filter(self, batch_id: int, request_ids: Sequence[int]) -> tuple[int, ...]:
-        """Keep the named requests of a batch and forget its others; answers what is left.
+        """Keep the named requests of a batch and remove its others; returns what is left.
 
-        Named requests that the batch does not hold, since they ended, are passed over. Raises
+        Named requests that the batch does not hold, since they ended, are ignored. Raises
         UnknownBatch.
         """
         kept = set(request_ids)
-        self._forget(batch_id, [held for held in self._batches.of(batch_id) if held not in kept])
+        self._remove(batch_id, [held for held in self._batches.of(batch_id) if held not in kept])
         return self._batches.request_ids(batch_id)
 
     def clear(self, batch_id: int | None) -> None:
-        """Forget one batch, or all. Raises UnknownBatch."""
+        """Remove one batch, or all. Raises UnknownBatch."""
         if batch_id is not None:
             self._batches.of(batch_id)
-        for forgotten in self._batches.batch_ids() if batch_id is None else (batch_id,):
-            self._forget(forgotten, self._batches.request_ids(forgotten))
+        for each_id in self._batches.batch_ids() if batch_id is None else (batch_id,):
+            self._remove(each_id, self._batches.request_ids(each_id))
 
     def _plan(
         self, running: Iterable[SequenceState], updates: Sequence[RunningUpdate]
@@ -213,7 +214,7 @@ class Runner:
         active = [chunk for chunk in chunks if chunk.chunk_len]
         inputs = self._inputs([chunk.step() for chunk in active]) if active else None
         batch_id = batch_ids[0]
-        self._enter_sampler(new)
+        self._enter(new)
         for chunk in chunks:
             chunk.sequence.block_ids = chunk.block_ids
         self._batches.merge(batch_ids)
@@ -244,8 +245,8 @@ class Runner:
             device=model.device,
         )
 
-    def _enter_sampler(self, new: Sequence[NewSequence]) -> None:
-        """Give each new sequence its row: all of them, or none."""
+    def _enter(self, new: Sequence[NewSequence]) -> None:
+        """Give each new sequence its sampler row and its guide: all of them, or none."""
         if self._sampler is None:
             return
         entered: list[int] = []
@@ -254,30 +255,28 @@ class Runner:
                 self._sampler.add(
                     one.request_id,
                     one.sampling,
-                    # With a constraint the least length is the guide's affair: it may have to end.
+                    # With a constraint, its guide ensures the minimum length: it may have to end.
                     one.stop if one.constraint is None else replace(one.stop, min_new_tokens=0),
                     one.logprobs,
                     one.token_ids,
                     one.prompt_len,
                 )
                 entered.append(one.request_id)
+                if self._guides is not None:
+                    self._guides.open(one)
         except BaseException:
-            for request_id in entered:
-                self._sampler.remove(request_id)
+            self._release(entered)
             raise
-        if self._guides is not None:
-            for one in new:
-                self._guides.open(one)
 
     def _apply(
         self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed
     ) -> tuple[Generation, ...]:
-        """Bring the books up to date; answers generations on rank 0, nothing elsewhere."""
+        """Apply what was computed to the sequences; returns generations on rank 0 alone."""
         for request_id, reason in computed.errors.items():
             if request_id in computed.refused:
                 continue
-            told = {"shard_request_id": request_id}
-            _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=told)
+            fields = {"shard_request_id": request_id}
+            _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=fields)
         generations: list[Generation] = []
         ended: list[int] = []
         drawn = iter(computed.drawn)
@@ -301,13 +300,13 @@ class Runner:
                     computed.generation(sequence, row if has_row else None, finish_reason, scores)
                 )
                 row += has_row
-        self._forget(batch_id, ended)
+        self._remove(batch_id, ended)
         return tuple(generations)
 
     def _finish_reason(
         self, sequence: SequenceState, samples: bool, drawn: Drawn
     ) -> FinishReason | None:
-        """Append the tokens, if there are any; why the sequence ends, or None when it goes on."""
+        """Append the tokens, if there are any; returns the finish reason, None if it goes on."""
         if not drawn.token_ids:
             return FinishReason.ERROR
         if not samples:
@@ -316,13 +315,16 @@ class Runner:
         sequence.is_decoding = True
         return sequence.finish_reason(self._model.eos_token_ids, is_over=drawn.is_over)
 
-    def _forget(self, batch_id: int, request_ids: Sequence[int]) -> None:
-        if not request_ids:
-            return
+    def _remove(self, batch_id: int, request_ids: Sequence[int]) -> None:
+        if request_ids:
+            self._release(request_ids)
+            self._batches.remove(batch_id, request_ids)
+
+    def _release(self, request_ids: Sequence[int]) -> None:
+        """Remove the sampler rows and the guides of these."""
         if self._sampler is not None:
             for request_id in request_ids:
                 self._sampler.remove(request_id)
         if self._guides is not None:
             for request_id in request_ids:
                 self._guides.close(request_id)
-        self._batches.remove(batch_id, request_ids)

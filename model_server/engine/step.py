@@ -3,7 +3,7 @@
     rows:  | seq 0: prompt chunk ...... | seq 1: one token | seq 2: one token | padding (CPU) |
            cu_query_lens[0]             [1]                [2]                [3]
 
-It knows no request, no layer and no model; the runner says what each sequence computes.
+It knows no request, no layer and no model; the runner decides what each sequence computes.
 """
 
 from collections.abc import Sequence
@@ -89,39 +89,24 @@ class StepInputs:
             sequences = (*sequences, padding)
             query_lens.append(num_padding)
 
-        lens = np.array(query_lens, dtype=np.int64)
-        cached_lens = np.array([s.cached_len for s in sequences], dtype=np.int64)
-        context_lens = cached_lens + lens
-        num_real = len(sequences) - bool(num_padding)
-        tables = _block_tables(sequences, context_lens, num_real, block_size, scratch_block_id)
-
-        cu_lens = np.zeros(len(lens) + 1, dtype=np.int64)
-        np.cumsum(lens, out=cu_lens[1:])
-        num_tokens = int(cu_lens[-1])
-        row_sequence = np.repeat(np.arange(len(lens)), lens)
-        positions = np.arange(num_tokens) + (cached_lens - cu_lens[:-1])[row_sequence]
-        blocks = tables[row_sequence, positions // block_size].astype(np.int64)
-        slots = blocks * block_size + positions % block_size
-        token_ids = np.fromiter(
-            chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens
-        )
-        if token_ids.min() < 0:
-            raise InvalidStep(f"token ids must not be negative, got {int(token_ids.min())}")
-        logits_rows = _logits_rows(sequences, cu_lens)
+        flat = _flatten(sequences, query_lens, block_size, scratch_block_id, num_padding)
+        logits_rows = _logits_rows(sequences, flat.cu_lens)
         head_rows = _filled(logits_rows, min_tokens)
-
-        long = _tensors(device, token_ids, positions, slots, logits_rows, head_rows)
+        long = _tensors(device, flat.token_ids, flat.positions, flat.slots, logits_rows, head_rows)
         short = _tensors(
             device,
-            *(a.astype(np.int32, copy=False) for a in (tables.ravel(), cu_lens, context_lens)),
+            *(
+                array.astype(np.int32, copy=False)
+                for array in (flat.tables.ravel(), flat.cu_lens, flat.context_lens)
+            ),
         )
         return cls(
             token_ids=long[0],
             positions=long[1],
             slot_mapping=long[2],
             query_lens=tuple(query_lens),
-            context_lens=tuple(context_lens.tolist()),
-            block_tables=short[0].view(tables.shape),
+            context_lens=tuple(flat.context_lens.tolist()),
+            block_tables=short[0].view(flat.tables.shape),
             cu_query_lens=short[1],
             device_context_lens=short[2],
             logits_indices=long[3],
@@ -137,6 +122,45 @@ class StepInputs:
     def num_seqs(self) -> int:
         """Sequences of the step; padding counts as one."""
         return len(self.query_lens)
+
+
+class _FlatStep(NamedTuple):
+    """The arrays of a flattened step, on the host; `StepInputs` documents their contents."""
+
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+    tables: npt.NDArray[np.int32]
+    cu_lens: npt.NDArray[np.int64]
+    context_lens: npt.NDArray[np.int64]
+
+
+def _flatten(
+    sequences: Sequence[SequenceStep],
+    query_lens: Sequence[int],
+    block_size: int,
+    scratch_block_id: int,
+    num_padding: int,
+) -> _FlatStep:
+    lens = np.array(query_lens, dtype=np.int64)
+    cached_lens = np.array([s.cached_len for s in sequences], dtype=np.int64)
+    context_lens = cached_lens + lens
+    num_real = len(sequences) - bool(num_padding)
+    tables = _block_tables(sequences, context_lens, num_real, block_size, scratch_block_id)
+
+    cu_lens = np.zeros(len(lens) + 1, dtype=np.int64)
+    np.cumsum(lens, out=cu_lens[1:])
+    num_tokens = int(cu_lens[-1])
+    row_sequence = np.repeat(np.arange(len(lens)), lens)
+    positions = np.arange(num_tokens) + (cached_lens - cu_lens[:-1])[row_sequence]
+    blocks = tables[row_sequence, positions // block_size].astype(np.int64)
+    slots = blocks * block_size + positions % block_size
+    token_ids = np.fromiter(
+        chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens
+    )
+    if token_ids.min() < 0:
+        raise InvalidStep(f"token ids must not be negative, got {int(token_ids.min())}")
+    return _FlatStep(token_ids, positions, slots, tables, cu_lens, context_lens)
 
 
 def _query_lens(sequences: Sequence[SequenceStep]) -> list[int]:

@@ -1,8 +1,8 @@
-"""The languages of constraints, compiled for the tokens of this shard's model.
+"""The cache of constraints, compiled for the tokens of this shard's model.
 
-Reading a vocabulary takes a second or two, so it happens beside the start of the shard and is
-waited for by the first who asks. A model whose tokens cannot be told as bytes serves everything
-but constraints; whoever asks for one is told why.
+Reading a vocabulary takes a second or two, so a thread does it while the shard starts, and the
+first constraint waits for it. A model whose tokens have no bytes serves everything but constraints,
+which are refused with the reason.
 """
 
 import logging
@@ -28,20 +28,20 @@ from native.time_slice import use_long_time_slices
 
 _log = logging.getLogger(__name__)
 
-# Constraints that are compiled ahead at the same time. A slow one must not hold up the others.
+# Constraints compiled ahead at the same time: a slow one must not delay the others.
 _NUM_COMPILING = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A constraint is in the cache."""
+    """A constraint that is in the cache now."""
 
     compile_ns: int
     was_cached: bool
 
 
 def _give_way() -> None:
-    """Compile where the steps leave room: what comes here ahead of its request takes longer."""
+    """Lower this thread's priority: steps come before what is compiled ahead."""
     if sys.platform == "linux":  # elsewhere a thread has no priority of its own
         use_long_time_slices()
         limits.give_way(threading.get_native_id())
@@ -51,13 +51,13 @@ class ConstraintCache:
     """Owner of the vocabulary and of the compiler's cache; shared by threads."""
 
     def __init__(self, folder: Path, vocab_size: int, end_ids: Sequence[int]) -> None:
-        """Begins to read the folder's tokenizer.json.
+        """Starts to read the folder's tokenizer.json.
 
         vocab_size: width of the model's logits
         end_ids:    tokens that end a sequence of this model
         """
         self._loading: Future[Compiler] = Future()
-        self._breath = CpuYield()  # until what it needs is compiled, too
+        self._cpu_yield = CpuYield()  # until what it needs is compiled, too
         self._preparing = ThreadPoolExecutor(_NUM_COMPILING, "compile", initializer=_give_way)
         load = threading.Thread(
             target=self._load, args=(folder, vocab_size, tuple(end_ids)), daemon=True
@@ -71,18 +71,18 @@ class ConstraintCache:
     def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
         """The language of a constraint, from the cache if it is there. Raises ConstraintError.
 
-        translation: what has been found of `spec` elsewhere; else it is found out here
+        translation: the router's translation of `spec`; else it is made here
         """
         return self._loading.result().compile(spec, translation)
 
     def prepare(
         self, spec: ConstraintSpec, translation: Translation | None = None
     ) -> "Future[Prepared]":
-        """Have a constraint compiled ahead of its request. In vain: ends with ConstraintRefused."""
+        """Compile a constraint ahead of its request; the future may raise ConstraintRefused."""
         return self._preparing.submit(self._prepare_breathing, spec, translation)
 
     def _prepare_breathing(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
-        with self._breath.breathing():
+        with self._cpu_yield.breathing():
             return self._prepare(spec, translation)
 
     def _prepare(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
@@ -96,7 +96,7 @@ class ConstraintCache:
                 language.matcher().shortest(ANY_LEN)
         except ConstraintError as error:
             raise ConstraintRefused(str(error)) from error
-        # An engine that breaks over a text is no reason for the shard to end, panics included.
+        # An engine's failure, panics included, must not end the shard.
         except BaseException as error:
             _log.exception("compiling a constraint of kind %s broke", spec.kind.value)
             raise ConstraintRefused(f"{type(error).__name__}: {error}") from error
@@ -104,7 +104,7 @@ class ConstraintCache:
 
     def _load(self, folder: Path, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         try:
-            self._breath = CpuYield.load()
+            self._cpu_yield = CpuYield.load()
             began_s = time.monotonic()
             vocabulary = Vocabulary.load(folder / "tokenizer.json", vocab_size, end_ids)
             _log.info(
@@ -115,6 +115,6 @@ class ConstraintCache:
         except ConstraintError as error:
             _log.warning("constraints cannot be served: %s", error)
             self._loading.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - whoever asks for a constraint is told
+        except BaseException as error:  # noqa: BLE001 - every later compile raises it
             _log.error("constraints cannot be served", exc_info=error)
             self._loading.set_exception(ConstraintError(f"{type(error).__name__}: {error}"))

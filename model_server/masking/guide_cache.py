@@ -1,8 +1,8 @@
-"""MaskScheduler at the beginning of an output, kept so that equal requests need not make their own.
+"""The cache of guides at the beginning of an output, for requests with equal constraints.
 
 A guide begins with a completion that fits the budget, and finding one can take longer than a step.
-Requests with the same constraint and budget begin alike: the first one makes the guide, whoever
-comes meanwhile waits for it, and all later ones take a copy.
+Requests with the same constraint and budget begin alike: the first one makes the guide, those that
+come meanwhile wait for it, and later ones copy it.
 """
 
 import threading
@@ -15,11 +15,11 @@ from constraints.spec import Budget, StopRule
 from model_server.masking.constraint_cache import ConstraintCache
 from proto.contract import OutputConstraint
 
-_MAX_KEPT = 128
+_MAX_GUIDES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class GuideKey:
     """All that a guide depends on before the first token."""
 
     constraint: OutputConstraint
@@ -29,42 +29,42 @@ class Beginning:
 
 
 class GuideCache:
-    """Owner of the guides that are kept, least recently used first; shared by threads."""
+    """Owner of the cached guides, least recently used first; shared by threads."""
 
-    def __init__(self, languages: ConstraintCache) -> None:
-        self._languages = languages
+    def __init__(self, constraints: ConstraintCache) -> None:
+        self._constraints = constraints
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Beginning, Future[Guide]] = OrderedDict()
+        self._futures: OrderedDict[GuideKey, Future[Guide]] = OrderedDict()
 
-    def guide(self, beginning: Beginning) -> Guide:
-        """A guide of one's own. Raises ConstraintError; then nothing is kept."""
+    def guide(self, key: GuideKey) -> Guide:
+        """A copy of the guide. Raises ConstraintError; then nothing is cached."""
         with self._lock:
-            future = self._kept.get(beginning)
+            future = self._futures.get(key)
             is_ours = future is None
             if future is None:
-                future = self._kept[beginning] = Future()
-                if len(self._kept) > _MAX_KEPT:
-                    self._kept.popitem(last=False)
+                future = self._futures[key] = Future()
+                if len(self._futures) > _MAX_GUIDES:
+                    self._futures.popitem(last=False)
             else:
-                self._kept.move_to_end(beginning)
+                self._futures.move_to_end(key)
         if is_ours:
-            self._make(beginning, future)
+            self._make(key, future)
         return future.result().restart()
 
-    def _make(self, beginning: Beginning, future: "Future[Guide]") -> None:
-        constraint = beginning.constraint
+    def _make(self, key: GuideKey, future: "Future[Guide]") -> None:
+        constraint = key.constraint
         try:
             guide = Guide(
-                self._languages.compile(constraint.spec, constraint.translation),
-                self._languages.vocabulary(),
-                beginning.budget,
-                beginning.stops,
-                takes_forced=beginning.takes_forced,
+                self._constraints.compile(constraint.spec, constraint.translation),
+                self._constraints.vocabulary(),
+                key.budget,
+                key.stops,
+                takes_forced=key.takes_forced,
             )
         except BaseException as error:
             with self._lock:
-                if self._kept.get(beginning) is future:
-                    del self._kept[beginning]
+                if self._futures.get(key) is future:
+                    del self._futures[key]
             future.set_exception(error)
             raise
         future.set_result(guide)

@@ -1,11 +1,11 @@
-"""One output under a constraint: its guide, the mask of its next token, and why it failed.
+"""One output under a constraint: its guide, the mask of its next token, its error.
 
-    fill -> words -> a token is drawn -> accepts? -> advance -> forced tokens -> fill ...
-                          ^--- no: words change ---'
+    fill -> words -> a token is sampled -> accepts? -> advance -> forced tokens -> fill ...
+                            ^--- no: words change ---'
 
-It belongs to one thread at a time: to a hand of the crew while that makes its mask, otherwise to
-the device's, which makes those that are quick. Whatever an engine raises, panics included, ends
-this output alone.
+It belongs to one thread at a time: to a worker of the pool while that makes its mask, otherwise to
+the device's thread, which makes quick masks. Whatever an engine raises, panics included, ends this
+output alone.
 """
 
 import logging
@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TOO_SLOW = "its constraint takes too long to follow"
-# How long an output may hold up the steps that it is in, or compute beside them when they have gone
-# on without it: at first, and more with every token. Whoever needs more is ended.
-_PATIENCE_NS = 500_000_000
-_PATIENCE_PER_TOKEN_NS = 10_000_000
-# Tokens that may be refused before the completion that is known to fit is followed.
+# How long an output may delay its steps, or compute beside steps that went on without it: at first,
+# and in addition for every token. An output that needs more is ended.
+_ALLOWANCE_NS = 500_000_000
+_ALLOWANCE_PER_TOKEN_NS = 10_000_000
+# Refused tokens after which the completion that is known to fit is followed.
 _MAX_REFUSED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What an accepted token brought.
+    """The consequences of an accepted token.
 
-    forced:       tokens that the constraint leaves no choice about; they are accepted as well
+    forced:       tokens without an alternative under the constraint; they are accepted as well
     is_over:      nothing but the end may follow
     is_satisfied: whether the text satisfies the constraint; None while it goes on
     """
@@ -48,12 +48,12 @@ class Advance:
 
 
 class GuidedOutput:
-    """Owner of a guide. Once it has failed, `error` says why and nothing else may be asked.
+    """Owner of a guide. Once it has failed, `error` is the reason and nothing else may be called.
 
-    open_guide:  compiles what is to be compiled, and replays the output so far
+    open_guide:  compiles the constraint, and replays the output so far
     num_words:   of a mask
     end_ids:     tokens that end the text; `ignored_ids` among them only if nothing else is left
-    left_len:    tokens that may still be generated here; it may go on elsewhere
+    left_len:    tokens that may still be generated here; another call may continue
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GuidedOutput:
         self.request_id = request_id
         self.words: Bitmask = np.zeros(num_words, dtype=np.int32)
         self.fill_ns = self.computed_ns = 0
-        self._patience_ns = _PATIENCE_NS
+        self._allowance_ns = _ALLOWANCE_NS
         self.error: str | None = None
         self.is_refused = False
         self._open_guide = open_guide
@@ -80,9 +80,9 @@ class GuidedOutput:
         self._num_refused = 0
 
     def open(self) -> None:
-        """On a hand: make the guide and its first mask. Raises whatever goes wrong.
+        """On a worker: make the guide and its first mask. Raises whatever goes wrong.
 
-        Output that was made before is refused where nobody could have drawn it.
+        Output generated before is refused where the constraint does not allow it.
         """
         try:
             self._guide = self._open_guide()
@@ -95,7 +95,7 @@ class GuidedOutput:
 
     @property
     def is_quick(self) -> bool:
-        """Whether `fill` takes microseconds now; asked once it has been opened."""
+        """Whether `fill` takes microseconds now; read after `open`."""
         return self._present_guide.is_quick
 
     def fill_here(self) -> None:
@@ -104,13 +104,13 @@ class GuidedOutput:
 
     @property
     def is_equipped(self) -> bool:
-        """Whether `fill` makes a mask and nothing else; asked once it has been opened."""
+        """Whether `fill` makes a mask and compiles nothing; read after `open`."""
         return self._present_guide.is_equipped
 
     def fill(self) -> None:
-        """Make the mask of the next token, and what judging it takes. Raises whatever goes wrong.
+        """Make the mask of the next token, and prepare its check. Raises whatever goes wrong.
 
-        Afterwards `fill_ns` tells how long it took, and `computed_ns` how much of it was computing.
+        Sets `fill_ns`, the time that it took, and `computed_ns`, the CPU time.
         """
         began_ns, began_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         words = self.words
@@ -125,10 +125,10 @@ class GuidedOutput:
         self.computed_ns = time.thread_time_ns() - began_cpu_ns
 
     def accepts(self, token_id: int, words: Bitmask) -> bool:
-        """Whether a drawn token may be appended; if not, it is cleared in `words`.
+        """Whether a sampled token may be appended; if not, it is cleared in `words`.
 
         After a few refusals, or the last token's, the completion that is known to fit is all that
-        `words` leave, and none at all if that is refused as well or the guide fails.
+        `words` allow, and no token if that is refused as well or the guide fails.
         """
         is_fitting = self._ask(lambda guide: guide.check(token_id))
         if is_fitting:
@@ -149,17 +149,17 @@ class GuidedOutput:
         return False
 
     def advance(self, token_id: int) -> Advance | None:
-        """Accept a token that was drawn and checked; None: the guide failed."""
+        """Accept a token that was sampled and checked; None: the guide failed."""
         self._num_refused = 0
         return self._ask(lambda guide: self._advance(guide, token_id))
 
-    def held_up(self, held_ns: int) -> None:
-        """A step was held up for so long by this output, or was spared so much computing.
+    def charge(self, cost_ns: int) -> None:
+        """Subtract time from the allowance: a delay of a step, or computing beside it.
 
-        Too often, and it has failed.
+        An output without any left has failed.
         """
-        self._patience_ns -= held_ns
-        if self._patience_ns < 0 and self.error is None:
+        self._allowance_ns -= cost_ns
+        if self._allowance_ns < 0 and self.error is None:
             self.error = TOO_SLOW
 
     def fail(self, error: BaseException) -> None:
@@ -177,24 +177,24 @@ class GuidedOutput:
         if token_id not in self._end_ids and self._left_len > 0 and not guide.is_over:
             forced = guide.take_forced()
             self._left_len -= len(forced)
-        self._patience_ns += _PATIENCE_PER_TOKEN_NS * (1 + len(forced))
+        self._allowance_ns += _ALLOWANCE_PER_TOKEN_NS * (1 + len(forced))
         is_over = guide.is_over
         ends = is_over or self._left_len <= 0 or token_id in self._end_ids
         return Advance(forced, is_over, guide.is_satisfied if ends else None)
 
     def _ask(self, question: Callable[[Guide], T]) -> T | None:
-        """On the device's thread, which computes nothing else meanwhile."""
+        """Call the guide on the device's thread, at the output's cost."""
         began_ns = time.thread_time_ns()
         try:
             return question(self._present_guide)
-        except BaseException as error:  # noqa: BLE001 - an engine's panic too: it is told
+        except BaseException as error:  # noqa: BLE001 - an engine's panic too: `fail`
             self.fail(error)
             return None
         finally:
-            self.held_up(time.thread_time_ns() - began_ns)
+            self.charge(time.thread_time_ns() - began_ns)
 
     @property
     def _present_guide(self) -> Guide:
         if self._guide is None:
-            raise AssertionError("the guide is asked before it was opened")
+            raise AssertionError("the guide is not open yet")
         return self._guide

@@ -15,7 +15,7 @@ from model_server.engine.runner import Runner
 from model_server.engine.threads import ThreadCount
 from model_server.errors import ConfigRefused
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.masking.guides import MaskScheduler
+from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.checkpoint import find_checkpoint
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.model import PagedModel

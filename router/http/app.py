@@ -5,7 +5,7 @@ Access (ids, log line, metrics) -> Cors -> Guard (keys) -> Starlette (routing) -
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.engine.infer import Infer
 from router.http.anthropic.routes import MessageRoutes
 from router.http.conversation import Conversations
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
@@ -34,6 +34,7 @@ from router.http.platforms.batches import Batches
 from router.http.platforms.kserve import KServeRoutes
 from router.http.platforms.sagemaker import InvocationRoutes
 from router.http.platforms.vertex import VertexRoutes
+from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
@@ -42,7 +43,7 @@ from router.http.server.auth import Guard
 from router.http.server.body import BodyReader
 from router.http.server.cors import ANY_ORIGIN, Cors
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
-from router.http.server.request_record import RequestRecord
+from router.http.server.errors import Dialect, HttpError
 from router.http.server_info import ServerInfo
 from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
@@ -100,7 +101,8 @@ def create_app(
             max_body_len=max_body_len,
         )
     app = _aliased(Cors(app, allowed_origins), aliases)
-    return Access(app, services.metrics, services.info.model_id)
+    metrics, model = services.metrics, services.info.model_id
+    return Access(app, partial(RequestRecord, metrics=metrics, model=model))
 
 
 def _aliased(app: ASGIApp, paths: Mapping[str, str]) -> ASGIApp:
@@ -208,7 +210,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     elif not isinstance(error, RouterError | HttpError):
         message = f"a bug; the server's log has more under request_id {record.request_id}"
         error = HttpError(500, "internal_error", message)
-    problem = Problem.of(error, Dialect.of_path(request.url.path), record.request_id)
+    problem = problem_of(error, Dialect.of_path(request.url.path), record.request_id)
     record.error_type = problem.error_type
     return problem.response()
 

@@ -16,10 +16,11 @@ from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
 from router.http.body import Schema, parse
-from router.http.errors import Dialect, Problem
+from router.http.errors import problem_of
+from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader, unless_disconnected
-from router.http.server.request_record import RequestRecord
+from router.http.server.errors import Dialect, Problem
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream
 from router.http.tools.calls import Calling
@@ -106,7 +107,7 @@ class AnswerFrames:
 
     def fail(self, error: RouterError) -> bytes:
         """The last words of a stream that ends badly."""
-        problem = Problem.of(error, self._dialect, self._exchange.request_id)
+        problem = problem_of(error, self._dialect, self._exchange.request_id)
         self._exchange.error_type = problem.error_type
         return self._words.failed(error, problem)
 

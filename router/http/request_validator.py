@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from router.http.server.request_record import RequestRecord
+from router.http.request_record import RequestRecord
 from router.request.errors import InvalidRequest
 from router.request.parameters import WARPERS, check_parameters
 from router.request.request import NUM_SEEDS, GenerateRequest

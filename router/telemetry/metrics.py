@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from router.telemetry.instruments import Counter, Gauge, Histogram
+from processes.instruments import Counter, Gauge, Histogram
 
 METHODS = ("prefill", "decode")
 # Causes known beforehand; alerts on a rate want to see them before the first failure.
@@ -44,7 +44,6 @@ FRAMES = (
     "BUFFER",
     "DROP",
     "BEAMS",
-    "BEST",
     "other",
 )
 REFUSALS = ("overloaded", "unhealthy", "draining")

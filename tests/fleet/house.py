@@ -29,7 +29,6 @@ from router.http.server.auth import Guard
 from router.http.server.cors import Cors
 from router.http.server.limits import ConnectionLimits
 from router.http.server.listen import HttpServer, bind, bind_unix
-from router.telemetry.metrics import Metrics
 from tests.fleet.fakes import FakeServers
 
 DOCUMENT = openapi_without_server("0.0.1")
@@ -207,10 +206,7 @@ async def fleet_house(
         )
         if keys:
             app = Guard(app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000)
-        unseen = Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2)
-        front = HttpServer(
-            Access(Cors(app), unseen, "fleet"), bind("127.0.0.1", 0), 1.0, ConnectionLimits()
-        )
+        front = HttpServer(Access(Cors(app)), bind("127.0.0.1", 0), 1.0, ConnectionLimits())
         await front.start()
         stack.push_async_callback(front.stop)
         stack.callback(front.stop_at_once)

@@ -159,7 +159,6 @@ def test_system_messages_are_for_clients_of_version_2_whatever_the_stream_is_of(
     [
         ("GENERATE", {"text": "", "tail": ""}),
         ("BEAMS", {"beams": [], "ended": [], "dropped": []}),
-        ("BEST", {"beams": [], "ended": [], "dropped": []}),
     ],
 )
 def test_what_is_cancelled_before_it_began_ends_well_in_version_2(
@@ -178,7 +177,6 @@ def test_what_is_cancelled_before_it_began_ends_well_in_version_2(
     [
         (1, "GENERATE", "TOKEN"),
         (1, "BEAMS", "TOKEN"),
-        (1, "BEST", "TOKEN"),
         (2, "SCORE", "TOKEN"),
         (2, "BUFFER", "MSG"),
     ],

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.masking.guides import MaskScheduler
+from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
 from model_server.service.server import listening

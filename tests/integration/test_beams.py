@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from client.query import beam, best_k, run_all_sync
+from client.query import beam, run_all_sync
 from client.query.running.results import Result
 from launcher import BUNDLED_MODEL
 from tests.integration.server import RunningServer, launched
@@ -152,8 +152,6 @@ def test_a_program_with_holes_and_a_branch_is_searched_jointly(
     every = every_trace(reference)
     wide = run_all_sync(PROGRAM, url=server.url, decoder=beam(len(every)))
     assert same(told(wide), every)
-    best = run_all_sync(PROGRAM, url=server.url, decoder=best_k(5, budget=5000))
-    assert same(told(best), every[:5])
 
 
 def counted(server: RunningServer, *names: str) -> list[float]:
@@ -194,24 +192,3 @@ def test_a_request_ends_where_a_program_goes_on(server: RunningServer) -> None:
     # One more than there are steps at which a pet is finished.
     assert len(requests) <= 5
     assert [one.finish_reason for one in requests] == ["hole"] * (len(requests) - 1) + ["complete"]
-
-
-def test_best_k_of_one_hole_is_one_request_that_finds_the_most_probable_texts(
-    server: RunningServer, reference: Reference
-) -> None:
-    (num_before,) = counted(server, "tgi_request_count")
-    (*results,) = run_all_sync(
-        f"'Ann has a[PET]' where PET in {PETS + OTHERS}", url=server.url, decoder=best_k(6)
-    )
-    (num_after, num_used) = counted(server, "tgi_request_count", "tandem_kv_blocks_used")
-    every = sorted(reference.fillings("Ann has a", PETS + OTHERS), key=lambda pair: -pair[1])
-    assert same([(str(each["PET"]), each.logprob) for each in results], every[:6])
-    assert [request.kind for request in results[0].requests] == ["best"]
-    assert (num_after - num_before, num_used) == (1, 0.0)
-
-
-def test_best_k_asks_once_more_for_each_hole_that_others_follow(server: RunningServer) -> None:
-    results = run_all_sync(PROGRAM, url=server.url, decoder=best_k(2))
-    assert [request.kind for request in results[0].requests][:1] == ["best"]
-    # The two best traces have two holes each, and their first ones are filled in two ways.
-    assert len(results[0].requests) <= 4

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from client.query.reading.tokens import NAME, STRING, Token
 
-DECODERS = ("argmax", "sample", "beam", "best_k")
+DECODERS = ("argmax", "sample", "beam")
+# Also those of LMQL that there are not, so that an error can name them.
+DECODER_WORDS = (*DECODERS, "best_k")
 # Words that go on with an expression.
 OPERATOR_WORDS = frozenset({"and", "or", "in", "is", "not", "if", "else"})
 _USES_OF_A_NAME = frozenset({".", ",", ":", "=", ":=", ";", ")"})

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from client.query.errors import BadProgram
 from client.query.reading.clause_keywords import (
+    DECODER_WORDS,
     DECODERS,
     OPERATOR_WORDS,
     begins_distribution,
@@ -145,7 +146,7 @@ class _Splitter:
 
     def _check_colon(self, index: int) -> None:
         behind = self._behind_brackets(index + 1)
-        if not self._tokens[index].is_name(*DECODERS) or behind == len(self._tokens):
+        if not self._tokens[index].is_name(*DECODER_WORDS) or behind == len(self._tokens):
             return
         is_end = behind + 1 == len(self._tokens) or self._tokens[behind + 1].begins
         if self._tokens[behind].is_op(":") and is_end:
@@ -157,7 +158,7 @@ class _Splitter:
         token = self._tokens[index]
         # On one line a decoder may stand behind a clause: from "model" argmax "[X]".
         is_first = token.begins or (self._beside is None and self._decoder is None)
-        if not is_first or not token.is_name(*DECODERS):
+        if not is_first or not token.is_name(*DECODER_WORDS):
             return False
         if self._block is not None and token.indent > len(self._block.margin):
             return False
@@ -244,7 +245,7 @@ class _Splitter:
         if token.is_name("from", "where") or begins_distribution(self._tokens, index):
             return True
         stands = token.begins or before.kind == STRING or before.is_op(")")
-        return stands and token.is_name(*DECODERS) and self._stands_alone(index + 1)
+        return stands and token.is_name(*DECODER_WORDS) and self._stands_alone(index + 1)
 
     def _clause_span(self, index: int, behind: int, what: str) -> Span:
         token = self._tokens[index]

@@ -18,14 +18,14 @@ from collections.abc import Set as AbstractSet
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.bodies import HOLE, statements_of
-from client.query.reading.clause_keywords import DECODERS
+from client.query.reading.clause_keywords import DECODER_WORDS
 from client.query.reading.clauses import layout_of
 from client.query.reading.layout import Layout
 from client.query.reading.text import Span, Text
 from client.query.reading.tokens import beside_code
 
 _PROMPT_OR_DECODER = re.compile(
-    rf"^[ \t]*(?:[rRfFuU]{{0,2}}['\"]|(?:{'|'.join(DECODERS)})(?:$|[\s(\"']))",
+    rf"^[ \t]*(?:[rRfFuU]{{0,2}}['\"]|(?:{'|'.join(DECODER_WORDS)})(?:$|[\s(\"']))",
     re.MULTILINE | re.IGNORECASE,
 )
 # `if X: "a [Y]"`, though what follows may be wrong.

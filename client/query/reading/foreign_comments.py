@@ -9,7 +9,7 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from client.query.reading.clause_keywords import DECODERS
+from client.query.reading.clause_keywords import DECODER_WORDS
 from client.query.reading.text import Span
 
 _PART = re.compile(
@@ -20,7 +20,7 @@ _PART = re.compile(
 )
 _TWO_WORDS = re.compile(r"\b([^\W\d]\w*)[ \t]+(?=([^\W\d]\w*))")
 # Words that may stand beside others, in Python or in a program's clauses.
-_JOINING = {*keyword.kwlist, *DECODERS, "where", "over", "distribute", "distribution"}
+_JOINING = {*keyword.kwlist, *DECODER_WORDS, "where", "over", "distribute", "distribution"}
 _CLOSING = {")", "]", "}"}
 
 

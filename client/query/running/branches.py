@@ -1,4 +1,4 @@
-"""A trace in the middle of a hole, as what searches over tokens (beams, best-first) are made of.
+"""A trace in the middle of a hole, the unit of beam search.
 
 The program's side of it is here: where a trace comes to behind a hole. The tokens are the server's
 to look for, which is asked for many branches at once; so their words for it are here, too.

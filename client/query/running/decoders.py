@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from client.beams import MAX_PENALTY, MAX_RESULTS
+from client.beams import MAX_PENALTY
 from client.query import hints
 from client.query.conditions.plan import StopMode
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import DecoderClause
 from client.query.running.beams import Beam
-from client.query.running.best_first import BestK
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
 from client.words import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
@@ -28,7 +27,7 @@ class OptionIgnored(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A decoder and its options, checked. Made by `argmax()`, `sample()`, `beam()`, `best_k()`."""
+    """A decoder and its options, checked. Made by `argmax()`, `sample()` or `beam()`."""
 
     name: str
     decoder: Decoder
@@ -61,7 +60,7 @@ _UNSERVED = ("no_repeat_ngram_size",)
 class Kind:
     """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
 
-    `most` is how many there are at most. `temperature` is the default it samples with; None: it
+    `temperature` is the default it samples with; None: it
     does not sample, and takes none. `own` are the options that no other kind has. One that
     `searches` chooses its tokens among all that masks allow, so that phrases end its holes by
     masks, too.
@@ -70,7 +69,6 @@ class Kind:
     make: Callable[[int, Options, Mapping[str, Any]], Decoder]
     count: str = "n"
     num_traces: int = 1
-    most: int = MAX_COUNT
     temperature: float | None = None
     own: Mapping[str, Rule] = field(default_factory=lambda: MappingProxyType({}))
     searches: bool = False
@@ -82,10 +80,6 @@ def _side_by_side(num_traces: int, options: Options, _: Mapping[str, Any]) -> De
 
 def _beam(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
     return Beam(num_traces, max_len=options.max_len, **own)
-
-
-def _best_k(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
-    return BestK(num_traces, **own)
 
 
 _EXACT: Rule = ('"exact": it searches among what masks allow', lambda value: value == "exact")
@@ -104,17 +98,6 @@ KINDS: Mapping[str, Kind] = {
         },
         searches=True,
     ),
-    "best_k": Kind(
-        _best_k,
-        count="k",
-        num_traces=4,
-        most=MAX_RESULTS,
-        own={
-            "budget": _COUNT,
-            "width": _COUNT,
-        },
-        searches=True,
-    ),
 }
 
 
@@ -122,17 +105,14 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
     """The decoder of this name. Raises ValueError: which option, its value, the rule."""
     kind = KINDS.get(name)
     if kind is None:
-        raise ValueError(f"there is no decoder `{name}`; there are {', '.join(KINDS)}")
+        advice = "; `beam` finds the most probable traces" if name == "best_k" else ""
+        raise ValueError(f"there is no decoder `{name}`; there are {', '.join(KINDS)}{advice}")
     named = {**given}
     if len(arguments) > 1 or (arguments and kind.count in named):
         raise ValueError(f"`{name}` takes one unnamed argument: {kind.count}")
     if arguments:
         named[kind.count] = arguments[0]
-    num_traces = _kept(
-        kind.count,
-        named.pop(kind.count, kind.num_traces),
-        _rule(NumberRule(1, kind.most, is_whole=True)),
-    )
+    num_traces = _kept(kind.count, named.pop(kind.count, kind.num_traces), _COUNT)
     assert isinstance(num_traces, int)
     own = {key: _kept(key, named.pop(key), rule) for key, rule in kind.own.items() if key in named}
     if kind.searches:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from client.beams import BeamsAnswer, SearchCall
+from client.beams import BeamsAnswer, BeamsCall
 from client.query.conditions.plan import HolePlan
 from client.query.errors import QueryError
 from client.query.place import Place, Source
@@ -214,7 +214,7 @@ class Asker(Protocol):
         ...
 
     async def search(
-        self, ats: Sequence[AtHole], call: SearchCall
+        self, ats: Sequence[AtHole], call: BeamsCall
     ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
         """One request for beams at these holes, and what is wrong with those that were dropped."""
         ...

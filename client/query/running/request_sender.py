@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from client.beams import BeamDropped, BeamsAnswer, BestCall, SearchCall
+from client.beams import BeamDropped, BeamsAnswer, BeamsCall
 from client.errors import (
     ConstraintRefused,
     InvalidRequest,
@@ -79,12 +79,11 @@ class Books:
         return answer
 
     async def search(
-        self, ats: Sequence[AtHole], call: SearchCall
+        self, ats: Sequence[AtHole], call: BeamsCall
     ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
         """One request; its row is that of the first hole. Raises BadCondition at once."""
         report_s = _VIEW_S if self.on_state is not None else call.report_s
         call = replace(call, model=self.model_name, report_s=report_s)
-        kind = "best" if isinstance(call, BestCall) else "beams"
         began_s = self.clock()
         self._show(ats[0], "")
         try:
@@ -92,16 +91,15 @@ class Books:
             if answer.finish_reason in _BROKEN_OFF:
                 raise _broken_off(answer.finish_reason)
         except TandemError as error:
-            self._book(ats[0], kind, began_s, call, error, Usage())
+            self._book(ats[0], "beams", began_s, call, error, Usage())
             _point(ats[_hole_of(error)], error)
             raise
-        self._book(ats[0], kind, began_s, call, answer, answer.usage)
+        self._book(ats[0], "beams", began_s, call, answer, answer.usage)
         return answer, [_fault_of(dropped, ats) for dropped in answer.dropped]
 
-    async def _searched(self, ats: Sequence[AtHole], call: SearchCall) -> BeamsAnswer:
+    async def _searched(self, ats: Sequence[AtHole], call: BeamsCall) -> BeamsAnswer:
         if not isinstance(self.model, BeamModel):
-            needs = "best_k()" if isinstance(call, BestCall) else "beam()"
-            what = f"{needs} needs a model that searches; {type(self.model).__name__} does not"
+            what = f"beam() needs a model that searches; {type(self.model).__name__} does not"
             raise Refused(what, "unserved")
         async with aclosing(self.model.search(call)) as parts:
             async for part in parts:

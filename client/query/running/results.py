@@ -14,7 +14,7 @@ ValueT_co = TypeVar("ValueT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that was sent. `kind` is generate, beams, best or score, `trace` the number of its
+    """A request that was sent. `kind` is generate, beams or score, `trace` the number of its
     trace.
 
     `query` is the name of the program in which the hole stands: of a nested one where it is one of

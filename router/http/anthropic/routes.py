@@ -15,9 +15,9 @@ from router.http.anthropic.reply import message, usage_of
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.anthropic.stream import MessageWords
 from router.http.conversation import AnswerFrames, Conversations, Words
-from router.http.errors import Dialect
+from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.server.request_record import RequestRecord
+from router.http.server.errors import Dialect
 
 _MESSAGE = {
     "type": "object",

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from router.http.anthropic.reply import ending, message, usage, usage_of
-from router.http.errors import Problem
+from router.http.server.errors import Problem
 from router.request.errors import RouterError
 from router.request.events import Finished, TokenGenerated
 

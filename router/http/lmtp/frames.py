@@ -1,7 +1,4 @@
-"""Frames: `TYPE SPACE JSON`, one text message each. It knows no type and no field.
-
-A client sends an object; the server sends a list of objects, which keeps their order.
-"""
+"""Frames: a type, a space, JSON; and the stream that a frame is about."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +6,11 @@ from typing import Any
 
 import orjson
 
-from router.http.errors import HttpError
+from router.http.body import Schema, parse_part
 from router.http.server.body import check_depth, check_width
+from router.http.server.errors import HttpError
+from router.request.error_text import wrong
+from router.request.errors import InvalidRequest
 
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003
@@ -27,7 +27,7 @@ class NoFrame(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a client said: the type, the object, and the object's text."""
+    """One frame of a client: its type, its object, and the object's text."""
 
     command: str
     payload: Mapping[str, Any]
@@ -58,3 +58,25 @@ def read_frame(text: str | None) -> Frame:
 def write_frame(command: str, objects: Sequence[str]) -> str:
     """The text message of objects that are JSON by now."""
     return f"{command} [{','.join(objects)}]"
+
+
+# What is written into answers is read exactly by whoever wrote it.
+_RULE = "must be a whole number of at most 64 bits"
+
+
+class _Streamed(Schema):
+    stream_id: int
+
+
+def stream_id_of(frame: Frame) -> int:
+    """Raises InvalidRequest, which names what stands in its place as it was written."""
+    stream_id = frame.payload.get("stream_id")
+    if type(stream_id) is int:
+        return stream_id
+    try:
+        read = parse_part(frame.text, frame.payload, (), _Streamed).stream_id
+    except InvalidRequest as error:
+        if "stream_id" not in frame.payload:
+            raise
+        raise wrong("stream_id", _RULE, stream_id) from error
+    raise wrong("stream_id", _RULE, read)

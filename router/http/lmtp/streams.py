@@ -1,8 +1,13 @@
-"""The open streams of one socket, each a task of its own."""
+"""The open streams of a socket, each a task."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Protocol
+
+from router.http.lmtp.frames import Frame
+from router.http.lmtp.stream_encoder import Message
+from router.http.server.errors import HttpError
+from router.request.errors import RouterError
 
 
 class Streams:
@@ -10,7 +15,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        # Those that end at their client's word, and are to say so.
+        # Those that their clients cancelled, which still send their ends.
         self._cancelled: set[int] = set()
 
     def __len__(self) -> int:
@@ -54,3 +59,24 @@ class Streams:
     def _left(self, stream_id: int) -> None:
         del self._tasks[stream_id]
         self._cancelled.discard(stream_id)
+
+
+SendMessages = Callable[[Iterable[Message]], Awaitable[None]]
+
+Notify = Callable[[Mapping[str, object]], None]
+
+
+class StreamTask(Protocol):
+    """Answers one frame with objects; the last of them ends the stream.
+
+    What it has handed to `send` goes out before its end, even if it is cancelled meanwhile.
+    """
+
+    async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
+        """Runs to the end, which the caller sends. Raises RouterError, HttpError for `fail`."""
+
+    def fail(self, error: RouterError | HttpError) -> list[Message]:
+        """The bad end."""
+
+    def cancelled(self) -> list[Message]:
+        """The end that the client asked for."""

@@ -18,8 +18,8 @@ from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage
 from router.http.openai.schema import ChatBody
 from router.http.openai.tools import Offered
+from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.server.request_record import RequestRecord
 from router.http.server_info import constraint_fields
 from router.http.tools.tool_prompt import offering, tell_tools
 from router.request.error_text import wrong

@@ -20,8 +20,8 @@ from router.http.openai.reply import (
     Usage,
 )
 from router.http.openai.schema import CompletionBody
+from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.server.request_record import RequestRecord
 from router.http.server_info import constraint_fields
 from router.request.errors import InvalidRequest
 from router.request.events import Finished, PromptScored, TokenGenerated

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import orjson
 
-from router.http.errors import Dialect, Problem
+from router.http.errors import problem_of
 from router.http.openai.reply import Envelope, RunningUsage, Usage
-from router.http.server.request_record import RequestRecord
+from router.http.request_record import RequestRecord
+from router.http.server.errors import Dialect
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 
@@ -65,7 +66,7 @@ class OpenAiFrames:
 
     def fail(self, error: RouterError) -> bytes:
         """An error event, then the end."""
-        problem = Problem.of(error, Dialect.OPENAI)
+        problem = problem_of(error, Dialect.OPENAI)
         self._exchange.error_type = problem.error_type
         return problem.frame() + _DONE
 

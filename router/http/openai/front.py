@@ -18,9 +18,9 @@ from router.http.openai.common import OpenAiBody
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.logprobs import TokenNames
 from router.http.openai.reply import Envelope, Usage
+from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader, unless_disconnected
-from router.http.server.request_record import RequestRecord
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream
 from router.request.errors import InvalidRequest

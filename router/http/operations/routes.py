@@ -19,8 +19,8 @@ from starlette.responses import Response
 
 from router.engine.infer import Infer
 from router.http.body import AnswerModel
-from router.http.errors import HttpError, model_not_found
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server.errors import HttpError, model_not_found
 from router.http.server_info import ServerInfo
 from router.telemetry.metrics import Metrics
 

@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from router.engine.infer import Infer
 from router.http.body import parse
-from router.http.errors import HttpError
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.platforms.kserve_schema import (
     BYTES,
@@ -30,6 +29,7 @@ from router.http.platforms.kserve_schema import (
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader
 from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server.errors import HttpError
 from router.http.server_info import ServerInfo
 from router.http.tgi.schema import GenerateBody
 

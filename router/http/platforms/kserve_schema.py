@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from router.http.body import AnswerModel, Schema
-from router.http.errors import HttpError
+from router.http.server.errors import HttpError
 from router.http.tgi.schema import Parameters
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest

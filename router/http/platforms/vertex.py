@@ -17,10 +17,10 @@ from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
 from router.http.platforms.batches import Batches, Draw, within
+from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.server.request_record import RequestRecord
 from router.http.tgi.schema import GenerateBody
 from router.request.errors import InvalidRequest, Unsupported
 

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.conversation import AnswerFrames, Conversations, Turn
-from router.http.errors import Dialect, HttpError
 from router.http.openai.logprobs import ChatLogprobs, TokenNames
 from router.http.responses.fitting import fit
 from router.http.responses.input import Reference, check_outputs
@@ -27,6 +26,7 @@ from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.responses.store import ResponseStore, Stored
 from router.http.responses.stream import ResponseWords
 from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server.errors import Dialect, HttpError
 from router.request.errors import InvalidRequest
 from router.request.events import Finished
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
-from router.http.errors import Problem
 from router.http.responses.items import message_fields, output_part
 from router.http.responses.output import Output, Piece, Text
 from router.http.responses.reply import Reply, status_of
+from router.http.server.errors import Problem
 from router.http.tools.calls import CallBegun
 from router.request.errors import RouterError
 from router.request.events import Finished, TokenGenerated

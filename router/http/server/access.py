@@ -1,48 +1,127 @@
-"""The outermost layer: a request id for every answer; its log line, its metrics, its span's end.
+"""The access log: an id for every request, one line when its answer or its socket ends.
 
-Plain ASGI. It knows no route; the routes write what a request was about to its `RequestRecord`. A
-socket has a line of its own when it closes; each request over it is logged by `tell` too.
+`Access` is the outermost layer. It knows no route; the layers below write what they learn of a
+request to its record.
 """
 
 import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Self
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.http.server.request_record import RequestRecord
-from router.telemetry.metrics import Metrics
-
 _logger = logging.getLogger(__name__)
+_SCOPE_KEY = "tandem.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}", re.ASCII)
 _MAX_PATH_LEN = 200
-# TGI's words for the label `err` where they differ from the error_type.
-_FAILURES: Mapping[str, str] = MappingProxyType(
-    {"template_error": "template", "incomplete_generation": "incomplete", "cancelled": "dropped"}
-)
+
+
+@dataclass(slots=True)
+class AccessRecord:
+    """One request and its answer, or one socket, for its line in the log.
+
+    `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
+    client's word for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
+    why the server hung up; it comes before what the routes take for the client's leaving.
+    """
+
+    request_id: str
+    started_s: float
+    is_stream: bool = False
+    status: int | None = None
+    error_type: str | None = None
+    cut_by: str | None = None
+
+    @classmethod
+    def within(cls, scope: Scope) -> Self | None:
+        """The record of an ASGI scope; None before it entered."""
+        record = scope.get(_SCOPE_KEY)
+        assert record is None or isinstance(record, cls)
+        return record
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """The record of a request."""
+        record = request.scope[_SCOPE_KEY]
+        assert isinstance(record, cls)
+        return record
+
+    def enter(self, scope: Scope) -> None:
+        """Ties the record to an ASGI scope."""
+        scope[_SCOPE_KEY] = self
+
+    def cut(self, error_type: str, status: int | None = None) -> None:
+        """The server hung up on the client, after an answer of `status` if it could give one."""
+        self.cut_by = error_type
+        self.status = status or self.status
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether its line is for debugging alone."""
+        return self.error_type is None
+
+    def request_fields(self, method: str, path: str) -> dict[str, object]:
+        """What was asked for."""
+        return {"method": method, "path": path}
+
+    def answer_fields(self) -> dict[str, object]:
+        """What was answered, in the words of the log."""
+        total_ms = round(1000 * (time.monotonic() - self.started_s), 1)
+        fields: dict[str, object] = {"total_ms": total_ms, "status": self.status}
+        fields["request_id"] = self.request_id
+        if self.error_type is not None:
+            fields["error_type"] = self.error_type
+        return fields
+
+    def end(self, method: str, path: str) -> None:
+        """Writes the line."""
+        fields = self.answer_fields()
+        _logger.log(
+            logging.DEBUG if self.is_routine else logging.INFO,
+            "%s %s %s",
+            method,
+            path,
+            " ".join(f"{name}={value}" for name, value in fields.items()),
+            extra={**self.request_fields(method, path), **fields},
+        )
 
 
 class Access:
-    """Wraps the whole application."""
+    """Wraps the whole application. `new_record` takes a request's id and its start."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, model: str) -> None:
+    def __init__(
+        self, app: ASGIApp, new_record: Callable[[str, float], AccessRecord] = AccessRecord
+    ) -> None:
         self._app = app
-        self._metrics = metrics
-        self._model = model
+        self._new_record = new_record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; a bug is logged here and goes no further."""
-        if scope["type"] == "websocket":
-            await self._serve_socket(scope, receive, send)
-            return
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope["headers"]), time.monotonic())
+        record = self._new_record(_request_id(scope["headers"]), time.monotonic())
         record.enter(scope)
+        serve = self._serve_http if scope["type"] == "http" else self._serve_socket
+        try:
+            await serve(record, scope, receive, send)
+        except Exception:
+            _logger.exception("request_id=%s failed by a bug", record.request_id)
+            record.error_type = "internal_error"
+        finally:
+            record.error_type = record.cut_by or record.error_type
+            # Still percent-encoded: no line break of a client's gets into the log.
+            path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MAX_PATH_LEN]
+            record.end(scope.get("method", "SOCKET"), path)
+
+    async def _serve_http(
+        self, record: AccessRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         is_complete = False
 
         async def send_marked(message: Message) -> None:
@@ -51,81 +130,36 @@ class Access:
                 if record.cut_by is None:
                     record.status = message["status"]
                 record.is_stream = _is_stream(message.get("headers", ()))
-                id_header = (b"x-request-id", record.request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), id_header]}
+                message = _with_id(message, record)
             elif not message.get("more_body", False):
                 is_complete = True
             await send(message)
 
         try:
             await self._app(scope, receive, send_marked)
-        except Exception:
-            _logger.exception("request_id=%s failed by a bug", record.request_id)
-            record.error_type = "internal_error"
         finally:
-            if record.cut_by is not None:
-                record.error_type = record.cut_by
-            elif not is_complete and record.error_type is None:
+            if not is_complete and record.error_type is None:
                 record.error_type = "cancelled"
-            self._tell(scope, record, scope["method"])
 
-    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord(_request_id(scope["headers"]), time.monotonic())
-        record.enter(scope)
-
+    async def _serve_socket(
+        self, record: AccessRecord, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         async def send_marked(message: Message) -> None:
             is_accepted = message["type"] == "websocket.accept"
             if is_accepted or message["type"] == "websocket.http.response.start":
                 record.status = 101 if is_accepted else message["status"]
-                id_header = (b"x-request-id", record.request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), id_header]}
+                message = _with_id(message, record)
             await send(message)
 
         try:
             await self._app(scope, receive, send_marked)
         except OSError:
-            record.error_type = "cancelled"  # it left before it was let in
-        except Exception:
-            _logger.exception("request_id=%s failed by a bug", record.request_id)
-            record.error_type = "internal_error"
-        finally:
-            record.error_type = record.cut_by or record.error_type
-            self._tell(scope, record, "SOCKET")
-
-    def _tell(self, scope: Scope, record: RequestRecord, method: str) -> None:
-        # Still percent-encoded: no line break of a client's gets into the log.
-        path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MAX_PATH_LEN]
-        tell(record, self._metrics, method, path, self._model)
+            record.error_type = "cancelled"  # the client left before it was let in
 
 
-def tell(record: RequestRecord, metrics: Metrics, method: str, path: str, model: str) -> None:
-    """The end of an record: its metrics, the end of its span, its line in the log."""
-    duration_s = time.monotonic() - record.started_s
-    if record.is_generation:
-        _count(record, metrics, duration_s)
-    told = {"total_ms": round(1000 * duration_s, 1), **record.told()}
-    request: dict[str, object] = {"method": method, "path": path}
-    if record.is_generation:
-        request |= {"route": record.route, "model": model}
-    record.span.end({**request, **told})
-    is_routine = not record.is_generation and record.error_type is None
-    _logger.log(
-        logging.DEBUG if is_routine else logging.INFO,
-        "%s %s %s",
-        method,
-        path,
-        " ".join(f"{word}={value}" for word, value in told.items()),
-        extra={**request, **told},
-    )
-
-
-def _count(record: RequestRecord, metrics: Metrics, duration_s: float) -> None:
-    if record.error_type is None:
-        metrics.request_success.inc()
-        metrics.request_duration.observe(duration_s)
-    else:
-        cause = _FAILURES.get(record.error_type, record.error_type)
-        metrics.request_failure.inc(cause)
+def _with_id(message: Message, record: AccessRecord) -> Message:
+    id_header = (b"x-request-id", record.request_id.encode())
+    return {**message, "headers": [*message.get("headers", ()), id_header]}
 
 
 def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -137,5 +171,5 @@ def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The client's own id if it is safe to repeat in a header and a log, else a new one."""
-    given = next((value for name, value in headers if name == b"x-request-id"), b"")
-    return given.decode() if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    sent = next((value for name, value in headers if name == b"x-request-id"), b"")
+    return sent.decode() if _SANE_ID.fullmatch(sent) else uuid.uuid4().hex

@@ -18,9 +18,9 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.errors import Dialect, HttpError, Problem
-from router.http.server.request_record import RequestRecord
-from router.telemetry.instruments import Counter
+from processes.instruments import Counter
+from router.http.server.access import AccessRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 _OPEN_BELOW = "/health/"
@@ -92,7 +92,7 @@ class Guard:
         return is_known
 
     async def _refuse(self, request: Request, send: Send) -> None:
-        record = RequestRecord.of(request)
+        record = AccessRecord.of(request)
         record.error_type = _REFUSAL.error_type
         self._refusals.inc(_REFUSAL.error_type)
         if "expect" not in request.headers:
@@ -102,7 +102,7 @@ class Guard:
         await problem.response()(request.scope, request.receive, send)
 
     async def _refuse_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = RequestRecord.within(scope)
+        record = AccessRecord.within(scope)
         if record is not None:
             record.error_type = _SOCKET_REFUSAL.error_type
         self._refusals.inc(_SOCKET_REFUSAL.error_type)

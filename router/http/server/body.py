@@ -14,7 +14,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from router.http.errors import HttpError
+from router.http.server.errors import HttpError
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.errors import Dialect, HttpError, Problem
 
 ANY_ORIGIN = ("*",)
 _METHODS = ("GET", "POST", "DELETE", "OPTIONS")

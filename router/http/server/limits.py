@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from router.http.errors import HttpError
-from router.telemetry.instruments import Counter
+from processes.instruments import Counter
+from router.http.server.errors import HttpError
 
 MIN_BODY_LEN = 16_384
 HIGH_LEN = 16_384

@@ -16,13 +16,13 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from processes.instruments import Counter
 from router.http.server.limits import PIECE_LEN, ConnectionLimits
 from router.http.server.protocol import HttpProtocol
 from router.http.server.settings import FrontConfig
 from router.http.server.tls import server_tls
 from router.http.server.websocket import WebSocketProtocol
 from router.request.errors import StartupFailed
-from router.telemetry.instruments import Counter
 
 # Clients keep connections for about a minute; one that is closed while they write is an error.
 _KEEP_ALIVE_S = 75

@@ -18,7 +18,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.access import AccessRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.limits import (
     MIN_BODY_LEN,
     ConnectionLimits,
@@ -28,7 +29,6 @@ from router.http.server.limits import (
     WriteTimer,
     check_handshake,
 )
-from router.http.server.request_record import RequestRecord
 
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def raw_answer(status: int, body: bytes, headers: str) -> bytes:
 
 
 def record_slow_reader(
-    record: RequestRecord | None,
+    record: AccessRecord | None,
     limits: ConnectionLimits,
     client: tuple[str, int] | None,
     num_unread: int,
@@ -252,12 +252,12 @@ class HttpProtocol(HttpToolsProtocol):
         return self._answering is not None and not self._answering.response_complete
 
     @property
-    def _record(self) -> RequestRecord | None:
+    def _record(self) -> AccessRecord | None:
         """That of the answer under way, or of the last one."""
         if self._answering is None:
             return None
         scope: Scope = self._answering.scope  # type: ignore[assignment]
-        return RequestRecord.within(scope)
+        return AccessRecord.within(scope)
 
     def _is_due(self, expected: Expected) -> bool:
         if expected is Expected.HEAD:
@@ -312,7 +312,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._lingering = self.loop.call_later(_LINGER_S, self.transport.close)
         self._write_timer.complete_answer()
 
-    def _answer(self, error: HttpError, record: RequestRecord | None) -> None:
+    def _answer(self, error: HttpError, record: AccessRecord | None) -> None:
         if record is not None:  # the access log has a line for it
             request_id = record.request_id
             record.cut(error.error_type, error.status)

@@ -15,10 +15,10 @@ from websockets.exceptions import InvalidMessage
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.access import AccessRecord
+from router.http.server.errors import Dialect, HttpError, Problem
 from router.http.server.limits import ConnectionLimits, WriteTimer
 from router.http.server.protocol import raw_answer, record_slow_reader
-from router.http.server.request_record import RequestRecord
 
 _INVALID_DATA = 1007
 _POLICY_VIOLATION = 1008
@@ -124,7 +124,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.transport.close()
 
     def _cut_slow_reader(self) -> None:
-        record = RequestRecord.within(self.scope)  # type: ignore[arg-type]
+        record = AccessRecord.within(self.scope)  # type: ignore[arg-type]
         if record is not None:
             record.cut("slow_reader")
         record_slow_reader(record, self._limits, self.client, self._write_timer.num_unread)

@@ -17,10 +17,10 @@ from router.http.body import parse
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
+from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.server.request_record import RequestRecord
 from router.http.server_info import ServerInfo, answer_headers, stream_headers
 from router.http.sse import EventStream
 from router.http.tgi.reply import reply, spans_json

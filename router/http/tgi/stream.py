@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from router.http.errors import Dialect, Problem
-from router.http.server.request_record import RequestRecord
+from router.http.errors import problem_of
+from router.http.request_record import RequestRecord
+from router.http.server.errors import Dialect
 from router.http.server_info import constraint_fields
 from router.http.tgi.reply import FINISH_REASONS, token_fields
 from router.request.errors import RouterError
@@ -40,7 +41,7 @@ class GenerateFrames:
 
     def fail(self, error: RouterError) -> bytes:
         """An error event."""
-        problem = Problem.of(error, Dialect.TGI)
+        problem = problem_of(error, Dialect.TGI)
         self._record.error_type = problem.error_type
         return problem.frame()
 

@@ -12,7 +12,7 @@ from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.masking.guide_cache import Beginning, GuideCache
+from model_server.masking.guide_cache import GuideCache, GuideKey
 from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, of
 
 
@@ -28,8 +28,8 @@ class Counting(ConstraintCache):
         return super().compile(spec, translation)
 
 
-def beginning(text: str = "[ab]{5}", max_len: int = 20) -> Beginning:
-    return Beginning(of(Kind.REGEX, text), Budget(max_len), StopRule(), takes_forced=True)
+def key(text: str = "[ab]{5}", max_len: int = 20) -> GuideKey:
+    return GuideKey(of(Kind.REGEX, text), Budget(max_len), StopRule(), takes_forced=True)
 
 
 @pytest.fixture
@@ -43,20 +43,20 @@ def token_of(vocabulary: Vocabulary, text: str) -> int:
 
 def test_a_copy_moves_alone(languages: Counting) -> None:
     beginnings = GuideCache(languages)
-    first, second = (beginnings.guide(beginning()) for _ in range(2))
+    first, second = (beginnings.guide(key()) for _ in range(2))
     a = token_of(languages.vocabulary(), "a")
     for _ in range(5):
         first.advance(a)
     assert first.is_over
     assert not second.is_satisfied
-    assert not beginnings.guide(beginning()).is_over
+    assert not beginnings.guide(key()).is_over
     assert languages.num_compiled == 1
 
 
-@pytest.mark.parametrize("other", [beginning("[ab]{6}"), beginning(max_len=30)], ids=repr)
-def test_another_constraint_or_budget_begins_anew(languages: Counting, other: Beginning) -> None:
+@pytest.mark.parametrize("other", [key("[ab]{6}"), key(max_len=30)], ids=repr)
+def test_another_constraint_or_budget_begins_anew(languages: Counting, other: GuideKey) -> None:
     beginnings = GuideCache(languages)
-    beginnings.guide(beginning())
+    beginnings.guide(key())
     beginnings.guide(other)
     assert languages.num_compiled == 2
 
@@ -65,8 +65,7 @@ def test_those_who_come_at_once_wait_for_one(languages: Counting) -> None:
     beginnings = GuideCache(languages)
     guides: list[Guide] = []
     threads = [
-        threading.Thread(target=lambda: guides.append(beginnings.guide(beginning())))
-        for _ in range(8)
+        threading.Thread(target=lambda: guides.append(beginnings.guide(key()))) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -77,10 +76,10 @@ def test_those_who_come_at_once_wait_for_one(languages: Counting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"), [(beginning("a(b"), Malformed), (beginning(max_len=1), DoesNotFit)]
+    ("asked", "error"), [(key("a(b"), Malformed), (key(max_len=1), DoesNotFit)]
 )
 def test_what_cannot_begin_says_so_each_time(
-    languages: Counting, asked: Beginning, error: type[Exception]
+    languages: Counting, asked: GuideKey, error: type[Exception]
 ) -> None:
     beginnings = GuideCache(languages)
     for _ in range(2):
@@ -92,15 +91,15 @@ def test_what_cannot_begin_says_so_each_time(
 def test_only_so_many_are_kept(languages: Counting) -> None:
     beginnings = GuideCache(languages)
     for max_len in range(10, 300):
-        beginnings.guide(beginning(max_len=max_len))
-    beginnings.guide(beginning(max_len=299))
+        beginnings.guide(key(max_len=max_len))
+    beginnings.guide(key(max_len=299))
     assert languages.num_compiled == 290
-    beginnings.guide(beginning(max_len=10))
+    beginnings.guide(key(max_len=10))
     assert languages.num_compiled == 291
 
 
 def test_a_guide_that_has_moved_cannot_be_started_again(languages: Counting) -> None:
-    guide = GuideCache(languages).guide(beginning())
+    guide = GuideCache(languages).guide(key())
     guide.advance(token_of(languages.vocabulary(), "a"))
     with pytest.raises(AssertionError, match="has moved"):
         guide.restart()

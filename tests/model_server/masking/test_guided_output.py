@@ -180,13 +180,13 @@ def test_an_output_that_is_over_forces_nothing() -> None:
     assert output.advance(5) == Advance((), is_over=True, is_satisfied=True)
 
 
-def test_patience_grows_with_the_tokens() -> None:
+def test_the_allowance_grows_with_the_tokens() -> None:
     output = output_of(ScriptedGuide({5}))
-    output.held_up(499_000_000)
+    output.charge(499_000_000)
     output.advance(5)
-    output.held_up(2_000_000)
+    output.charge(2_000_000)
     assert output.error is None
-    output.held_up(10_000_000)
+    output.charge(10_000_000)
     assert output.error == TOO_SLOW
 
 

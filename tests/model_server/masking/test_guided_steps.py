@@ -11,10 +11,21 @@ import jsonschema
 import pytest
 
 from constraints.spec import Kind
+from model_server.engine.distributed import World
+from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep
-from proto.contract import FinishReason, LogprobParams, OutputConstraint, SamplingParams
+from model_server.masking.mask_scheduler import MaskScheduler
+from model_server.sampling.sampler import Sampler
+from proto.contract import (
+    FinishReason,
+    LogprobParams,
+    NewSequence,
+    OutputConstraint,
+    SamplingParams,
+)
 from tests.model_server.engine.driver import Request
 from tests.model_server.engine.shards import warmed_up
+from tests.model_server.engine.test_runner import new
 from tests.model_server.masking.shard import EOS_ID, Shard, of, save
 
 PROMPT = tuple(range(300, 320))
@@ -351,7 +362,7 @@ def test_a_constraint_that_breaks_fails_its_row_alone(shard: Shard) -> None:
     assert len(driver.outputs[3]) == 20
 
 
-def test_a_step_tells_how_long_its_masks_took(shard: Shard) -> None:
+def test_a_step_reports_the_time_of_its_masks(shard: Shard) -> None:
     driver = shard.driver()
     driver.add(1, PROMPT, 20, sampling=HOT, constraint=DATE)
     driver.add(2, PROMPT, 20, sampling=HOT)
@@ -368,3 +379,28 @@ def test_a_shard_without_guides_refuses_constraints(shard: Shard) -> None:
     driver.add(1, PROMPT, 5, constraint=DATE)
     with pytest.raises(InvalidStep, match="request 1: constraints are not served here"):
         driver.step()
+
+
+class _RefusingScheduler(MaskScheduler):
+    """Has no thread for the second request that it is to open."""
+
+    def open(self, new: NewSequence) -> None:
+        if new.request_id == 2:
+            raise RuntimeError("can't start new thread")
+        super().open(new)
+
+
+def test_a_guide_that_does_not_open_leaves_no_row_in_the_sampler(shard: Shard) -> None:
+    model = shard.model
+    sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=8)
+    guides = _RefusingScheduler(
+        shard.languages, model.vocab_size, model.eos_token_ids, num_threads=1
+    )
+    runner = Runner(model, sampler, World(), guides=guides)
+    runner.warmup(max_step_tokens=64, max_batch_size=4, max_total_len=None, num_blocks=64)
+    constraint = of(Kind.REGEX, "[a-z]+")
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        runner.prefill(1, [new(1, constraint=constraint), new(2, constraint=constraint)], None, ())
+    # After a restart the router gives the same ids to other requests.
+    output = runner.prefill(1, [new(1, constraint=constraint)], None, ())
+    assert output.request_ids == (1,)

@@ -155,7 +155,7 @@ def test_a_step_waits_for_a_few_slow_masks_and_no_longer_for_many(
     driver.step()
     waited_s = driver.step().mask_wait_ns / 1e9
     jobs = driver.runner._guides._jobs.values()  # type: ignore[union-attr]
-    assert 0 < sum(job.was_left for job in jobs) <= 5
+    assert 0 < sum(job.is_detached for job in jobs) <= 5
     assert waited_s >= 0.05
     assert [len(driver.outputs[i]) for i in (0, 6, 7)] == [1, 1, 2]
 
@@ -174,15 +174,15 @@ def test_a_late_draw_reports_the_score_of_the_token_that_is_computed_again(
     release.set()
     driver.run()
     undisturbed.run()
-    (whole, *_), told = undisturbed.requests[1].generations, driver.requests[1].generations
-    first, second, *_ = told
+    (whole, *_), generations = undisturbed.requests[1].generations, driver.requests[1].generations
+    first, second, *_ = generations
     assert (first.prompt_logprobs, first.prompt_top_tokens) == (
         whole.prompt_logprobs,
         whole.prompt_top_tokens,
     )
     assert len(first.prompt_logprobs) == len(PROMPT) - 1
     assert second.is_late
-    drawn = next(generation for generation in told if generation.tokens)
+    drawn = next(generation for generation in generations if generation.tokens)
     for again in (second, drawn):
         assert again.prompt_logprobs == whole.prompt_logprobs[-1:]
         assert again.prompt_top_tokens == whole.prompt_top_tokens[-1:]

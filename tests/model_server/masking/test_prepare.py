@@ -237,7 +237,7 @@ async def test_quick_masks_are_made_between_steps_without_being_asked_for(served
             break
         await asyncio.sleep(0.05)
     assert served.runner.is_prepared
-    # It was no hand of the crew.
+    # It was no worker of the pool.
     assert not guides._jobs
     await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1], updates=[update(1)]))
 

@@ -85,7 +85,7 @@ def test_both_ranks_hold_the_same_tokens_and_end_together(tmp_path: Path) -> Non
     assert num_steps == second[3]
     assert len(outputs[0]) > 10
     for mine, shadow in zip(outputs, second[0], strict=True):
-        # The other rank is not told the last tokens of what ended; it has a 0 in their place.
+        # The other rank does not get the last tokens of ended sequences; it has a 0 in their place.
         assert mine[: len(shadow) - 1] == shadow[:-1]
 
 

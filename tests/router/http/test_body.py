@@ -8,13 +8,13 @@ from pydantic import Field
 
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import Schema, parse
-from router.http.errors import HttpError
 from router.http.lmtp.schema import BufferBody, GenerateBody, ScoreBody
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms.kserve_schema import InferenceBody
 from router.http.platforms.vertex import VertexBody
 from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.server.body import MAX_CONTAINERS, MAX_DEPTH
+from router.http.server.errors import HttpError
 from router.http.tgi.schema import CompatBody, TokenizeBody
 from router.request.errors import InvalidRequest
 

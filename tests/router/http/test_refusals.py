@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from router.engine.batcher import BatcherLimits
-from router.http.errors import Dialect, Problem
+from router.http.errors import problem_of
+from router.http.server.errors import Dialect
 from router.request.errors import Overloaded, ServerStopped
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
@@ -127,11 +128,11 @@ async def test_broken_shards_are_a_503_of_their_own_word(path: str, body: dict[s
 
 
 def test_both_headers_tell_the_same_time_and_the_rounding_is_upward() -> None:
-    problem = Problem.of(Overloaded("full", 2.0004), Dialect.OPENAI)
+    problem = problem_of(Overloaded("full", 2.0004), Dialect.OPENAI)
     assert problem.headers == {"retry-after": "3", "retry-after-ms": "2001"}
 
 
 def test_what_the_stop_of_a_server_cut_may_be_asked_of_the_next_one() -> None:
-    problem = Problem.of(ServerStopped("stopped"), Dialect.TGI)
+    problem = problem_of(ServerStopped("stopped"), Dialect.TGI)
     assert problem.status == 503
     assert problem.headers["retry-after"] == "1"

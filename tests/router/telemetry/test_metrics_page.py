@@ -8,9 +8,9 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from processes.instruments import Counter, Gauge, Histogram
 from proto.contract import FinishReason
 from router.request.errors import RouterError
-from router.telemetry.instruments import Counter, Gauge, Histogram
 from router.telemetry.metrics import Metrics
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text()

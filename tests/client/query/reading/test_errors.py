@@ -52,7 +52,7 @@ CLAUSES = [
     ('argmax(n=1):\n  "[X]"', "the decoder's line has no ':' at its end", ":"),
     ('"[X]"\nwhere len(X) < 3\n"[Y]"', "behind the program's clauses comes no further", '"[Y]"'),
     ('"[X]"\nwhere len(X) < 3\nprint(X)', "behind the program's clauses comes no", "print"),
-    ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam, best_k)", "beem"),
+    ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam)", "beem"),
     ('argmx "[X]"', "did you mean `argmax`?", "argmx"),
     ('argmax\n  "[X]"\nwere len(X) < 3', "did you mean `where`?", "were"),
     ('print "[X]"', "`print` is no decoder", "print"),

@@ -1,17 +1,16 @@
-"""Beams and best_k against a search of the whole tree."""
+"""Beams against a search of the whole tree."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from client.query import beam, best_k
+from client.query import beam
 from client.query.errors import NotSatisfied, Unsatisfiable
 from client.query.program import Context
 from client.query.running.beams import Beam
-from client.query.running.best_first import BestK
 from client.query.running.decoders import decoding
 from client.query.running.results import Result
 from client.words import Constraint, GenerateCall
@@ -89,7 +88,7 @@ def has_no_ties(traces: Sequence[Trace]) -> bool:
 
 
 class TestWholeTree:
-    """A beam as wide as the tree, and best-first search, find the best there are."""
+    """A beam as wide as the tree finds the best there are."""
 
     @settings(deadline=None, max_examples=25)
     @given(seed=seeds)
@@ -99,16 +98,6 @@ class TestWholeTree:
         assume(has_no_ties(every))
         results = await run_all(branching, model, "beam", n=len(every))
         assert found(results) == expected(every)
-
-    @settings(deadline=None, max_examples=25)
-    @given(seed=seeds, k=st.integers(1, 12), width=st.integers(1, 5))
-    async def test_best_k_finds_the_k_best_however_few_it_looks_at(
-        self, seed: int, k: int, width: int
-    ) -> None:
-        model = TreeModel(seed)
-        every = best(traces_of_branching(model))
-        results = await run_all(branching, model, "best_k", k=k, width=width, budget=10_000)
-        assert found(results) == expected(every[:k])
 
     @settings(deadline=None, max_examples=15)
     @given(seed=seeds, length_penalty=st.sampled_from([-0.5, 0.5, 1.0, 2.0]))
@@ -124,8 +113,6 @@ class TestWholeTree:
         model = TreeModel(3)
         every = best(traces_of_branching(model))
         assert found(await run_all(branching, model, "beam", n=500)) == expected(every)
-        found_best = found(await run_all(branching, model, "best_k", k=500, budget=10_000))
-        assert found_best == expected(every)
 
     @settings(deadline=None, max_examples=15)
     @given(seed=seeds, max_tokens=st.integers(1, 3))
@@ -141,8 +128,6 @@ class TestWholeTree:
         every = best(Trace((text_of(ids),), lp, len(ids)) for ids, lp in model.outputs(call))
         results = await run_all(free, model, "beam", n=len(every), max_tokens=max_tokens)
         assert found(results) == expected(every)
-        results = await run_all(free, model, "best_k", k=9, budget=999, max_tokens=max_tokens)
-        assert found(results) == expected(every[:9])
 
 
 class TestNarrowBeams:
@@ -226,50 +211,43 @@ class TestChecks:
             odd = best(trace for trace in every if len(trace.texts[0]) % 2 == 1)
             results = await run_all(body, model, "beam", n=len(every), max_tokens=3)
             assert found(results) == expected(odd)
-            results = await run_all(body, model, "best_k", k=3, max_tokens=3)
-            assert found(results) == expected(odd[:3])
 
-    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
-    async def test_no_trace_that_keeps_its_checks_is_an_error(self, decoder: str) -> None:
+    async def test_no_trace_that_keeps_its_checks_is_an_error(self) -> None:
         async def body(context: Context) -> None:
             await context.hole(hole("X", checked("X", lambda text: False)))
 
         with pytest.raises(NotSatisfied, match=r"`check` does not hold: \[X\] is '"):
-            await run_all(body, TreeModel(1), decoder, max_tokens=2)
+            await run_all(body, TreeModel(1), "beam", max_tokens=2)
 
-    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
-    async def test_a_text_that_makes_the_next_hole_impossible_is_none(self, decoder: str) -> None:
+    async def test_a_text_that_makes_the_next_hole_impossible_is_none(self) -> None:
         async def body(context: Context) -> None:
             first = await context.hole(hole("X", one_of("X", "a", "b")))
             await context.hole(hole("Y", one_of("Y", *("ab" if first == "b" else ()))))
 
         for seed in range(6):
-            results = await run_all(body, TreeModel(seed), decoder)
+            results = await run_all(body, TreeModel(seed), "beam")
             assert {result["X"] for result in results} == {"b"}
 
-    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
-    async def test_a_first_hole_that_nothing_satisfies_is_an_error(self, decoder: str) -> None:
+    async def test_a_first_hole_that_nothing_satisfies_is_an_error(self) -> None:
         async def body(context: Context) -> None:
             await context.hole(hole("X", one_of("X", "a"), one_of("X", "b")))
 
         with pytest.raises(Unsatisfiable):
-            await run_all(body, TreeModel(1), decoder)
+            await run_all(body, TreeModel(1), "beam")
 
 
 class TestPrograms:
     """Programs without holes to search, and with distributions among them."""
 
-    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
-    async def test_a_program_without_holes_has_one_trace(self, decoder: str) -> None:
+    async def test_a_program_without_holes_has_one_trace(self) -> None:
         async def body(context: Context) -> str:
             say(context, "Hi")
             return "done"
 
-        (result,) = await run_all(body, TreeModel(1), decoder, returns=True)
+        (result,) = await run_all(body, TreeModel(1), "beam", returns=True)
         assert (result.prompt, result.value, result.requests) == ("Hi", "done", ())
 
-    @pytest.mark.parametrize("decoder", ["beam", "best_k"])
-    async def test_a_distribution_is_scored_and_counts(self, decoder: str) -> None:
+    async def test_a_distribution_is_scored_and_counts(self) -> None:
         async def body(context: Context) -> None:
             say(context, "P:")
             await context.hole(hole("X", one_of("X", *WORDS)))
@@ -286,9 +264,7 @@ class TestPrograms:
                 }
                 value = max(scored, key=scored.__getitem__)
                 every.append(joined(first, Trace((value,), scored[value], 1)))
-            n = len(every)
-            count: dict[str, Any] = {"n" if decoder == "beam" else "k": n}
-            results = await run_all(body, model, decoder, **count)
+            results = await run_all(body, model, "beam", n=len(every))
             assert found(results) == expected(best(iter(every)))
             assert set(results[0].distributions["D"].plain) == {"a", "b", "ab"}
 
@@ -304,25 +280,9 @@ class TestCosts:
         await run_all(body, model, "beam", n=2)
         assert model.num_asked <= 1 + 2 * 4
 
-    async def test_a_spent_budget_still_gives_k_traces(self) -> None:
-        for seed in range(10):
-            model = TreeModel(seed)
-            every = expected(best(traces_of_branching(model)))
-            results = found(await run_all(branching, model, "best_k", k=4, budget=5))
-            assert len(results) == 4
-            assert len(set(results)) == 4
-            assert set(results) <= set(every)
-
-    async def test_best_k_asks_for_fewer_tokens_than_there_are(self) -> None:
-        model = TreeModel(2)
-        await run_all(branching, model, "best_k", k=1, budget=10_000)
-        num_asked, model.num_asked = model.num_asked, 0
-        await run_all(branching, model, "best_k", k=500, budget=10_000)
-        assert num_asked < model.num_asked / 2
-
 
 class TestOptions:
-    """What beams and best_k take."""
+    """What beams take."""
 
     @pytest.mark.parametrize(
         ("name", "options", "sentence"),
@@ -332,9 +292,6 @@ class TestOptions:
             ("beam", {"length_penalty": "1"}, "length_penalty must be a number"),
             ("beam", {"temperature": 0.5}, "does not draw"),
             ("beam", {"n": 0}, "n must be a whole number from 1 to"),
-            ("best_k", {"k": 0}, "k must be a whole number from 1 to"),
-            ("best_k", {"budget": 0}, "budget must be a whole number from 1 to"),
-            ("best_k", {"length_penalty": 1.0}, "has no option"),
         ],
     )
     def test_what_they_do_not_take_is_refused(
@@ -345,6 +302,4 @@ class TestOptions:
 
     def test_phrases_end_their_holes_by_masks(self) -> None:
         assert beam(3, length_penalty=0.5).options.stops == "exact"
-        assert best_k(3).options.stops == "exact"
         assert beam(3, length_penalty=0.5, max_len=9).decoder == Beam(3, 0.5, False, 9)
-        assert best_k(3, budget=7, width=2).decoder == BestK(3, 7, 2)

@@ -6,7 +6,7 @@ import pytest
 from annotated_types import Le
 from pydantic import BaseModel
 
-from client.beams import MAX_PENALTY, MAX_RESULTS
+from client.beams import MAX_PENALTY
 from client.query.api import run, run_all
 from client.query.decoders import argmax, sample
 from client.query.errors import BadProgram
@@ -16,8 +16,7 @@ from client.query.running.decoders import OptionIgnored, clause_decoding, decodi
 from client.query.running.sampling import SideBySide
 from client.words import MAX_VALUES, Sampling
 from router.http.lmtp import scoring
-from router.http.lmtp.beam_schema import BeamsBody
-from router.http.lmtp.best_schema import BestBody
+from router.http.lmtp.schema import BeamsBody
 from tests.client.query.running.programs import HERE
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
@@ -52,11 +51,11 @@ def test_options_reach_the_requests_sampling() -> None:
         ("sample", {"temperature": float("inf")}, "temperature must be a number from 0 on"),
         ("sample", {"temperature": float("nan")}, "temperature must be a number from 0 on"),
         ("sample", {"seed": 2**64}, "seed must be a whole number from 0 to"),
-        ("best_k", {"k": 4097}, "k must be a whole number from 1 to 4096. Given: 4097"),
         ("beam", {"length_penalty": 33}, "length_penalty must be a number from -32 to 32"),
         ("argmax", {"stops": "both"}, 'stops must be "cut" or "exact". Given: \'both\''),
         ("argmax", {"colour": "red"}, "`argmax` has no option `colour`"),
         ("argmin", {}, "there is no decoder `argmin`"),
+        ("best_k", {}, "there is no decoder `best_k`; there are argmax, sample, beam"),
     ],
 )
 def test_an_option_that_breaks_its_rule_is_refused(
@@ -88,16 +87,17 @@ def test_what_changes_no_result_is_passed_over() -> None:
     assert decoding("argmax", (), {"chunksize": 8}).options == argmax().options
 
 
-async def test_more_results_than_servers_take_are_refused_before_the_program_begins() -> None:
-    text = 'best_k(k=5000)\n  "[X]"'
+async def test_a_decoder_that_is_not_there_is_refused_at_its_place() -> None:
+    text = 'best_k(k=4)\n  "[X]"'
 
     with pytest.raises(BadProgram) as caught:
         await run(text, model=ScriptedModel(in_turn("yes")))
 
     assert str(caught.value).splitlines() == [
-        "<query>:1:1: k must be a whole number from 1 to 4096. Given: 5000",
-        "    best_k(k=5000)",
-        "    ^^^^^^^^^^^^^^",
+        "<query>:1:1: there is no decoder `best_k`; there are argmax, sample, beam; "
+        "`beam` finds the most probable traces",
+        "    best_k(k=4)",
+        "    ^^^^^^^^^^^",
     ]
 
 
@@ -109,9 +109,7 @@ async def test_more_values_than_servers_take_are_refused_where_they_stand() -> N
 
 
 def test_the_bounds_are_those_of_servers() -> None:
-    values = _bound(BestBody, "k"), _bound(BeamsBody, "length_penalty")
-
-    assert values == (MAX_RESULTS, MAX_PENALTY)
+    assert _bound(BeamsBody, "length_penalty") == MAX_PENALTY
     assert scoring.MAX_VALUES == MAX_VALUES
 
 

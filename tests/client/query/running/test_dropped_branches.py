@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from client.beams import BeamsAnswer, BeamsReport, SearchCall
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.query.program import Context
 from tests.client.query.running.programs import hole, one_of, run_all, say
 from tests.client.query.running.tree_model import TreeModel
@@ -22,7 +22,7 @@ class Watched(TreeModel):
         self.num_running = 0
         self.seen: list[tuple[int, int]] = []
 
-    async def search(self, call: SearchCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+    async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         self.seen.append((len(asyncio.all_tasks()), self.num_running))
         async for part in super().search(call):
             yield part

@@ -11,7 +11,7 @@ from itertools import product
 from typing import cast
 from zlib import crc32
 
-from client.beams import BeamsAnswer, BeamsReport, SearchCall
+from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.errors import ConstraintRefused, InvalidRequest
 from client.words import (
     Answer,
@@ -142,7 +142,7 @@ class TreeModel:
     def text_of(self, output: Sequence[int]) -> str:
         return text_of(output)
 
-    async def search(self, call: SearchCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+    async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         self.num_searches += 1
         async for part in searched(self, call, END):
             yield part

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from proto.contract import LogprobParams
+from router.engine.beam_search.requests import OutputTexts, num_kept_of_beams
 from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.texts import OutputTexts, num_kept_of_beams
-from router.engine.beam_search.types import Beam, Group, Hole, Outcome
+from router.engine.beam_search.types import Beam, BeamGroup, Hole
 from router.request.request import GenerateRequest
 from tests.byte_tokenizer import EOS_ID
 from tests.router.rig import Rig, byte_tokenizer
@@ -18,14 +18,14 @@ def searching(
     report_s: float | None = None,
     *,
     is_last: bool = True,
-) -> BeamRun[Group, Outcome]:
+) -> BeamRun:
     """The search of one hole from its beginning; the caller closes it."""
     stepped = replace(
         request,
         pause_after=1,
         logprobs=LogprobParams(num_top_tokens=2 * width + 1),
     )
-    group = Group(
+    group = BeamGroup(
         width=width,
         holes=(Hole(stepped, is_last),),
         beams=(Beam(hole=0),),

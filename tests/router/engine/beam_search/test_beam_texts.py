@@ -1,4 +1,4 @@
-"""Texts of outputs that grow token by token and fork, against texts read from their first token."""
+"""Texts of outputs that grow token by token and fork, against texts read from the start."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from constraints.spec import ConstraintSpec, Kind
-from router.engine.beam_search.best_words import BestGroup, Open
-from router.engine.beam_search.texts import OutputTexts, num_kept_best_first
-from router.engine.beam_search.types import Beam, Hole
+from router.engine.beam_search.requests import OutputTexts
+from router.engine.beam_search.types import Hole
 from router.engine.output_text import OutputText
 from router.request.request import Constraint, GenerateRequest
 from router.text.pieces import Piece
@@ -153,35 +152,3 @@ async def test_a_step_decodes_no_more_tokens_for_long_outputs_than_for_short_one
 ) -> None:
     short, medium, long = [await num_decoded(num, stop) for num in (10, 30, 50)]
     assert 0 < medium - short == long - medium
-
-
-async def num_decoded_best_first(budget: int) -> int:
-    """Tokens that are turned into text while so many branches of long outputs are asked."""
-    asked = asking(max_new_tokens=200, stop=("never",))
-    hole = Hole(replace(asked, pause_after=1), is_last=True)
-    group = BestGroup(
-        k=8,
-        width=4,
-        num_tops=3,
-        budget=budget,
-        holes=(hole,),
-        nodes=(Open(Beam(hole=0)),),
-        end_token_ids=frozenset({EOS_ID}),
-    )
-    before = CountedPieces.num_looks
-    async with routing(FakeShard(num_blocks=512)) as rig:
-        texts = OutputTexts(byte_tokenizer(), num_kept_best_first(group.width, budget))
-        run = rig.infer.search_best(group, texts, None)
-        outcome = await run.next()
-        run.close()
-    assert outcome is not None
-    assert run.usage.num_output_tokens == budget
-    return CountedPieces.num_looks - before
-
-
-async def test_a_search_that_comes_back_to_old_branches_reads_their_last_tokens_alone(
-    counted_pieces: None,
-) -> None:
-    few, many = [await num_decoded_best_first(budget) for budget in (50, 700)]
-    # Once for its text, once by the sequence that asks for its next token, which decodes that, too.
-    assert many - few <= 3 * 650

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from processes.instruments import Counter
 from router.http.server.auth import Guard
-from router.telemetry.instruments import Counter
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, record
 

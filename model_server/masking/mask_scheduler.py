@@ -1,21 +1,21 @@
-"""The guides of a shard's constrained outputs; rank 0's alone.
+"""The scheduler of token masks: makes each constrained output's next mask beside the forward.
 
-    Prefill:  open      a hand compiles what is not cached, replays, and makes the first mask
-    step:     begin     hands make the masks that `advance` left to the next forward
-              wait      for masks that are being made; without some of them
-              join      the masks -> sampler
-              advance   drawn tokens accepted, forced ones taken, hands make the next masks
-    between:  make_quick  the next masks that take microseconds, on the thread of steps
+    Prefill:  open        a worker compiles the constraint, replays, and makes the first mask
+    step:     begin       workers make the masks that `advance` deferred to the next forward
+              wait        for masks in the making; those that stay late miss this step
+              join        the masks -> sampler
+              advance     accept sampled tokens, append forced ones, submit the next masks
+    between:  make_quick  the next masks that take microseconds, on the device's thread
 
-The mask of a token needs the token before it and nothing of the forward, so its making begins as
-soon as that token is known and has the time of the router's round trip as well. To hand over a mask
-that takes microseconds takes longer than to make it. A guide that has to compile once more, for its
-searches, does so beside the next forward: the token before is on its way to somebody, through the
-same cores.
+A token's mask needs the token before it and nothing of the forward, so it is submitted as soon as
+that token is known, and the router's round trip is time for it as well. Submitting a mask that
+takes microseconds costs more than making it here. A guide that has to compile again, for its
+searches, does so beside the next forward: until then the token before is on its way to the client,
+and the cores are busy with that.
 
-A step waits a moment for what is not made by then, and goes on without the rest: those rows draw in
-a later step, from the logits of the same token, so that what they say does not depend on it. Rows
-without a constraint are not in here.
+A step waits a moment for late masks, and goes on without the rest: those rows sample in a later
+step, from the logits of the same token, so that the output does not depend on it. Rows without a
+constraint are not in here. Rank 0 alone has a scheduler.
 """
 
 import time
@@ -28,7 +28,7 @@ from constraints.bitmask import Bitmask
 from constraints.guide import Guide
 from constraints.spec import Budget, StopRule
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.masking.guide_cache import Beginning, GuideCache
+from model_server.masking.guide_cache import GuideCache, GuideKey
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
 from model_server.masking.mask_thread_pool import Job, MaskThreadPool
 from model_server.sampling.logits_processors import BITS_PER_WORD
@@ -36,25 +36,25 @@ from model_server.sampling.masks import Masks
 from model_server.sampling.rows import Rows
 from proto.contract import NewSequence, OutputConstraint
 
-# How long a step waits for a mask that is being made, where it has others to serve, and where not:
-# then its forward alone would be in the way.
+# How long a step waits for a late mask: with other rows to sample, and without any, where the next
+# forward alone would be delayed.
 HOLD_S = 0.005
 _HOLD_ALONE_S = 0.02
-# How long the thread of steps makes masks between them.
+# How long the device's thread makes masks between two steps.
 _QUICK_NS = 2_000_000
-# For so many slow masks, one after the other, at most; those behind them may be slow or not.
+# A step waits for so many slow masks, one after the other, at most.
 _MAX_HOLDS = 4
-# How long making one may take, and making the first one with what comes before it. Engines bound
-# their own steps far below, and nobody waits: it is for those that hang. A hand that is left to its
-# job computes where everything else leaves room, which on a busy machine is a small part of a core.
+# Time limits of a mask, and of the first one with the compiling before it. Engines bound their own
+# steps far below, and no step waits: the limits are for engines that hang. A detached worker runs
+# at the lowest priority, which on a busy machine is a small part of a core.
 FILL_LIMIT_S = 10.0
 OPEN_LIMIT_S = 20.0
-_REPLAY_LIMIT_S = 0.002  # more, for each token of output that is replayed
-_NOBODY: frozenset[int] = frozenset()
+_REPLAY_LIMIT_S = 0.002  # in addition, for each token of output that is replayed
+_NONE: frozenset[int] = frozenset()
 
 
 class StepMasks(Masks):
-    """The masks of a step, judged by the guides. `mask_ns`: time that making them took."""
+    """The masks of a step, with their guides. `mask_ns`: the time that making them took."""
 
     def __init__(
         self,
@@ -68,34 +68,34 @@ class StepMasks(Masks):
         self.mask_ns = sum(output.fill_ns for output in outputs)
 
     def accepts(self, index: int, token_id: int) -> bool:
-        """As the output's guide says."""
+        """Whether the output's guide accepts the token."""
         return self.outputs[index].accepts(token_id, self._rows[index])
 
     def errors(self) -> dict[int, str]:
-        """Why outputs failed, by request."""
+        """The reasons of failed outputs, by request."""
         return {
             output.request_id: output.error for output in self.outputs if output.error is not None
         }
 
     @property
     def refused(self) -> frozenset[int]:
-        """Requests that failed since the output made before cannot be gone on with."""
+        """Requests that failed since their constraint refuses the output generated before."""
         return frozenset([output.request_id for output in self.outputs if output.is_refused])
 
 
 class MaskScheduler:
-    """Owner of the guides by request, and of the threads that fill; its runner alone calls it.
+    """Owner of the guided outputs by request, and of the worker threads; the runner calls it.
 
     vocab_size:    width of the model's logits
     eos_token_ids: tokens that end a sequence of this model
     is_pinned:     masks go to a device that reads the host's memory
 
-    `waited_ns` tells how long the last `begin` and the `wait` after it took.
+    `waited_ns` is the time that the last `begin` and the `wait` after it took.
     """
 
     def __init__(
         self,
-        languages: ConstraintCache,
+        constraints: ConstraintCache,
         vocab_size: int,
         eos_token_ids: Sequence[int],
         *,
@@ -105,7 +105,7 @@ class MaskScheduler:
         open_limit_s: float = OPEN_LIMIT_S,
         hold_s: float = HOLD_S,
     ) -> None:
-        self._beginnings = GuideCache(languages)
+        self._guide_cache = GuideCache(constraints)
         self._num_words = -(-vocab_size // BITS_PER_WORD)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._is_pinned = is_pinned
@@ -113,18 +113,18 @@ class MaskScheduler:
         self._open_limit_s = open_limit_s
         self._hold_s = hold_s
         self.waited_ns = 0
-        self._crew = MaskThreadPool(num_threads)
+        self._pool = MaskThreadPool(num_threads)
         self._outputs: dict[int, GuidedOutput] = {}
         self._jobs: dict[int, Job] = {}
-        # Outputs whose next mask `begin` has made.
-        self._unbegun: set[int] = set()
-        # Outputs whose next mask `make_quick` makes.
+        # Outputs whose next mask the next `begin` submits.
+        self._deferred: set[int] = set()
+        # Outputs whose next mask the next `make_quick` makes.
         self._quick: list[GuidedOutput] = []
-        # One is enough: a step's results are waited for before the next step's masks are gathered.
+        # One buffer is enough: a step ends before the next step's masks are gathered.
         self._staged = self._stage(8)
 
     def open(self, new: NewSequence) -> None:
-        """Take a request in, if it has a constraint. What goes wrong is told by its first mask."""
+        """Start the guide of a constrained request; an error fails its first mask."""
         if new.constraint is None:
             return
         constraint, request_id, stop = new.constraint, new.request_id, new.stop
@@ -143,10 +143,10 @@ class MaskScheduler:
         self._submit(output, Job(output.open, limit_s))
 
     def close(self, request_id: int) -> None:
-        """Forget a request, if it is known. What a hand still does for it is lost."""
+        """Remove a request, if it is known; a worker's result for it is dropped."""
         self._outputs.pop(request_id, None)
         self._jobs.pop(request_id, None)
-        self._unbegun.discard(request_id)
+        self._deferred.discard(request_id)
 
     @property
     def has_quick(self) -> bool:
@@ -154,7 +154,7 @@ class MaskScheduler:
         return bool(self._quick)
 
     def make_quick(self) -> None:
-        """Between steps, on their thread; for so long at most, and hands make what is left."""
+        """Make masks on the device's thread, for 2 ms at most; submit the rest to the workers."""
         quick, self._quick = self._quick, []
         until_ns = time.perf_counter_ns() + _QUICK_NS
         for output in quick:
@@ -166,37 +166,37 @@ class MaskScheduler:
                 self._fill(output)
 
     def begin(self, request_ids: Sequence[int]) -> None:
-        """The forward begins of a step in which these are sampled."""
+        """The forward of a step that samples these is about to start."""
         began_ns = time.perf_counter_ns()
         self._begin(request_ids)
         self.waited_ns = time.perf_counter_ns() - began_ns
 
     def _begin(self, request_ids: Sequence[int]) -> None:
         self.make_quick()
-        for request_id in request_ids if self._unbegun else ():
-            if request_id in self._unbegun:
-                self._unbegun.remove(request_id)
+        for request_id in request_ids if self._deferred else ():
+            if request_id in self._deferred:
+                self._deferred.remove(request_id)
                 self._fill(self._outputs[request_id])
 
     def wait(self, request_ids: Sequence[int]) -> frozenset[int]:
-        """Of those that are about to be sampled, whose masks are late: they cannot be joined."""
+        """Wait for the masks of those about to be sampled; returns those whose masks are late."""
         if not self._outputs:
-            return _NOBODY
+            return _NONE
         began_ns = time.perf_counter_ns()
         self._begin(request_ids)
         until_ns = began_ns + int(_MAX_HOLDS * self._hold_s * 1e9)
         outputs = [self._outputs[each] for each in request_ids if each in self._outputs]
-        late = [output for output in outputs if not self._is_ready(output, until_ns)]
+        late = [output for output in outputs if not self._wait_for(output, until_ns)]
         if late and len(late) == len(request_ids):
             self._jobs[late[0].request_id].is_done(_HOLD_ALONE_S)
-            late = [output for output in late if not self._is_ready(output, until_ns=0)]
+            late = [output for output in late if not self._wait_for(output, until_ns=0)]
         self.waited_ns += time.perf_counter_ns() - began_ns
         return frozenset([output.request_id for output in late])
 
     def join(self, request_ids: Sequence[int]) -> StepMasks | None:
-        """The masks of those that are about to be sampled; None: none of them has a constraint.
+        """The masks of those about to be sampled; None: none of them has a constraint.
 
-        They were waited for. A row whose mask failed has no token left in it.
+        None of them is late. The mask of an output that failed allows no token.
         """
         if not self._outputs:
             return None
@@ -215,10 +215,9 @@ class MaskScheduler:
         return StepMasks(np.array(places), words, outputs)
 
     def advance(self, masks: StepMasks, drawn: Mapping[int, int]) -> dict[int, Advance]:
-        """Accept what was drawn, by request; what that brought, for those that did not fail.
+        """Accept the sampled tokens, by request; returns an advance for each that did not fail.
 
-        Outputs that go on have their next masks made from now on, by `make_quick`, or from the
-        next `begin` on.
+        The next masks of outputs that go on are submitted now, by `make_quick` or by `begin`.
         """
         advances: dict[int, Advance] = {}
         going_on: list[GuidedOutput] = []
@@ -236,23 +235,23 @@ class MaskScheduler:
             elif output.is_equipped:
                 going_on.append(output)
             else:
-                self._unbegun.add(output.request_id)
-        # Not before: hands at work would take turns with this thread.
+                self._deferred.add(output.request_id)
+        # After the loop: busy workers would compete with this thread.
         for output in going_on:
             self._fill(output)
         return advances
 
     def _guide(self, new: NewSequence, constraint: OutputConstraint) -> Guide:
-        """On a hand. Raises ConstraintError."""
+        """Runs on a worker. Raises ConstraintError."""
         stop, logprobs = new.stop, new.logprobs
-        beginning = Beginning(
+        key = GuideKey(
             constraint,
             Budget(stop.max_new_tokens, stop.min_new_tokens, constraint.cuts),
             StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids),
-            # What nobody drew has neither logits of its own nor alternatives.
+            # A forced token has neither logits of its own nor alternatives.
             takes_forced=not logprobs.raw and not logprobs.num_top_tokens,
         )
-        guide = self._beginnings.guide(beginning)
+        guide = self._guide_cache.guide(key)
         guide.replay(new.token_ids[new.prompt_len :])
         return guide
 
@@ -261,33 +260,40 @@ class MaskScheduler:
 
     def _submit(self, output: GuidedOutput, job: Job) -> None:
         self._jobs[output.request_id] = job
-        self._crew.submit(job)
+        self._pool.submit(job)
 
-    def _is_ready(self, output: GuidedOutput, until_ns: int) -> bool:
-        """Whether the device's thread owns this output; False: a hand is at its mask.
+    def _wait_for(self, output: GuidedOutput, until_ns: int) -> bool:
+        """Wait for an output's mask, until `until_ns` at most; False: it is late.
 
-        After `until_ns` nothing is waited for.
+        An output whose mask failed, or exceeded its time limit, is ended and not late.
         """
         job = self._jobs.get(output.request_id)
         if job is None or output.error is not None:
             return True
         began_ns = time.perf_counter_ns()
-        may_wait = began_ns < until_ns
-        if self._crew.finishes(job, self._hold_s, until_ns) if may_wait else job.is_done(0.0):
-            del self._jobs[output.request_id]
-            if job.error is not None:
-                output.fail(job.error)
-            elif job.was_left:
-                output.held_up(output.computed_ns)
-            else:
-                # What it waited for a hand is not its own fault.
-                output.held_up(min(output.fill_ns, time.perf_counter_ns() - began_ns))
+        if began_ns < until_ns:
+            is_done = self._pool.wait(job, self._hold_s, until_ns)
+        else:
+            is_done = job.is_done(0.0)
+        if is_done:
+            self._charge(output, job, waited_ns=time.perf_counter_ns() - began_ns)
         elif job.is_over_limit():
-            del self._jobs[output.request_id]
             output.error = TOO_SLOW
         else:
             return False
+        del self._jobs[output.request_id]
         return True
+
+    @staticmethod
+    def _charge(output: GuidedOutput, job: Job, waited_ns: int) -> None:
+        """Take over a finished job: its error, or the time that it cost the steps."""
+        if job.error is not None:
+            output.fail(job.error)
+        elif job.is_detached:
+            output.charge(output.computed_ns)
+        else:
+            # The time that the job waited for a worker is not the output's.
+            output.charge(min(output.fill_ns, waited_ns))
 
     def _stage(self, num_rows: int) -> torch.Tensor:
         return torch.zeros(

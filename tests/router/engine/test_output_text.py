@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engine.held_tokens import ReportedTokens
+from router.engine.output_text import HeldTokens
 from router.request.events import TokenGenerated, TokenLogprob
 
 
@@ -17,7 +17,7 @@ def texts(events: list[TokenGenerated]) -> list[str]:
 
 
 def test_a_token_is_told_once_all_of_it_is_shown() -> None:
-    reported = ReportedTokens(keeps_alternatives=False)
+    reported = HeldTokens(keeps_alternatives=False)
     reported.add(token("ab"), 2)
     reported.add(token("cd"), 2)
     reported.show(3)
@@ -29,7 +29,7 @@ def test_a_token_is_told_once_all_of_it_is_shown() -> None:
 
 def test_a_cut_token_keeps_its_alternatives_only_where_that_is_wanted() -> None:
     for keeps in (True, False):
-        reported = ReportedTokens(keeps_alternatives=keeps)
+        reported = HeldTokens(keeps_alternatives=keeps)
         reported.add(token("abcd"), 4)
         reported.show(2)
         (event,) = reported.cut()
@@ -39,7 +39,7 @@ def test_a_cut_token_keeps_its_alternatives_only_where_that_is_wanted() -> None:
 
 @given(st.lists(st.text("xyz", max_size=4), max_size=8), st.data())
 def test_what_is_told_is_what_is_shown(pieces: list[str], data: st.DataObject) -> None:
-    reported = ReportedTokens(keeps_alternatives=True)
+    reported = HeldTokens(keeps_alternatives=True)
     whole = "".join(pieces)
     num_shown = data.draw(st.integers(0, len(whole)))
     told: list[TokenGenerated] = []

@@ -12,8 +12,10 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from constraints.errors import (
     ConstraintError,
@@ -29,12 +31,13 @@ from constraints.verdict import Judged, Passed, Verified
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
-from router.engine.constraint_memory import ConstraintMemory
 from router.request.errors import ConstraintRefused, Overloaded, RouterError, Unsupported
 from router.request.request import Constraint
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("router")
+
+F = TypeVar("F")
 
 _RETRY_AFTER_S = 2.0
 _MAX_REMEMBERED = 4096
@@ -65,6 +68,36 @@ class CheckedConstraint:
     min_len: int = 0
     dropped_phrases: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
+
+
+class ConstraintMemory(Generic[F]):
+    """Findings by key, at most `max_len`; the least recently used leaves first."""
+
+    def __init__(self, max_len: int) -> None:
+        self._max_len = max_len
+        self._findings: OrderedDict[Hashable, tuple[F, float | None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._findings)
+
+    def find(self, key: Hashable, now_s: float) -> F | None:
+        """The finding; None: there is none."""
+        found = self._findings.get(key)
+        if found is None:
+            return None
+        finding, until_s = found
+        if until_s is not None and until_s <= now_s:
+            del self._findings[key]
+            return None
+        self._findings.move_to_end(key)
+        return finding
+
+    def keep(self, key: Hashable, finding: F, until_s: float | None = None) -> None:
+        """Keeps a finding until a time, or as long as it is used often enough."""
+        self._findings[key] = (finding, until_s)
+        self._findings.move_to_end(key)
+        while len(self._findings) > self._max_len:
+            self._findings.popitem(last=False)
 
 
 class ConstraintCheck:
