@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from constraints.spec import StopRule
-from router.engine.constraint_check import CheckedConstraint
+from router.engine.constraints import CheckedConstraint
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 

@@ -1,20 +1,73 @@
-"""Who may enter, and what those are told who may not: the bounded queue's door.
+"""Admission: the slots for waiting and running sequences, and refusals with their Retry-After."""
 
-It counts slots, one for each sequence that waits or runs, and knows no scheduler and no HTTP.
-"""
+from collections.abc import Callable, Sequence, Sized
+from math import exp
 
-from collections.abc import Sequence
-
-from router.engine.appointments import MIN_S, Appointments
-from router.engine.drain_rate import DrainRate
-from router.request.errors import Draining, InvalidRequest, Overloaded, Unhealthy
+from router.engine.progress import Progress
+from router.engine.stream import Stream
+from router.engine.streams import StreamGroup, StreamGroups, Texts
+from router.request.errors import Draining, InvalidRequest, Overloaded, Refused, Unhealthy
 from router.request.request import GenerateRequest
+from router.telemetry.step_observer import StepObserver
+
+# A client's whole range: `openai` ignores what is above 60 s.
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+
+MEMORY_S = 20.0
+# What the guess says of a sequence, and how many seconds it weighs.
+_GUESSED_DURATION_S, _GUESS_S = 2.0, 1.0
+# A server that hangs is not infinitely slow, only slower than anybody waits.
+_SLOWEST_PER_S = 1e-6
+
+
+class DrainRate:
+    """Sequences that end well per second, measured while the server is busy.
+
+    Only time in which at least half of the slots are taken counts, and only what ends in it: a
+    server with little to do ends few sequences because few come. So what one rush has taught is
+    still known when the next one begins. Ends are good ends: those that failed or were cancelled
+    do not show how fast the server is. Both sums fade with that time,
+
+        ends' = ends * exp(-t / memory_s) + new ends      seconds' likewise, with those watched
+
+    and their quotient is the rate. They start with a guess on the high side, every slot once in two
+    seconds: a client that returns too early asks once more, one that returns too late leaves a slot
+    empty.
+    """
+
+    def __init__(self, num_slots: int, memory_s: float = MEMORY_S) -> None:
+        self._num_slots = num_slots
+        self._memory_s = memory_s
+        self._num_ended = num_slots * _GUESS_S / _GUESSED_DURATION_S
+        self._watched_s = _GUESS_S
+        self._seen_s: float | None = None
+        self._is_busy = False
+
+    def observe(self, now_s: float, num_taken: int, num_ended: int = 0) -> None:
+        """Now `num_ended` sequences ended, which leaves `num_taken`; nothing changed before."""
+        self._num_ended, self._watched_s = self._aged(now_s)
+        if self._is_busy:
+            self._num_ended += num_ended
+        self._is_busy = 2 * num_taken >= self._num_slots
+        self._seen_s = now_s
+
+    def per_second(self, now_s: float) -> float:
+        """The rate, above 0."""
+        num_ended, watched_s = self._aged(now_s)
+        return max(num_ended / watched_s, _SLOWEST_PER_S)
+
+    def _aged(self, now_s: float) -> tuple[float, float]:
+        """Both sums as of now."""
+        if not self._is_busy or self._seen_s is None:
+            return self._num_ended, self._watched_s
+        kept = exp(-max(0.0, now_s - self._seen_s) / self._memory_s)
+        return self._num_ended * kept, self._watched_s * kept + self._memory_s * (1.0 - kept)
 
 
 class Admission:
-    """Owner of the drain rate and of the appointments of refused clients.
+    """Admits sequences while there are slots. Owner of the drain rate.
 
-    Failed shards are asked anew every `retry_s`.
+    Failed shards are tried again every `retry_s`. It knows no clock but the one passed in.
     """
 
     def __init__(self, num_slots: int, retry_s: float) -> None:
@@ -22,55 +75,48 @@ class Admission:
         self._retry_s = retry_s
         self.is_closed = False
         self._rate = DrainRate(num_slots)
-        self._appointments = Appointments(num_slots)
 
     def close(self) -> None:
-        """Nobody enters any more."""
+        """Admits nothing from now on."""
         self.is_closed = True
 
-    def enter(
-        self,
-        now_s: float,
-        num_taken: int,
-        requests: Sequence[GenerateRequest],
-        broken_s: float | None = None,
+    def admit(
+        self, now_s: float, num_taken: int, num_wanted: int, broken_s: float | None = None
     ) -> None:
-        """Lets all sequences of a client's request in together.
+        """Admits all sequences of a client's request together.
 
         Raises Draining, Unhealthy when the shards have been broken (for `broken_s`) for longer
-        than an attempt to begin anew takes to come, Overloaded with the time to come back, and
+        than an attempt to reset them takes to come, Overloaded with the time to return, and
         InvalidRequest for more sequences than there are slots.
         """
         if self.is_closed:
             raise Draining("the server is shutting down")
         if broken_s is not None and broken_s > self._retry_s:
             raise self.unhealthy(f"the shards have not answered for {broken_s:.1f} s")
-        num_wanted = len(requests)
         if num_wanted > self._num_slots:
             raise InvalidRequest(
                 f"the request needs {num_wanted} sequences at once; this server has "
                 f"{self._num_slots}"
             )
         self._rate.observe(now_s, num_taken)
-        key = _key(requests)
-        rate = self._rate.per_second(now_s)
-        num_free = self._num_slots - num_taken
-        num_kept = self._appointments.num_kept(now_s, key, rate)
-        if num_wanted > num_free - num_kept:
-            told_s = self._appointments.refuse(now_s, key, num_wanted, rate)
-            raise Overloaded(_reason(num_taken, self._num_slots, num_wanted, num_kept), told_s)
-        self._appointments.admit(now_s, key)
+        if num_taken + num_wanted > self._num_slots:
+            reason = f"{num_taken} requests are waiting or running; at most {self._num_slots} may"
+            if num_wanted > 1:
+                reason += f"; this one needs {num_wanted}"
+            # When those that are here now will have ended.
+            drained_s = num_taken / self._rate.per_second(now_s)
+            raise Overloaded(reason, min(max(drained_s, MIN_RETRY_S), MAX_RETRY_S))
         self._rate.observe(now_s, num_taken + num_wanted)
 
     def unhealthy(self, reason: str) -> Unhealthy:
-        """The refusal of who waited, or would have to wait, for broken shards."""
-        return Unhealthy(reason, max(MIN_S, self._retry_s))
+        """The refusal of a request that would have to wait for broken shards."""
+        return Unhealthy(reason, max(MIN_RETRY_S, self._retry_s))
 
-    def left(self, now_s: float, num_taken: int, num_finished: int) -> None:
-        """Slots came free, `num_finished` of them by good ends; `num_taken` are left.
+    def release(self, now_s: float, num_taken: int, num_finished: int) -> None:
+        """Slots were freed, `num_finished` of them by good ends; `num_taken` are left.
 
-        Those of what failed or was cancelled are free as well, but say nothing of how fast the next
-        will be: shards that broke end many at once.
+        Those of failed or cancelled sequences do not count for the drain rate: shards that break
+        end many at once.
         """
         self._rate.observe(now_s, num_taken, num_ended=num_finished)
 
@@ -79,15 +125,61 @@ class Admission:
         return self._rate.per_second(now_s)
 
 
-def _key(requests: Sequence[GenerateRequest]) -> int:
-    """The same when a client sends the same again; its seed may be one that was drawn for it."""
-    return hash(tuple((each.prompt_ids, each.stop.max_new_tokens) for each in requests))
+class Slots:
+    """The slots of the server, one for each sequence that waits or runs.
 
+    A slot is taken by an open stream, or by a group between two of its streams. `groups` and
+    `streams` are the batcher's.
+    """
 
-def _reason(num_taken: int, num_slots: int, num_wanted: int, num_kept: int) -> str:
-    reason = f"{num_taken} requests are waiting or running; at most {num_slots} may"
-    if num_kept:
-        reason += f", and {num_kept} slots are kept for clients that come back as they were told"
-    if num_wanted > 1:
-        reason += f"; this one needs {num_wanted}"
-    return reason
+    def __init__(
+        self,
+        admission: Admission,
+        progress: Progress,
+        observer: StepObserver,
+        streams: Sized,
+        groups: StreamGroups,
+        clock: Callable[[], float],
+    ) -> None:
+        self._admission = admission
+        self._progress = progress
+        self._observer = observer
+        self._streams = streams
+        self._groups = groups
+        self._clock = clock
+
+    def take(self, num_slots: int) -> None:
+        """Takes so many together. Raises Refused; InvalidRequest for more than there are."""
+        now_s = self._clock()
+        broken_s = self._progress.broken_s(now_s)
+        try:
+            self._admission.admit(now_s, self.num_taken, num_slots, broken_s)
+        except Refused as error:
+            self._observer.rejected(error)
+            raise
+
+    def free(self, num_slots: int, *, is_good: bool) -> None:
+        """Frees so many, by a good end or another."""
+        num_finished = num_slots if is_good else 0
+        self._admission.release(self._clock(), self.num_taken, num_finished)
+
+    def open_group(self, num_slots: int, advance: Callable[[], None]) -> StreamGroup:
+        """Takes slots that the group keeps until it is closed. Raises as `take`."""
+        self.take(num_slots)
+        return self._groups.open(num_slots, advance)
+
+    def submit_in(
+        self, group: StreamGroup, requests: Sequence[GenerateRequest], texts: Texts = None
+    ) -> list[Stream]:
+        """Streams in a group's slots. Raises InvalidRequest, ServerStopped."""
+        return self._groups.submit(group, requests, texts)
+
+    def close_group(self, group: StreamGroup, *, is_good: bool) -> None:
+        """Frees its slots, once its streams have ended. Does nothing the second time."""
+        if self._groups.close(group):
+            self.free(group.num_slots, is_good=is_good)
+
+    @property
+    def num_taken(self) -> int:
+        """Slots that are taken by streams and groups."""
+        return len(self._streams) + self._groups.num_idle_slots

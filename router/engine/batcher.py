@@ -1,38 +1,32 @@
-"""The one task that steps: schedule, compute, apply, tell; the scheduler has no other callers than
-it and its recovery.
+"""The task that steps: schedule, compute, apply, publish. It alone calls the scheduler.
 
     submit -> scheduler -> Batch -> shards -> StepResult -> scheduler -> Stream -> reader
                   ^                                             |
                   +---- a stop string was found, the reader left, a deadline passed
 
-It knows no HTTP and no protobuf. What it promises: every submitted stream gets exactly one
-terminal event, whatever happens; a reader that leaves costs at most the step under way; a shard
-that fails costs those that ran, and the others go on once the shards have begun anew.
+It knows no HTTP and no protobuf. It guarantees: every submitted stream gets exactly one terminal
+event, whatever happens; a reader that leaves costs at most the step under way; a shard that fails
+costs those that ran, and the others go on once the shards were reset.
 
-The order within a turn matters. A step's texts are looked at before the next step is scheduled, so
-that a stop string costs no step; but readers are woken after the next step is on its way, so that
-their writing is done while the shards compute.
+The order within a turn matters. A step's texts are searched before the next step is scheduled, so
+that a stop string costs no step; but readers are woken after the next step was sent, so that they
+write while the shards compute.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from proto.contract import FinishReason, Generation
-from router.engine.admission import Admission
-from router.engine.backpressure import Pacing
-from router.engine.batcher_limits import BatcherLimits
-from router.engine.cancel_latency import Departures
-from router.engine.open_streams import OpenStreams
+from router.engine.admission import Admission, Slots
 from router.engine.output_text import OutputText
 from router.engine.preparing import Preparing
 from router.engine.progress import Progress, Wait
-from router.engine.recovery import Recovery
-from router.engine.row_errors import failed_by_bug, failed_row
-from router.engine.slots import Slots
+from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.stream import Stream
-from router.engine.stream_groups import StreamGroups, Texts
+from router.engine.streams import Backpressure, CancelLatency, OpenStreams, StreamGroups, Texts
 from router.request.errors import (
     Cancelled,
     ConstraintRefused,
@@ -50,17 +44,34 @@ from router.shards.shards import Shards
 from router.telemetry.step_observer import StepObserver
 from router.text.tokenizer import Tokenizer
 
-__all__ = ["Batcher", "BatcherLimits"]
-
 _logger = logging.getLogger(__name__)
 
 _READ_POLL_S = 0.01
 
 
+@dataclass(frozen=True, slots=True)
+class BatcherLimits:
+    """`max_concurrent_requests` wait and run together; the rest is in seconds.
+
+    An idle router checks its shards' health every `health_s`, and takes them for dead when they
+    have not answered after `patience_s`; failed shards are tried again every `retry_s`, and
+    requests are refused once they have been failed for longer; a step that takes longer than
+    `progress_s` counts as stuck, which /health/progress reports; `tick_s` is how late a deadline
+    may be noticed while a step takes long.
+    """
+
+    max_concurrent_requests: int = 128
+    health_s: float = 2.0
+    patience_s: float = 2.0
+    retry_s: float = 1.0
+    progress_s: float = 4.0
+    tick_s: float = 0.25
+
+
 class Batcher:
     """The only mutator of the scheduler and of streams. `run` is its task; the rest is quick.
 
-    `slots` are for who submits one stream after the other.
+    `slots` are for searches, which submit one stream after the other.
     """
 
     def __init__(
@@ -85,16 +96,16 @@ class Batcher:
         self.slots = Slots(
             self._admission, self._progress, observer, self._streams, self._groups, clock
         )
-        self._pacing = Pacing(scheduler.pause)
+        self._backpressure = Backpressure(scheduler.pause)
         self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
-        self._departures = Departures(scheduler.has_left, observer.gone)
+        self._cancel_latency = CancelLatency(scheduler.has_left, observer.gone)
         self._num_submitted = 0
         self._num_checked = 0
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._recovery = Recovery(
             *(shards, scheduler, self._streams, self._groups, self._admission, self._progress),
-            self._begun_anew,
+            self._after_reset,
             stopping=self._stopping,
             retry_s=limits.retry_s,
             clock=clock,
@@ -121,16 +132,16 @@ class Batcher:
         return len(self._streams)
 
     def submit(self, request: GenerateRequest) -> Stream:
-        """Takes a request; its events come in the stream. Raises as `submit_all`."""
+        """Accepts a request; its events come in the stream. Raises as `submit_all`."""
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[GenerateRequest]) -> list[Stream]:
-        """Takes the sequences of one client's request together, or none of them.
+        """Accepts the sequences of one client's request together, or none of them.
 
         Raises Refused (Draining, Unhealthy, Overloaded), and InvalidRequest for a request that
         could never run.
         """
-        self.slots.take(requests)
+        self.slots.take(len(requests))
         return self._accept_all(requests)
 
     def _accept_all(self, requests: Sequence[GenerateRequest], texts: Texts = None) -> list[Stream]:
@@ -170,16 +181,17 @@ class Batcher:
         if isinstance(error, ConstraintRefused):
             self._observer.refused(error)
         stream = self._streams[request_id]
-        told = error if isinstance(error, RouterError) else failed_by_bug(stream, error)
-        self._streams.fail(stream, told)
-        self._streams.tell()
+        if not isinstance(error, RouterError):
+            error = failed_by_bug(stream, error)
+        self._streams.fail(stream, error)
+        self._streams.wake_readers()
 
     def cancel(self, stream: Stream) -> None:
         """The reader has left; the next step is without its request. Nothing if it has ended."""
         if stream.end is None:
             now_s = self._clock()
             self._streams.fail(stream, Cancelled("the client left"))
-            self._departures.began(stream.request_id, now_s, self._clock())
+            self._cancel_latency.start(stream.request_id, now_s, self._clock())
             self._wake.set()
 
     def place(self, stream: Stream) -> int | None:
@@ -189,13 +201,13 @@ class Batcher:
         return self._scheduler.place(stream.request_id)
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new, waits for what runs, fails what is left; then `run` returns."""
+        """Accepts nothing new, waits for what runs, fails what is left; then `run` returns."""
         self._admission.close()
         try:
             await asyncio.wait_for(self._until_empty(), timeout_s)
         except TimeoutError:
             self._streams.fail_all(ServerStopped(f"the server stopped; it waited {timeout_s:g} s"))
-        self._streams.tell()
+        self._streams.wake_readers()
         self._stopping.set()
         self._wake.set()
 
@@ -206,8 +218,8 @@ class Batcher:
     async def run(self) -> None:
         """Steps until drained.
 
-        Raises Displaced when another router has the shards, and AssertionError when the books are
-        beyond repair.
+        Raises Displaced when another router has the shards, and AssertionError when the scheduler
+        is inconsistent even when empty.
         """
         ticker = asyncio.ensure_future(self._tick())
         try:
@@ -221,7 +233,7 @@ class Batcher:
             stopped = ServerStopped("the server stopped")
             self._streams.fail_all(stopped)
             self._groups.stop(stopped)
-            self._streams.tell()
+            self._streams.wake_readers()
 
     async def _turn(self) -> None:
         try:
@@ -231,7 +243,7 @@ class Batcher:
             if self._progress.is_broken:
                 await self._recovery.attempt()
                 return
-            self._pacing.resume()
+            self._backpressure.resume()
             batch = self._scheduler.schedule(begun_s)
             if batch is None:
                 await self._idle()
@@ -249,10 +261,10 @@ class Batcher:
             _logger.exception("a step failed by a bug; every request is ended")
             self._recovery.start_over(error)
 
-    def _begun_anew(self) -> None:
-        """The shards may be others; what left the old ones has left."""
+    def _after_reset(self) -> None:
+        """The shards may be new processes, and hold nothing."""
         self._preparing.forget()
-        self._departures.look(self._clock())
+        self._cancel_latency.check(self._clock())
 
     async def _step(self, batch: Batch) -> None:
         self._observer.began(batch)
@@ -260,14 +272,14 @@ class Batcher:
         self._progress.waits(Wait.STEP, begun_s)
         try:
             if batch.dropped_ids:
-                self._streams.tell()
+                self._streams.wake_readers()
                 await self._shards.drop(batch)
                 dropped_s = self._clock()
                 self._observer.dropped(batch, dropped_s - begun_s)
-                self._departures.look(dropped_s)
+                self._cancel_latency.check(dropped_s)
                 begun_s = dropped_s
             answer = self._shards.step(batch)
-            self._streams.tell()
+            self._streams.wake_readers()
             result = await answer
         except ShardFailed:
             self._observer.failed(batch)
@@ -276,11 +288,11 @@ class Batcher:
             self._progress.goes_on()
         answered_s = self._clock()
         self._add(self._scheduler.apply(result, answered_s), answered_s)
-        self._departures.look(answered_s)
+        self._cancel_latency.check(answered_s)
         applied_s = self._clock() - answered_s
         self._observer.finished(batch, result, answered_s - begun_s, applied_s)
         self._observer.books(self._scheduler.stats())
-        self._observer.paused(len(self._pacing))
+        self._observer.paused(len(self._backpressure))
 
     def _add(self, generations: Iterable[Generation], now_s: float) -> None:
         """Gives each stream what a step brought it."""
@@ -300,14 +312,14 @@ class Batcher:
                 continue
             if generation.tokens:
                 self._observer.generated(generation, last_s, now_s)
-            self._streams.moved(stream)
+            self._streams.publish(stream)
             if stream.end is None:
-                self._pacing.look_at(stream)
+                self._backpressure.check(stream)
 
     def _retire(self, stream: Stream) -> None:
-        """The rest of the house hears of its end."""
+        """Releases what an ended stream holds elsewhere."""
         self._scheduler.finish(stream.request_id)
-        self._pacing.left(stream)
+        self._backpressure.left(stream)
         self._preparing.left(stream.request_id)
         if self._groups.left(stream.request_id):
             self._wake.set()
@@ -323,27 +335,27 @@ class Batcher:
             except Exception as error:  # noqa: BLE001 (it is logged)
                 self._streams.fail(stream, failed_by_bug(stream, error))
                 continue
-            self._streams.moved(stream)
+            self._streams.publish(stream)
 
     async def _tick(self) -> None:
-        """Deadlines pass while the shards are waited for, too."""
+        """Ends requests past their deadlines while a step takes long."""
         while True:
             await asyncio.sleep(self._limits.tick_s)
             now_s = self._clock()
             self._expire(now_s)
             self._groups.advance()
-            self._streams.tell()
+            self._streams.wake_readers()
             self._observer.drains(self._admission.drain_rate(now_s))
 
     async def _idle(self) -> None:
-        """Nothing to do: waits for a request, and asks the shards now and then how they are."""
-        self._streams.tell()
-        if self._streams and not self._pacing and not self._preparing:
+        """Waits for a request, and checks the shards' health now and then."""
+        self._streams.wake_readers()
+        if self._streams and not self._backpressure and not self._preparing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
         self._observer.books(self._scheduler.stats())
         self._wake.clear()
-        if self._pacing:
-            # Readers do not say that they read on.
+        if self._backpressure:
+            # Readers do not signal that they took events.
             await asyncio.sleep(_READ_POLL_S)
             return
         if self._stopping.is_set():
@@ -351,15 +363,15 @@ class Batcher:
         try:
             await asyncio.wait_for(self._wake.wait(), self._limits.health_s)
         except TimeoutError:
-            self._check_books()
+            self._check_scheduler()
             self._progress.waits(Wait.CHECK, self._clock())
             try:
                 await self._shards.check_health()
             finally:
                 self._progress.goes_on()
 
-    def _check_books(self) -> None:
-        """Once after each spell of work; a large pool takes a while, so nobody may be waiting."""
+    def _check_scheduler(self) -> None:
+        """Once after each busy period: it takes a while with a large pool, so only when idle."""
         if self._num_checked < self._num_submitted:
             self._num_checked = self._num_submitted
             self._scheduler.check_invariants()

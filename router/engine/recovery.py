@@ -1,9 +1,9 @@
-"""What becomes of everybody when the shards fail, or a turn does by a bug, and how all begins anew.
+"""Failures of shards, rows and of the batcher: which requests fail, and how the others go on.
 
-    a shard failed:  what ran has failed, what waits stays --+
-    a turn failed:   all has failed, the books are empty ----+--> broken --> the shards begin anew
-                                                                 ^    |
-                             none of them answers: what waits fails, and they are asked later
+    a shard failed:  what ran has failed, what waits stays ---+
+    a turn failed:   all has failed, the scheduler is empty --+--> broken --> the shards are reset
+                                                                  ^    |
+                                  no answer: what waits fails, and they are reset later
 
 It decides no step and knows no step's answer.
 """
@@ -13,23 +13,32 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from proto.contract import Generation
 from router.engine.admission import Admission
-from router.engine.open_streams import OpenStreams
 from router.engine.progress import Progress
-from router.engine.row_errors import internal
-from router.engine.stream_groups import StreamGroups
-from router.request.errors import Displaced, GenerationFailed, RouterError, ShardFailed
+from router.engine.stream import Stream
+from router.engine.streams import OpenStreams, StreamGroups
+from router.request.errors import (
+    ConstraintRefused,
+    Displaced,
+    GenerationFailed,
+    RouterError,
+    RowFailed,
+    ShardFailed,
+)
 from router.scheduler.scheduler import Scheduler
 from router.shards.shards import Shards
 
 _logger = logging.getLogger(__name__)
+# Log lines of single requests keep the name that operators filter by.
+_batcher_logger = logging.getLogger("router.engine.batcher")
 
 
 class Recovery:
-    """Owner of whether the shards are broken, which `progress` tells. Called by the batcher alone.
+    """Decides whether the shards are broken, and records it in `progress`. Called by the batcher.
 
-    `mended` is called when they have begun anew. They are asked every `retry_s` seconds, and no
-    more once `stopping` is set.
+    `recovered` is called when they were reset. They are tried every `retry_s` seconds, and no more
+    once `stopping` is set.
     """
 
     def __init__(
@@ -40,7 +49,7 @@ class Recovery:
         groups: StreamGroups,
         admission: Admission,
         progress: Progress,
-        mended: Callable[[], None],
+        recovered: Callable[[], None],
         *,
         stopping: asyncio.Event,
         retry_s: float,
@@ -52,7 +61,7 @@ class Recovery:
         self._groups = groups
         self._admission = admission
         self._progress = progress
-        self._mended = mended
+        self._recovered = recovered
         self._stopping = stopping
         self._retry_s = retry_s
         self._clock = clock
@@ -62,20 +71,20 @@ class Recovery:
         _logger.error("%s", error)
         self._progress.breaks(self._clock())
         self._streams.fail_some(self._scheduler.fail(), error)
-        self._streams.tell()
+        self._streams.wake_readers()
 
     def start_over(self, error: Exception) -> None:
-        """After a bug: ends everything, and goes on if the books are sound when empty.
+        """After a bug: ends everything, and goes on if the scheduler is consistent when empty.
 
         Raises AssertionError when they are not.
         """
         self._progress.breaks(self._clock())
         self._scheduler.fail()
-        self._end_all(internal(error))
+        self._end_all(bug_error(error))
         self._scheduler.check_invariants()
 
     async def attempt(self) -> None:
-        """Begins anew with the shards; if they do not answer, nobody waits for them.
+        """Resets the shards; if they do not answer, all waiting requests fail.
 
         Raises Displaced.
         """
@@ -90,10 +99,10 @@ class Recovery:
             await self._retry_later(error)
         except Exception as error:
             _logger.exception("the shards could not be asked to begin anew, by a bug")
-            await self._retry_later(internal(error))
+            await self._retry_later(bug_error(error))
         else:
             self._progress.mends()
-            self._mended()
+            self._recovered()
             _logger.warning("the shards answer again")
 
     async def _retry_later(self, error: GenerationFailed) -> None:
@@ -103,7 +112,36 @@ class Recovery:
             await asyncio.wait_for(self._stopping.wait(), self._retry_s)
 
     def _end_all(self, error: RouterError) -> None:
-        """All streams fail, and whoever submits them one after the other hears of it at once."""
+        """Fails all streams, and advances the groups at once."""
         self._streams.fail_all(error)
         self._groups.advance()
-        self._streams.tell()
+        self._streams.wake_readers()
+
+
+def failed_row(stream: Stream, generation: Generation, reason: str) -> RouterError:
+    """The error of a row that failed alone, logged with the request's ids in both tiers.
+
+    Earlier output that cannot be continued is the client's mistake, and not logged.
+    """
+    if generation.is_refused:
+        return ConstraintRefused(reason, "broken")
+    ids = {"request_id": stream.request.trace_id, "shard_request_id": stream.request_id}
+    _batcher_logger.error(
+        "request_id=%s failed alone: %s (shard_request_id=%d)",
+        stream.request.trace_id,
+        reason,
+        stream.request_id,
+        extra=ids,
+    )
+    return RowFailed(reason)
+
+
+def failed_by_bug(stream: Stream, error: Exception) -> GenerationFailed:
+    """The error of a request that failed by a bug, logged with its traceback."""
+    _batcher_logger.error("request_id=%s failed by a bug", stream.request.trace_id, exc_info=error)
+    return bug_error(error)
+
+
+def bug_error(error: Exception) -> GenerationFailed:
+    """The error that clients see for a bug."""
+    return GenerationFailed(f"a bug of the server ended it: {type(error).__name__}: {error}")

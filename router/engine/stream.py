@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from math import inf
 
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
-from router.engine.held_tokens import ReportedTokens
-from router.engine.output_text import OutputText
+from router.engine.output_text import HeldTokens, OutputText
 from router.request.errors import RouterError
 from router.request.events import (
     Event,
@@ -45,10 +44,10 @@ class Stream:
     __slots__ = (
         "_before",
         "_events",
+        "_held",
         "_keeps_stop_token",
         "_prompt_logprobs",
         "_prompt_top_tokens",
-        "_reported",
         "_text",
         "_texts",
         "_tokenizer",
@@ -94,7 +93,7 @@ class Stream:
         has_stood = is_stepped and request.output_ids
         self._before = self._text.standing() if has_stood else ("", "")
         keeps = is_stepped or (stop.keep_stop_string and not dropped)
-        self._reported = ReportedTokens(keeps_alternatives=keeps)
+        self._held = HeldTokens(keeps_alternatives=keeps)
         self._prompt_logprobs: list[float] = []
         self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
         self._texts: list[str] = []
@@ -171,8 +170,8 @@ class Stream:
         is_paused = reason is FinishReason.PAUSED
         tail = "" if is_paused else self._text.flush()
         matched = self._text.matched
-        self._reported.show(len(tail))
-        self._events += self._reported.all() if is_paused else self._reported.cut()
+        self._held.show(len(tail))
+        self._events += self._held.all() if is_paused else self._held.cut()
         sampling = self.request.sampling
         text_before, tail_before = self._before
         self.end = Finished(
@@ -240,10 +239,10 @@ class Stream:
         if not self._text.is_watched:
             self._events.append(event)
             return
-        self._reported.add(event, len(pushed))
-        self._reported.show(len(shown))
+        self._held.add(event, len(pushed))
+        self._held.show(len(shown))
         is_cut = self._text.matched is not None
-        self._events += self._reported.cut() if is_cut else self._reported.whole()
+        self._events += self._held.cut() if is_cut else self._held.whole()
 
     def _scored_prompt(self) -> PromptScored:
         scored_ids = self.request.prompt_ids[self.request.logprobs.prompt_from :]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from constraints.spec import StopRule
 from proto.contract import StopParams
-from router.engine.constraint_check import CheckedConstraint
+from router.engine.constraints import CheckedConstraint
 from router.engine.output_text import OutputText
 from router.request.error_text import cut
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported
@@ -26,7 +26,7 @@ from router.request.parameters import (
     stop_params,
 )
 from router.request.request import Constraint, GenerateRequest
-from router.text.fitting import check_fits
+from router.text.prompt_tokens import check_fits
 from router.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]

@@ -10,7 +10,7 @@ from constraints.spec import ConstraintSpec, Kind
 from router.request.events import Event, Finished
 from router.request.request import Constraint
 from tests.fakes import FakeShard, Followed
-from tests.router.engine.test_constraint_check import checking
+from tests.router.engine.test_constraints import checking
 from tests.router.rig import asking, routing, says
 
 TEXT = '{"a":[1,1]}'

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from constraints.worker.pool import PoolRules
-from router.engine.constraint_check import ConstraintCheck
+from router.engine.constraints import ConstraintCheck
 from router.http.operations.constraints_check import ConstraintCheckResponse
 from tests.constraints.worker.pools import costly, vocabulary_file
 from tests.fakes import FakeShard
-from tests.router.engine.test_constraint_check import metrics
+from tests.router.engine.test_constraints import metrics
 from tests.router.http.harness import housing
 
 DIGITS = {"type": "regex", "value": "[0-9]{2}"}

@@ -1,0 +1,197 @@
+"""Starts the download, the shards and the router, in this order, and watches them to the end.
+
+    download -> shards (all ranks at once) -> router -> serving -> drain -> router -> shards
+
+If one of them dies, everything stops with its last lines and a non-zero code. The first SIGTERM
+or SIGINT drains, the second stops at once. Whatever happens, no child and no socket stays behind.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from processes.addresses import answers_health, socket_listens, url_of
+from processes.child import Child, ChildFailed
+from processes.console import Console, write
+from processes.deployment import Deployment
+from processes.signals import Signals, Stopped
+
+_POLL_S = 0.05
+_REPORT_EVERY_S = 10.0
+_SHARD_STOP_S = 5.0
+# The router ends by itself when its drain is over, after the last step, the last bytes and the last
+# traces; asked once more before that, it would stop at once.
+ROUTER_SLACK_S = 15.0
+
+
+class Supervisor:
+    """Owner of all child processes of one `launcher serve`. To be made in its event loop."""
+
+    def __init__(
+        self, deployment: Deployment, environ: Mapping[str, str], console: Console
+    ) -> None:
+        self._deployment = deployment
+        self._environ = environ
+        self._console = console
+        self._shards: list[Child] = []
+        self._router: Child | None = None
+        self._signals = Signals(deployment.parent_pid, self._announce_drain, self._kill_children)
+
+    async def run(self) -> int:
+        """Serve until a signal or a death. Returns the exit code."""
+        started_s = time.monotonic()
+        try:
+            folder = await self._signals.unless_stopped(self._download())
+            await self._start_shards()
+            await self._start_router(folder)
+            self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
+            self._print_example()
+            await self._signals.unless_stopped(self._until_a_child_ends())
+        except Stopped:
+            await self._drain()
+        except ChildFailed as error:
+            self._console.say(f"error: {error}", "ERROR")
+            return 1
+        finally:
+            self._signals.close()
+            await self._stop_children()
+        return 0
+
+    def _announce_drain(self, signum: signal.Signals) -> None:
+        self._console.say(f"{signum.name}: draining; a second signal stops at once")
+
+    def _kill_children(self) -> None:
+        for child in self._children():
+            child.kill_group()
+        self._console.say("stopping at once")
+
+    def _children(self) -> list[Child]:
+        return [*([self._router] if self._router else []), *self._shards]
+
+    async def _download(self) -> Path:
+        folder = os.path.expanduser(self._deployment.model_id)
+        if os.path.isdir(folder):
+            return Path(folder).resolve()
+        self._console.say(f"fetching {self._deployment.model_id}")
+        process = await asyncio.create_subprocess_exec(
+            *self._deployment.download_argv(),
+            env=dict(self._environ),
+            stdout=asyncio.subprocess.PIPE,
+            process_group=0,
+        )
+        # Its progress bars go straight to our stderr; the folder comes on stdout.
+        try:
+            stdout, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode != 0:
+            raise ChildFailed(f"{self._deployment.model_id} could not be fetched (see above)")
+        return Path(stdout.decode().strip().splitlines()[-1])
+
+    async def _start_shards(self) -> None:
+        deployment = self._deployment
+        self._console.say(f"loading {deployment.model_id} on {deployment.num_shard} shard(s)")
+        for rank in range(deployment.num_shard):
+            self._shards.append(
+                await Child.start(
+                    f"shard {rank}",
+                    deployment.shard_argv(),
+                    deployment.shard_environ(rank, self._environ),
+                    self._console,
+                )
+            )
+        sockets = [Path(f"{deployment.uds_path}-{rank}") for rank in range(deployment.num_shard)]
+        await self._signals.unless_stopped(self._until_ready(self._shards, sockets))
+
+    async def _until_ready(self, shards: list[Child], sockets: list[Path]) -> None:
+        started_s = reported_s = time.monotonic()
+        while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
+            self._raise_if_dead(shards)
+            now_s = time.monotonic()
+            if now_s - started_s > self._deployment.startup_timeout_s:
+                stuck = shards[waiting[0]]
+                last_line = stuck.last_lines[-1] if stuck.last_lines else "nothing"
+                raise ChildFailed(
+                    f"{stuck.name} is not ready after {self._deployment.startup_timeout_s:.0f} s "
+                    f"(--shard-startup-timeout); it said last: {last_line}"
+                )
+            if now_s - reported_s > _REPORT_EVERY_S:
+                reported_s = now_s
+                names = ", ".join(shards[rank].name for rank in waiting)
+                self._console.say(f"waiting for {names} ({now_s - started_s:.0f} s)")
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_router(self, folder: Path) -> None:
+        self._router = await Child.start(
+            "router",
+            self._deployment.router_argv(folder),
+            self._deployment.router_environ(self._environ),
+            self._console,
+        )
+        await self._signals.unless_stopped(self._until_answering(self._router))
+
+    async def _until_answering(self, router: Child) -> None:
+        deployment = self._deployment
+        while not await answers_health(
+            deployment.hostname,
+            deployment.port,
+            has_tls=deployment.has_tls,
+            uds=deployment.http_uds,
+        ):
+            self._raise_if_dead([router, *self._shards])
+            await asyncio.sleep(_POLL_S)
+
+    async def _until_a_child_ends(self) -> None:
+        """Raises ChildFailed when one does."""
+        ends = [asyncio.ensure_future(child.wait()) for child in self._children()]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        # The router falls after a shard, so a shard's end is the cause and is named first.
+        self._raise_if_dead([*self._shards, *self._children()])
+
+    def _raise_if_dead(self, children: Sequence[Child]) -> None:
+        for child in children:
+            if child.returncode is not None:
+                raise ChildFailed(child.death_notice())
+
+    async def _drain(self) -> None:
+        if self._router is not None:
+            self._router.signal(signal.SIGTERM)
+            timeout_s = self._deployment.graceful_timeout_s + ROUTER_SLACK_S
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._router.wait(), timeout_s)
+
+    async def _stop_children(self) -> None:
+        if self._router is not None:
+            await self._router.stop(_SHARD_STOP_S)
+        await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))
+        for rank in range(self._deployment.num_shard):
+            Path(f"{self._deployment.uds_path}-{rank}").unlink(missing_ok=True)
+        self._console.say("stopped")
+
+    def _print_example(self) -> None:
+        deployment = self._deployment
+        if deployment.http_uds is not None:
+            self._console.say(f"Tandem serves at unix:{deployment.http_uds}")
+            return
+        url = url_of(deployment.hostname, deployment.port, has_tls=deployment.has_tls)
+        if self._console.as_json:
+            self._console.say(f"Tandem serves at {url}")
+            return
+        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in deployment.secrets else ""
+        body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
+        write(
+            sys.stdout,
+            f"\nTandem serves at {url}. Try:\n\n"
+            f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
+            f"      -d '{body}'\n\n",
+        )
