@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from constraints.spec import Kind
 from router.http.body import Schema
 from router.http.conversation import Setting
-from router.http.fields import Harmless, SamplingFields, Strings, StrictSchema
+from router.http.fields import Harmless, SamplingFields, StrictSchema, Strings
 from router.http.openai.common import MAX_TOP_LOGPROBS
 from router.http.request_validator import normalize
 from router.http.responses.input import Items
