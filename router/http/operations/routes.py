@@ -120,8 +120,8 @@ class OperationsRoutes:
         return _json(
             {
                 "model_id": info.model_id,
-                "model_sha": info.model_sha,
-                "model_pipeline_tag": info.model_pipeline_tag,
+                "model_sha": None,
+                "model_pipeline_tag": None,
                 "max_concurrent_requests": info.max_concurrent_requests,
                 "max_best_of": limits.max_best_of,
                 "max_stop_sequences": limits.max_stop_sequences,
@@ -131,8 +131,8 @@ class OperationsRoutes:
                 "max_client_batch_size": limits.max_client_batch_size,
                 "router": "text-generation-router",
                 "version": info.version,
-                "sha": info.sha,
-                "docker_label": info.docker_label,
+                "sha": None,
+                "docker_label": None,
                 "server": "tandem",
                 "served_model_names": info.model_names,
                 "model_dtype": info.model_dtype,
