@@ -4,7 +4,7 @@ A stream's body begins before its request is validated, as with TGI: what goes w
 event in it.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -19,7 +19,7 @@ from router.http.openai.front import OpenAiFront
 from router.http.openai.schema import ChatBody
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
-from router.http.server.body import BodyReader, unless_disconnected
+from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers, stream_headers
 from router.http.sse import EventStream
@@ -86,7 +86,7 @@ class TgiRoutes:
         record = self._validator.begin(request)
         body = parse(await self._bodies.read(request), GenerateBody)
         answer, headers = await self._answer(request, record, body)
-        return _json(answer, headers)
+        return json_response(answer, headers)
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate text and stream its tokens as server-sent events."""
@@ -101,7 +101,7 @@ class TgiRoutes:
         if body.stream:
             return self._stream(record, body)
         answer, headers = await self._answer(request, record, body)
-        return _json([answer], headers)
+        return json_response([answer], headers)
 
     async def tokenize(self, request: Request) -> Response:
         """Tokenize `inputs`; `start` and `stop` are byte offsets."""
@@ -166,7 +166,3 @@ def _check_streamable(parameters: Parameters) -> None:
             "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
             field="decoder_input_details",
         )
-
-
-def _json(answer: object, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
