@@ -1,7 +1,7 @@
-"""What the batcher tells metrics and traces: which of them each moment of a step or stream feeds.
+"""The observer of steps: writes each event of a step or stream to metrics and traces.
 
-It decides nothing and keeps nothing; the batcher could run without it. The method of a step is
-TGI's word: "prefill" when a prompt begins in it, else "decode".
+It keeps no state; the batcher could run without it. The `method` label is TGI's: "prefill" for a
+step in which a prompt begins, else "decode".
 """
 
 import re
