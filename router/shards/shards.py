@@ -1,7 +1,7 @@
-"""The ranks of one model behind one object: every call goes to all of them and waits for all.
+"""All ranks of a model as one object: every call goes to all of them and waits for all.
 
 It owns the connection's epoch and the id of the running batch, nothing else. It knows no block,
-no text and no request beyond ids; protobuf fields are wire.py's.
+no text and no request beyond ids; only wire.py names protobuf fields.
 
 One batch runs in the shards at any time:
 
@@ -41,11 +41,11 @@ from router.request.errors import (
 from router.request.request import Constraint
 from router.shards import wire
 from router.shards.batch import Batch, StepResult
-from router.shards.rank import Rank, answer_of, told
+from router.shards.rank import Rank, answer_of, error_line
 from router.shards.wire import Prepared
 from router.telemetry.tracing import NO_TRACES, Tracer
 
-# Rank 0 has so long at least, also for who comes back because it was not enough.
+# Rank 0 has so long at least, also for a client that returns because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
 _PREPARED_SOON_S = 2.0
 
@@ -161,14 +161,16 @@ class Shards:
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                # The router's own check let it pass, so that it is none of the author's mistakes.
-                raise ConstraintRefused(error.details() or told(error), "too_complex") from error
+                # The router's own check accepted it, so that the author made no mistake.
+                raise ConstraintRefused(
+                    error.details() or error_line(error), "too_complex"
+                ) from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = f"{first.name} did not compile the constraint within {timeout_s:.3g} s"
                 if timeout_s < self._timeouts.prepare_s:
                     raise Overloaded(message, _PREPARED_SOON_S) from error
                 raise GenerationFailed(message) from error
-            raise ShardFailed(f"{first.name}, PrepareConstraint: {told(error)}") from error
+            raise ShardFailed(f"{first.name}, PrepareConstraint: {error_line(error)}") from error
 
     def _prepare_s(self, constraint: Constraint) -> float:
         """What the constraint's check has left of the time, which is little where it was slow."""
@@ -206,14 +208,14 @@ class Shards:
         answers = await self._call_state("FilterBatch", keep, timeout_s)
         for rank, answer in zip(self._ranks, answers, strict=True):
             if set(wire.kept_from_pb(answer)) != set(batch.running_ids):
-                raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than it was told")
+                raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than asked for")
 
     def step(self, batch: Batch) -> Awaitable[StepResult]:
         """Computes the batch's tokens. Raises ShardFailed, when awaited.
 
-        The calls are on their way when this returns, so that there is time for other work before
-        the answer is awaited; it must be. A batch without work only drops, and is answered
-        without a call.
+        The calls are sent when this returns, so that there is time for other work before the
+        answer is awaited; it must be. A batch without work only drops, and is answered without a
+        call.
         """
         if not batch.has_work:
             return _answered(StepResult(batch.step_id, (), batch.running_ids))
@@ -293,10 +295,11 @@ class Shards:
         ]
 
     async def _finish(self, method: str, calls: Sequence[Any]) -> Sequence[Any]:
-        """Every rank's answer.
+        """Every rank's answer. Raises ShardFailed, Displaced.
 
         Waits for all, since they are in lockstep; but once one has failed, the others, which may
-        be waiting for it, get no more than `lockstep_s`.
+        be waiting for it, get no more than `lockstep_s`. An error that is no ShardFailed is a bug,
+        and raised as it is.
         """
         first = answer_of(self._ranks[0], method, calls[0])
         if len(calls) == 1:
@@ -317,6 +320,11 @@ class Shards:
             is_over = any(isinstance(failure, Displaced) for failure in failures)
             kind = Displaced if is_over else ShardFailed
             raise kind("; ".join(map(str, failures)))
+        for rank, answer in zip(self._ranks, answers, strict=True):
+            if isinstance(answer, asyncio.CancelledError):
+                raise ShardFailed(f"{rank.name}, {method}: cancelled") from answer
+            if isinstance(answer, BaseException):
+                raise answer
         return answers
 
     def _check_epoch(self, method: str, answers: Sequence[Any]) -> None:
@@ -339,4 +347,4 @@ async def _close(ranks: Sequence[Rank]) -> None:
 def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:
     if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return f"no shard answers at {address} (waited {timeout_s:g} s); is it started?"
-    return f"the shard at {address} refused ServiceDiscovery: {told(error)}"
+    return f"the shard at {address} refused ServiceDiscovery: {error_line(error)}"
