@@ -16,7 +16,7 @@ from router.engine.batcher import Batcher
 from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.run import BeamRun
 from router.engine.beam_search.search import BeamSearch
-from router.engine.beam_search.types import Group
+from router.engine.beam_search.types import BeamGroup
 from router.engine.stream import Stream
 from router.request.errors import RouterError, ServerStopped
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
@@ -126,7 +126,7 @@ class Infer:
         group = _Group(self._batcher, requests, self._verify)
         return [group.events(index) for index in range(len(requests))]
 
-    def search_beams(self, group: Group, texts: OutputTexts, report_s: float | None) -> BeamRun:
+    def search_beams(self, group: BeamGroup, texts: OutputTexts, report_s: float | None) -> BeamRun:
         """Takes a group of beams; who calls awaits its end, and closes it. Raises as `accept`."""
         search = BeamSearch(group, texts)
         return BeamRun(group, search, texts, self._batcher, self._verify, report_s)

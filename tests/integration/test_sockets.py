@@ -41,7 +41,7 @@ async def test_many_streams_answer_as_http_does(server: RunningServer) -> None:
         await talk.hello()
         for index, prompt in enumerate(PROMPTS * 2):
             drawn = sampling if index >= len(PROMPTS) else {}
-            await talk.say("GENERATE", stream_id=index, text=prompt, max_tokens=24, **drawn)
+            await talk.send("GENERATE", stream_id=index, text=prompt, max_tokens=24, **drawn)
         texts: dict[int, str] = {}
         while len(texts) < 2 * len(PROMPTS):
             command, told = await talk.hear()
@@ -137,7 +137,7 @@ async def test_dropped_sockets_leave_no_block_taken(server: RunningServer) -> No
         async with talking(server.port) as talk:
             await talk.hello()
             for stream_id in range(4):
-                await talk.say(
+                await talk.send(
                     "GENERATE",
                     stream_id=stream_id,
                     text=PROMPTS[stream_id],

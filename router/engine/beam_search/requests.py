@@ -5,7 +5,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from proto.contract import FinishReason, LogprobParams, SamplingParams
-from router.engine.beam_search.types import Ask, Close, Closed, Dead, Hole, Probe, Probed, Told
+from router.engine.beam_search.types import (
+    Ask,
+    AskResult,
+    CheckHole,
+    DeadEnd,
+    EndedHole,
+    Hole,
+    NextTokens,
+    ProbeTokens,
+)
 from router.engine.output_text import OutputText
 from router.request.errors import ConstraintRefused, GenerationFailed
 from router.request.events import Event, Failed, Finished, TokenGenerated
@@ -32,41 +41,41 @@ def going_on(request: GenerateRequest, output_ids: tuple[int, ...]) -> GenerateR
 def made_before(ask: Ask) -> tuple[int, ...]:
     """The output behind which the sequence for an ask goes on."""
     output_ids = ask.beam.output_ids
-    return output_ids if isinstance(ask, Probe) else output_ids[:-1]
+    return output_ids if isinstance(ask, ProbeTokens) else output_ids[:-1]
 
 
 def request_of(ask: Ask, hole: Hole) -> GenerateRequest:
     """One sequence for one ask."""
     request = going_on(hole.request, made_before(ask))
-    if isinstance(ask, Probe):
+    if isinstance(ask, ProbeTokens):
         return request
     sampling = SamplingParams(logit_bias={ask.beam.output_ids[-1]: _CERTAIN})
     return replace(request, sampling=sampling, logprobs=_AS_PROBED)
 
 
-def told_of(
+def result_of(
     ask: Ask, events: Iterable[Event], end: Finished | Failed, end_token_ids: frozenset[int]
-) -> Told:
+) -> AskResult:
     """What a sequence's events mean. Raises the RouterError of one that failed."""
     if isinstance(end, Failed):
         if isinstance(end.error, ConstraintRefused):
-            return Dead(end.error)
+            return DeadEnd(end.error)
         raise end.error
-    if isinstance(ask, Close):
-        return Closed(end.text_before + end.text, end.constraint_satisfied is not False)
+    if isinstance(ask, CheckHole):
+        return EndedHole(end.text_before + end.text, end.constraint_satisfied is not False)
     for event in events:
         if isinstance(event, TokenGenerated):
             return _probed(event, end, end_token_ids)
     raise GenerationFailed(f"a step of a beam brought no token ({end.reason.value})")
 
 
-def _probed(event: TokenGenerated, end: Finished, end_token_ids: frozenset[int]) -> Probed:
+def _probed(event: TokenGenerated, end: Finished, end_token_ids: frozenset[int]) -> NextTokens:
     own = event.token
     tokens = {each.token_id: each.logprob for each in event.top_tokens if each.logprob is not None}
     tokens.setdefault(own.token_id, own.logprob or 0.0)
     is_end = end.reason in _BY_TOKEN and own.hidden
     ranked = sorted(tokens.items(), key=lambda pair: -pair[1])
-    return Probed(tuple(ranked), end_token_ids | ({own.token_id} if is_end else frozenset()))
+    return NextTokens(tuple(ranked), end_token_ids | ({own.token_id} if is_end else frozenset()))
 
 
 _KEPT_PER_BEAM = 4

@@ -1,9 +1,9 @@
 """One search on its way through the batcher: its asks as streams, its answers as asks.
 
-    open -> BeamSearch asks -> streams in the group's slots -> all have ended -> told -> asks ...
+    open -> BeamSearch asks -> streams in the group's slots -> all have ended -> result -> asks ...
 
 All but its end happens between two steps, called by the batcher, so the beams miss no step while
-there are others; its reader is told of reports that are due, and of the end. It knows no HTTP.
+there are others; its reader is result of reports that are due, and of the end. It knows no HTTP.
 """
 
 import asyncio
@@ -14,9 +14,18 @@ from dataclasses import dataclass, replace
 
 from proto.contract import FinishReason
 from router.engine.batcher import Batcher
-from router.engine.beam_search.requests import OutputTexts, made_before, request_of, told_of
-from router.engine.beam_search.search import Asking, BeamSearch
-from router.engine.beam_search.types import Ask, Closed, Group, Judge, Outcome, Probe, Reason, Told
+from router.engine.beam_search.requests import OutputTexts, made_before, request_of, result_of
+from router.engine.beam_search.search import BeamSearch, Search
+from router.engine.beam_search.types import (
+    Ask,
+    AskResult,
+    BeamGroup,
+    EndedHole,
+    JudgeText,
+    ProbeTokens,
+    SearchEnd,
+    SearchOutcome,
+)
 from router.engine.output_text import OutputText
 from router.engine.recovery import bug_error
 from router.engine.stream import Stream
@@ -50,7 +59,7 @@ class BeamRun:
 
     def __init__(
         self,
-        group: Group,
+        group: BeamGroup,
         search: BeamSearch,
         texts: OutputTexts,
         batcher: Batcher,
@@ -67,16 +76,16 @@ class BeamRun:
         self._verify = verify
         self._report_s = report_s
         self._clock = clock
-        self._asking: Asking[Outcome] = self.search.run()
+        self._asking: Search[SearchOutcome] = self.search.run()
         self._asks: Sequence[Ask] = ()
-        self._told: list[Told] = []
-        # Streams of the asks behind those that were told of.
+        self._results: list[AskResult] = []
+        # Streams of the asks that have no result yet.
         self._streams: list[Stream] = []
         self._num_retries = 0
         self._reported_s = clock()
         self._has_begun = False
         self._is_unverified = False
-        self._outcome: Outcome | None = None
+        self._outcome: SearchOutcome | None = None
         self._failure: RouterError | None = None
         self._news = asyncio.Event()
         # Last, since it may be refused.
@@ -89,7 +98,7 @@ class BeamRun:
             return None
         return self._batcher.place(self._streams[0])
 
-    async def next(self) -> Outcome | None:
+    async def next(self) -> SearchOutcome | None:
         """The end, or None when a report is due. Raises the RouterError of a search that fails."""
         if not self._has_begun:
             self._has_begun = True
@@ -103,7 +112,7 @@ class BeamRun:
                 return self._outcome
             if not self._is_unverified:
                 return None
-            await self._verify_told()
+            await self._verify_results()
             self._guarded(self._go_on)
 
     def close(self) -> None:
@@ -135,9 +144,9 @@ class BeamRun:
         self._ask(lambda: next(self._asking))
 
     def _go_on(self) -> None:
-        told, self._told = self._told, []
+        result, self._results = self._results, []
         self._is_unverified = False
-        self._ask(lambda: self._asking.send(told))
+        self._ask(lambda: self._asking.send(result))
 
     def _ask(self, resume: Callable[[], Sequence[Ask]]) -> None:
         try:
@@ -146,10 +155,10 @@ class BeamRun:
             self._outcome = stop.value
             return
         self._report()
-        judged = [Closed(ask.text) for ask in self._asks if isinstance(ask, Judge)]
+        judged = [EndedHole(ask.text) for ask in self._asks if isinstance(ask, JudgeText)]
         if judged:
             # No step is needed for these; whoever awaits the search has them judged.
-            self._told = list(judged)
+            self._results = list(judged)
             self._is_unverified = True
             self._news.set()
             return
@@ -165,7 +174,7 @@ class BeamRun:
 
     def _submit(self) -> None:
         """The next asks, as many as there are slots."""
-        done = len(self._told)
+        done = len(self._results)
         wave = self._asks[done : done + self._slots.num_slots]
         requests = [request_of(ask, self.group.holes[ask.beam.hole]) for ask in wave]
         texts = [self._text_behind(ask) for ask in wave]
@@ -178,24 +187,26 @@ class BeamRun:
         """The answers of a wave."""
         ends = [stream.end for stream in self._streams]
         if any(isinstance(end, Finished) and end.reason is FinishReason.DEADLINE for end in ends):
-            self._outcome = self.search.outcome(Reason.DEADLINE)
+            self._outcome = self.search.outcome(SearchEnd.DEADLINE)
             return
         failures = [end.error for end in ends if isinstance(end, Failed)]
         if failures and self._retries(failures):
             self._submit()
             return
-        asks = self._asks[len(self._told) :]
+        asks = self._asks[len(self._results) :]
         for ask, stream in zip(asks, self._streams, strict=False):
             assert stream.end is not None, "a group advances when its streams have ended"
-            told = told_of(ask, stream.taken(), stream.end, self.group.end_token_ids)
-            self._told.append(told)
+            result = result_of(ask, stream.taken(), stream.end, self.group.end_token_ids)
+            self._results.append(result)
             self._count(ask, stream)
         self._num_retries = 0
-        if len(self._told) < len(self._asks):
+        if len(self._results) < len(self._asks):
             self._submit()
             return
-        self.num_steps += any(isinstance(ask, Probe) for ask in self._asks)
-        if any(self._judged(ask, told) for ask, told in zip(self._asks, self._told, strict=True)):
+        self.num_steps += any(isinstance(ask, ProbeTokens) for ask in self._asks)
+        if any(
+            self._judged(ask, result) for ask, result in zip(self._asks, self._results, strict=True)
+        ):
             self._is_unverified = True
             self._news.set()
             return
@@ -226,26 +237,26 @@ class BeamRun:
                 num_prompt_tokens=usage.num_prompt_tokens + num_prompt_tokens,
                 num_cached_tokens=usage.num_cached_tokens + stream.cached_len,
             )
-        if isinstance(ask, Probe):
+        if isinstance(ask, ProbeTokens):
             usage = replace(usage, num_output_tokens=usage.num_output_tokens + 1)
         self.usage = usage
 
-    # Texts of which masks enforce a part only
+    # OutputReader of which masks enforce a part only
 
-    def _judged(self, ask: Ask, told: Told) -> Constraint | None:
+    def _judged(self, ask: Ask, result: AskResult) -> Constraint | None:
         """The constraint by which a closed text is still to be judged."""
         constraint = self.group.holes[ask.beam.hole].request.constraint
-        if isinstance(ask, Probe) or not isinstance(told, Closed) or constraint is None:
+        if isinstance(ask, ProbeTokens) or not isinstance(result, EndedHole) or constraint is None:
             return None
-        return constraint if constraint.is_judged_at_end and told.is_satisfied else None
+        return constraint if constraint.is_judged_at_end and result.is_satisfied else None
 
-    async def _verify_told(self) -> None:
-        for index, (ask, told) in enumerate(zip(self._asks, self._told, strict=True)):
-            constraint = self._judged(ask, told)
-            if constraint is not None and isinstance(told, Closed):
-                violation = await self._verify(constraint, told.text)
-                self._told[index] = replace(
-                    told, is_satisfied=violation is None, violation=violation
+    async def _verify_results(self) -> None:
+        for index, (ask, result) in enumerate(zip(self._asks, self._results, strict=True)):
+            constraint = self._judged(ask, result)
+            if constraint is not None and isinstance(result, EndedHole):
+                violation = await self._verify(constraint, result.text)
+                self._results[index] = replace(
+                    result, is_satisfied=violation is None, violation=violation
                 )
 
 

@@ -1,7 +1,7 @@
 """What the searches share: the tokens that may follow a beam, and how holes end.
 
 A search computes nothing itself: it is a generator that yields what is to be computed and is sent
-what was told of it, in the same order.
+what was result of it, in the same order.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -9,29 +9,29 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from router.engine.beam_search.types import (
     Ask,
+    AskResult,
     Beam,
-    Close,
-    Closed,
-    Dead,
-    Group,
+    BeamGroup,
+    CheckHole,
+    DeadEnd,
+    EndedHole,
     Hole,
-    Judge,
-    Outcome,
+    JudgeText,
+    NextTokens,
     Place,
-    Probe,
-    Probed,
-    Reason,
-    Told,
+    ProbeTokens,
+    SearchEnd,
+    SearchOutcome,
 )
 from router.request.errors import RouterError
 
 T = TypeVar("T")
-Asking: TypeAlias = Generator[Sequence[Ask], Sequence[Told], T]
+Search: TypeAlias = Generator[Sequence[Ask], Sequence[AskResult], T]
 # A place, or why there is none.
-Landed: TypeAlias = tuple[Place, Dead | None]
+Landed: TypeAlias = tuple[Place, DeadEnd | None]
 
 
-class Texts(Protocol):
+class OutputReader(Protocol):
     """What outputs say."""
 
     def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
@@ -61,11 +61,11 @@ class Alternative(NamedTuple):
         return self.before.grown(self.token_id, self.logprob, is_end=self.is_end)
 
 
-def alternatives(beam: Beam, hole: Hole, told: Probed) -> Iterator[Alternative]:
+def alternatives(beam: Beam, hole: Hole, result: NextTokens) -> Iterator[Alternative]:
     """The tokens that may follow, the most probable first."""
     is_last = len(beam.output_ids) + 1 >= hole.max_len
-    for token_id, logprob in told.tokens:
-        is_end = token_id in told.end_ids
+    for token_id, logprob in result.tokens:
+        is_end = token_id in result.end_ids
         rank_by = beam.logprob + logprob
         yield Alternative(beam, token_id, logprob, rank_by, is_end, is_end or is_last)
 
@@ -73,44 +73,44 @@ def alternatives(beam: Beam, hole: Hole, told: Probed) -> Iterator[Alternative]:
 class Endings:
     """How holes end: what is written, and is it as it must be."""
 
-    def __init__(self, holes: Sequence[Hole], texts: Texts) -> None:
+    def __init__(self, holes: Sequence[Hole], texts: OutputReader) -> None:
         self._holes = holes
         self._texts = texts
 
     def _hole(self, beam: Beam) -> Hole:
         return self._holes[beam.hole]
 
-    def by_token(self, beams: Sequence[Beam]) -> Asking[Sequence[Landed]]:
+    def by_token(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
         """Holes that end tokens ended: masks kept their constraints, as far as these can."""
         texts = [self._texts.text(self._hole(beam), beam.output_ids) for beam in beams]
         asks = [
-            Judge(beam, text)
+            JudgeText(beam, text)
             for beam, text in zip(beams, texts, strict=True)
             if (constraint := self._hole(beam).request.constraint) and constraint.is_judged_at_end
         ]
-        told = dict(zip(asks, (yield asks) if asks else (), strict=True))
+        result = dict(zip(asks, (yield asks) if asks else (), strict=True))
         landed: list[Landed] = []
         for beam, text in zip(beams, texts, strict=True):
-            closed = told.get(Judge(beam, text), Closed(text))
-            assert isinstance(closed, Closed)
+            closed = result.get(JudgeText(beam, text), EndedHole(text))
+            assert isinstance(closed, EndedHole)
             landed.append((Place(beam, closed), None))
         return landed
 
-    def by_length(self, beams: Sequence[Beam]) -> Asking[Sequence[Landed]]:
+    def by_length(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
         """Holes that end with their last tokens, be it by their number or by a stop string."""
         checked = [beam for beam in beams if self._hole(beam).request.constraint is not None]
-        told = iter((yield [Close(beam) for beam in checked]) if checked else ())
+        result = iter((yield [CheckHole(beam) for beam in checked]) if checked else ())
         landed: list[Landed] = []
         for beam in beams:
             if self._hole(beam).request.constraint is None:
                 text = self._texts.text(self._hole(beam), beam.output_ids)
-                landed.append((Place(beam, Closed(text)), None))
+                landed.append((Place(beam, EndedHole(text)), None))
                 continue
-            answer = next(told)
-            if isinstance(answer, Closed):
+            answer = next(result)
+            if isinstance(answer, EndedHole):
                 landed.append((Place(beam, answer), None))
             else:
-                assert isinstance(answer, Dead)
+                assert isinstance(answer, DeadEnd)
                 landed.append((Place(beam), answer))
         return landed
 
@@ -123,7 +123,7 @@ def is_kept(place: Place) -> bool:
 class BeamSearch:
     """Owner of a group's live beams, and of the traces that ended among them."""
 
-    def __init__(self, group: Group, texts: Texts) -> None:
+    def __init__(self, group: BeamGroup, texts: OutputReader) -> None:
         self._group = group
         self._texts = texts
         self._endings = Endings(group.holes, texts)
@@ -132,17 +132,17 @@ class BeamSearch:
         self._scores = sorted(group.ended, reverse=True)[: group.width]
         self._ended: list[tuple[Place, float]] = []
         self._dropped: list[tuple[Place, RouterError | None]] = []
-        # What was told early, of beams that are to be live if something may follow them.
-        self._ahead: dict[Beam, Told] = {}
+        # Early results of beams that stay live if something may follow them.
+        self._ahead: dict[Beam, AskResult] = {}
 
-    def run(self) -> Asking[Outcome]:
+    def run(self) -> Search[SearchOutcome]:
         """The whole search."""
         while True:
             stopped = yield from self._stopped()
             if stopped is not None:
-                return self.outcome(Reason.HOLE, beams=stopped)
+                return self.outcome(SearchEnd.HOLE, beams=stopped)
             if self._is_over:
-                return self.outcome(Reason.COMPLETE)
+                return self.outcome(SearchEnd.COMPLETE)
             found = self._found((yield from self._probes()))
             selected = yield from self._selected(found)
             if selected is None:
@@ -151,15 +151,15 @@ class BeamSearch:
 
     def outcome(
         self,
-        reason: Reason,
+        reason: SearchEnd,
         *,
         beams: Sequence[Place] | None = None,
         candidates: Sequence[Place] | None = None,
         has_more: bool = False,
-    ) -> Outcome:
+    ) -> SearchOutcome:
         """What has come of the group by now."""
         worst = self._scores[-1] if self._scores else 0.0
-        return Outcome(
+        return SearchOutcome(
             reason=reason,
             beams=[Place(beam) for beam in self.live] if beams is None else beams,
             candidates=candidates,
@@ -168,9 +168,9 @@ class BeamSearch:
             dropped=self._dropped,
         )
 
-    def report(self) -> Outcome:
+    def report(self) -> SearchOutcome:
         """The live beams, and what has ended."""
-        return self.outcome(Reason.COMPLETE)
+        return self.outcome(SearchEnd.COMPLETE)
 
     def _hole(self, beam: Beam) -> Hole:
         return self._group.holes[beam.hole]
@@ -195,30 +195,30 @@ class BeamSearch:
 
     # A step
 
-    def _probes(self) -> Asking[Sequence[Told]]:
+    def _probes(self) -> Search[Sequence[AskResult]]:
         """What may follow each of the live beams."""
         ahead, self._ahead = self._ahead, {}
         if not ahead:
-            return (yield [Probe(beam) for beam in self.live])
+            return (yield [ProbeTokens(beam) for beam in self.live])
         asked = [beam for beam in self.live if beam not in ahead]
-        told = (yield [Probe(beam) for beam in asked]) if asked else ()
-        ahead.update(zip(asked, told, strict=True))
+        result = (yield [ProbeTokens(beam) for beam in asked]) if asked else ()
+        ahead.update(zip(asked, result, strict=True))
         return [ahead[beam] for beam in self.live]
 
-    def _found(self, probes: Sequence[Told]) -> list[Alternative]:
+    def _found(self, probes: Sequence[AskResult]) -> list[Alternative]:
         """All that may follow, the most probable trace first. What nothing follows is not live."""
         found: list[Alternative] = []
         alive: list[Beam] = []
-        for beam, told in zip(self.live, probes, strict=True):
-            if isinstance(told, Dead):
-                self._dropped.append((Place(beam), told.error))
-            elif isinstance(told, Probed):
+        for beam, result in zip(self.live, probes, strict=True):
+            if isinstance(result, DeadEnd):
+                self._dropped.append((Place(beam), result.error))
+            elif isinstance(result, NextTokens):
                 alive.append(beam)
-                found += alternatives(beam, self._hole(beam), told)
+                found += alternatives(beam, self._hole(beam), result)
         self.live = alive
         return sorted(found, key=lambda alternative: -alternative.rank_by)
 
-    def _selected(self, found: Sequence[Alternative]) -> Asking[Sequence[Beam] | None]:
+    def _selected(self, found: Sequence[Alternative]) -> Search[Sequence[Beam] | None]:
         """The best that go on; None: what is behind a hole decides it."""
         width, num_considered = self._group.width, self._group.num_considered
         live: list[Beam] = []
@@ -244,8 +244,8 @@ class BeamSearch:
             self._keep(place)
         return live
 
-    def _undecided(self, found: Sequence[Alternative]) -> Asking[Outcome]:
-        """The step's candidates, for the client. Dead ends are none, and count for nothing."""
+    def _undecided(self, found: Sequence[Alternative]) -> Search[SearchOutcome]:
+        """The step's candidates, for the client. DeadEnd ends are none, and count for nothing."""
         width = self._group.width
         num_left = self._group.num_candidates or self._group.num_considered
         candidates: list[Place] = []
@@ -261,9 +261,9 @@ class BeamSearch:
                 else:
                     self._dropped.append((place, None if dead is None else dead.error))
         has_more = num_tried < len(found) and num_going_on < width
-        return self.outcome(Reason.HOLE, candidates=candidates, has_more=has_more)
+        return self.outcome(SearchEnd.HOLE, candidates=candidates, has_more=has_more)
 
-    def _stopped(self) -> Asking[Sequence[Place] | None]:
+    def _stopped(self) -> Search[Sequence[Place] | None]:
         """Ends the beams whose texts have ended them; all places, if the client must go on."""
         holes = self._hole
         is_ended = [self._texts.is_ended(holes(beam), beam.output_ids) for beam in self.live]
@@ -285,7 +285,7 @@ class BeamSearch:
 
     # Ends of holes
 
-    def _landed(self, tried: Sequence[Alternative]) -> Asking[Sequence[Landed]]:
+    def _landed(self, tried: Sequence[Alternative]) -> Search[Sequence[Landed]]:
         """Where alternatives lead to."""
         by_length = [each.beam for each in tried if each.ends_hole and not each.is_end]
         closed = iter((yield from self._endings.by_length(by_length)))
@@ -301,17 +301,17 @@ class BeamSearch:
                 landed.append(next(ended if each.is_end else closed))
         return landed
 
-    def _going_on(self, beams: Sequence[Beam]) -> Asking[Sequence[Landed]]:
+    def _going_on(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
         """Beams in the middle of their holes. A dead end must not have the place of another one:
         where there may be some, what follows is asked before the places are given.
         """
         asked = [beam for beam in beams if self._may_be_dead(beam) and beam not in self._ahead]
-        told = (yield [Probe(beam) for beam in asked]) if asked else ()
-        self._ahead.update(zip(asked, told, strict=True))
+        result = (yield [ProbeTokens(beam) for beam in asked]) if asked else ()
+        self._ahead.update(zip(asked, result, strict=True))
         landed: list[Landed] = []
         for beam in beams:
             answer = self._ahead.get(beam) if self._ahead else None
-            landed.append((Place(beam), answer if isinstance(answer, Dead) else None))
+            landed.append((Place(beam), answer if isinstance(answer, DeadEnd) else None))
         return landed
 
     def _may_be_dead(self, beam: Beam) -> bool:

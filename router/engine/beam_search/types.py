@@ -1,6 +1,6 @@
 """What a group of beams is, what a search asks to be computed, and what came of it. Frozen words.
 
-    Group -> Probe, Close -> Probed, Closed, Dead -> Outcome
+    BeamGroup -> ProbeTokens, CheckHole -> NextTokens, EndedHole, DeadEnd -> SearchOutcome
 
 A beam is a trace of a program in the middle of a hole. What is behind the hole only the client
 knows, unless nothing is (`is_last`).
@@ -70,7 +70,7 @@ class Beam:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scoring:
+class BeamScoring:
     """What ended traces are compared by, and when no live one can take the place of one of them.
 
     A score is log-probability / (tokens ** length_penalty). See the client's `beam`.
@@ -94,19 +94,19 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class BeamGroup:
     """The live beams of one search. `width` are kept; `ended` are the scores of the best traces
     that ended before.
 
-    `num_candidates`: of a step that only the client can decide, so many are told at most; None:
-    as many as a step looks at, if none of them turns out to be impossible.
+    `num_candidates`: the most candidates that are returned of a step that only the client can
+    decide; None: as many as a step looks at, if none of them turns out to be impossible.
     """
 
     width: int
     holes: tuple[Hole, ...]
     beams: tuple[Beam, ...]
     end_token_ids: frozenset[int]
-    scoring: Scoring = Scoring()
+    scoring: BeamScoring = BeamScoring()
     ended: tuple[float, ...] = ()
     num_candidates: int | None = None
 
@@ -117,21 +117,21 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeTokens:
     """Asks for a beam's next tokens."""
 
     beam: Beam
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CheckHole:
     """Asks whether a hole's constraint is kept that its last token ended."""
 
     beam: Beam
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class JudgeText:
     """Asks whether the whole text of a hole that an end token ended is what its constraint wants,
     where masks enforce a part of that only.
     """
@@ -140,11 +140,11 @@ class Judge:
     text: str
 
 
-Ask: TypeAlias = Probe | Close | Judge
+Ask: TypeAlias = ProbeTokens | CheckHole | JudgeText
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class NextTokens:
     """Next tokens and their log-probabilities, the most probable first.
 
     `end_ids` are those that end the hole and are no part of it.
@@ -155,7 +155,7 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class EndedHole:
     """A hole that has ended. `is_satisfied` False: its text does not keep its constraint, and
     `violation` may say why.
     """
@@ -166,13 +166,13 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadEnd:
     """Nothing may follow; the beam is dropped, and the search goes on without it."""
 
     error: RouterError
 
 
-Told: TypeAlias = Probed | Closed | Dead
+AskResult: TypeAlias = NextTokens | EndedHole | DeadEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,10 @@ class Place:
     """Where a beam has come to. `closed`: its hole has ended so; None: it goes on."""
 
     beam: Beam
-    closed: Closed | None = None
+    closed: EndedHole | None = None
 
 
-class Reason(Enum):
+class SearchEnd(Enum):
     """Why a search of one group is over."""
 
     # No live beam can be among the best any more.
@@ -195,7 +195,7 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SearchOutcome:
     """What came of a group.
 
     `beams` are live. With `candidates` they are those before the step that is to be decided: the
@@ -205,7 +205,7 @@ class Outcome:
     `dropped` are impossible, by an error or since a constraint is not kept.
     """
 
-    reason: Reason
+    reason: SearchEnd
     beams: Sequence[Place] = ()
     candidates: Sequence[Place] | None = None
     has_more: bool = False

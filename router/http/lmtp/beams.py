@@ -1,4 +1,4 @@
-"""One BEAMS stream: the live beams of a search, from their fields to the last object.
+"""One BEAMS stream: a beam search, from the fields of its beams to the last object.
 
 holes -> GenerateRequests, checked once -> BeamRun -> BEAMS* DONE
 """
@@ -9,7 +9,16 @@ from dataclasses import replace
 
 from router.engine.beam_search.requests import OutputTexts, num_kept_of_beams
 from router.engine.beam_search.run import BeamRun, BeamUsage
-from router.engine.beam_search.types import Beam, Dead, Group, Hole, Outcome, Place, Reason, Scoring
+from router.engine.beam_search.types import (
+    Beam,
+    BeamGroup,
+    BeamScoring,
+    DeadEnd,
+    Hole,
+    Place,
+    SearchEnd,
+    SearchOutcome,
+)
 from router.http.body import parse_part
 from router.http.lmtp import objects
 from router.http.lmtp.frames import Frame
@@ -19,8 +28,8 @@ from router.http.lmtp.prompts import Buffers
 from router.http.lmtp.requests import MAX_TOP_LOGPROBS, raw_of
 from router.http.lmtp.schema import BeamBody, BeamsBody, GenerateBody, HoleBody
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.stream_encoder import Said
-from router.http.lmtp.streams import Notify, Say
+from router.http.lmtp.stream_encoder import Message
+from router.http.lmtp.streams import Notify, SendMessages
 from router.http.request_record import RequestRecord
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
@@ -32,7 +41,7 @@ _MAX_ENDS = 8
 
 
 class BeamStream:
-    """One group. `notify` takes what is to be said of it as a system message.
+    """One group. `notify` sends a system message about it.
 
     `_dead`: what is in holes that nothing can fill, and why; no search is needed to know it.
     """
@@ -47,7 +56,7 @@ class BeamStream:
     ) -> None:
         self._services = services
         self._holes = HoleReader(services, buffers, record)
-        self._exchange = record
+        self._record = record
         self._stream_id = stream_id
         self._notify = notify
         self._run: BeamRun | None = None
@@ -55,7 +64,7 @@ class BeamStream:
         # Of the group, once it is known.
         self._num_considered = 0
 
-    async def run(self, frame: Frame, say: Say) -> list[Said]:
+    async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """Answers the frame; its outcome is the end. Raises RouterError, HttpError for `fail`."""
         started = await self._start(frame)
         if not isinstance(started, tuple):
@@ -66,7 +75,7 @@ class BeamStream:
         try:
             while (outcome := await run.next()) is None:
                 queued.begun()
-                await say([("BEAMS", self._report(run, texts))])
+                await send([("BEAMS", self._report(run, texts))])
             queued.begun()
             return self._done(outcome)
         finally:
@@ -74,15 +83,15 @@ class BeamStream:
             run.close()
             self._note(run)
 
-    def fail(self, error: RouterError | HttpError) -> list[Said]:
+    def fail(self, error: RouterError | HttpError) -> list[Message]:
         """An error object."""
         return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
 
-    def cancelled(self) -> list[Said]:
+    def cancelled(self) -> list[Message]:
         """Where the search stood; nowhere, if it had not begun."""
         if self._run is None:
-            return self._done(self._nothing(Reason.CANCELLED))
-        return self._done(self._run.search.outcome(Reason.CANCELLED))
+            return self._done(self._nothing(SearchEnd.CANCELLED))
+        return self._done(self._run.search.outcome(SearchEnd.CANCELLED))
 
     def _require_width(self, width: int) -> None:
         most = self._services.limits.max_beams
@@ -90,30 +99,30 @@ class BeamStream:
             message = f"`width` must be at most {most} (--max-beams). Given: {width}"
             raise InvalidRequest(message, "width")
 
-    def _done(self, outcome: Outcome) -> list[Said]:
+    def _done(self, outcome: SearchOutcome) -> list[Message]:
         usage = BeamUsage() if self._run is None else self._run.usage
-        told = self._last(outcome, usage)
-        self._exchange.finish_reasons.append(outcome.reason.value)
+        fields = self._last(outcome, usage)
+        self._record.finish_reasons.append(outcome.reason.value)
         self._services.metrics.beam_groups.inc(outcome.reason.value)
-        return [("DONE", told)]
+        return [("DONE", fields)]
 
     def _note(self, run: BeamRun) -> None:
-        self._exchange.num_cached_tokens = run.usage.num_cached_tokens
-        self._exchange.num_generated_tokens = run.usage.num_output_tokens
+        self._record.num_cached_tokens = run.usage.num_cached_tokens
+        self._record.num_generated_tokens = run.usage.num_output_tokens
         self._services.metrics.beam_steps.inc(amount=run.num_steps)
 
-    async def _start(self, frame: Frame) -> tuple[BeamRun, OutputTexts] | Outcome:
+    async def _start(self, frame: Frame) -> tuple[BeamRun, OutputTexts] | SearchOutcome:
         body = parse_part(frame.text, frame.payload, (), BeamsBody)
         served_name(self._services.info, body.model)
         group = await self._group(body)
         self._num_considered = group.num_considered
         if not group.beams:
-            return self._nothing(Reason.COMPLETE)
+            return self._nothing(SearchEnd.COMPLETE)
         texts = OutputTexts(self._services.prompts.tokenizer, num_kept_of_beams(group.width))
         return self._services.infer.search_beams(group, texts, body.report_s), texts
 
-    def _nothing(self, reason: Reason) -> Outcome:
-        return Outcome(reason=reason)
+    def _nothing(self, reason: SearchEnd) -> SearchOutcome:
+        return SearchOutcome(reason=reason)
 
     def _report(self, run: BeamRun, texts: OutputTexts) -> str:
         holes = run.group.holes
@@ -123,13 +132,13 @@ class BeamStream:
             lambda beam: texts.shown(holes[beam.hole], beam.output_ids),
         )
 
-    def _last(self, outcome: Outcome, usage: BeamUsage) -> str:
+    def _last(self, outcome: SearchOutcome, usage: BeamUsage) -> str:
         outcome = replace(outcome, dropped=[*self._dead, *outcome.dropped])
         return objects.done(self._stream_id, outcome, self._num_considered, usage)
 
     # From fields to a group
 
-    async def _group(self, body: BeamsBody) -> Group:
+    async def _group(self, body: BeamsBody) -> BeamGroup:
         self._require_width(body.width)
         given = [BeamBody()] if body.beams is None else body.beams
         for field, parts in (("holes", body.holes), ("beams", given)):
@@ -146,16 +155,16 @@ class BeamStream:
         for index, each in enumerate(given):
             beam = self._beam(each, index, found)
             hole = found[beam.hole]
-            if isinstance(hole, Dead):
+            if isinstance(hole, DeadEnd):
                 self._dead.append((Place(beam), hole.error))
             else:
                 beams.append(beam)
-        return Group(
+        return BeamGroup(
             width=body.width,
             holes=placeable(found),
             beams=tuple(beams),
             end_token_ids=end_token_ids,
-            scoring=Scoring(
+            scoring=BeamScoring(
                 length_penalty=body.length_penalty,
                 early_stopping=body.early_stopping,
                 max_len=body.max_len,
@@ -168,7 +177,7 @@ class BeamStream:
         self,
         given: BeamBody,
         index: int,
-        holes: list[Hole | Dead],
+        holes: list[Hole | DeadEnd],
     ) -> Beam:
         place = f"beams[{index}]"
         hole = hole_at(holes, given.hole, place)
@@ -194,10 +203,10 @@ class HoleReader:
     def __init__(self, services: LmtpServices, buffers: Buffers, record: RequestRecord) -> None:
         self._services = services
         self._buffers = buffers
-        self._exchange = record
+        self._record = record
 
-    async def read(self, body: BeamsBody, num_tops: int) -> list[Hole | Dead]:
-        """Dead are those that nothing can fill. Raises InvalidRequest: which one, and why.
+    async def read(self, body: BeamsBody, num_tops: int) -> list[Hole | DeadEnd]:
+        """DeadEnd are those that nothing can fill. Raises InvalidRequest: which one, and why.
 
         By one that fails the group the checks of the others end, too.
         """
@@ -210,13 +219,13 @@ class HoleReader:
                 check.cancel()
             await asyncio.gather(*checks, return_exceptions=True)
 
-    async def _hole(self, body: BeamsBody, index: int, num_tops: int) -> Hole | Dead:
+    async def _hole(self, body: BeamsBody, index: int, num_tops: int) -> Hole | DeadEnd:
         try:
             return await self._checked(body, body.holes[index], num_tops)
         except ConstraintRefused as error:
             if error.reason in _MEANINGLESS:
                 raise _within(error, index) from error
-            return Dead(error)
+            return DeadEnd(error)
         except InvalidRequest as error:
             raise _within(error, index) from error
 
@@ -238,12 +247,12 @@ class HoleReader:
         )
         raw = raw_of(asked, prompt, services.info.limits, version=2)
         request = await services.validator.check(
-            self._exchange, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
+            self._record, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
         )
         return Hole(request, hole.is_last)
 
 
-def placeable(holes: Iterable[Hole | Dead]) -> tuple[Hole, ...]:
+def placeable(holes: Iterable[Hole | DeadEnd]) -> tuple[Hole, ...]:
     """The holes with their numbers, where some have no beams since nothing can fill them.
 
     Empty if that is so of all.
@@ -255,7 +264,7 @@ def placeable(holes: Iterable[Hole | Dead]) -> tuple[Hole, ...]:
     return tuple(each if isinstance(each, Hole) else spare for each in every)
 
 
-def hole_at(holes: list[Hole | Dead], number: int, place: str) -> Hole | Dead:
+def hole_at(holes: list[Hole | DeadEnd], number: int, place: str) -> Hole | DeadEnd:
     """The hole of this number. Raises InvalidRequest at `place`, which names it."""
     if number >= len(holes):
         rule = f"must be less than {len(holes)}, the number of `holes`"

@@ -5,7 +5,7 @@ from typing import Any
 
 from router.http.body import Schema, parse_part
 from router.http.lmtp.frames import Frame
-from router.http.lmtp.prompts import Buffers, buffer_told
+from router.http.lmtp.prompts import Buffers, buffer_fields
 from router.http.lmtp.requests import MAX_STOPS, MAX_TOP_LOGPROBS
 from router.http.lmtp.schema import BufferBody, DropBody
 from router.http.lmtp.services import LmtpServices
@@ -37,7 +37,7 @@ class ModelBody(Schema):
 def version_of(frame: Frame) -> int:
     """The version that a HELLO agrees on. Raises InvalidRequest.
 
-    A client of a later version is told which one it gets.
+    A client of a later version learns which one it gets.
     """
     version = parse_part(frame.text, frame.payload, (), HelloBody).version
     if version is None:
@@ -97,7 +97,7 @@ class Commands:
     async def _model_info(self, frame: Frame) -> Told:
         model = named_model(frame)
         info, tokenizer = self._services.info, self._services.prompts.tokenizer
-        told = {
+        fields = {
             "model": served_name(info, model),
             "server": "tandem",
             "version": info.version,
@@ -109,7 +109,7 @@ class Commands:
             "eos_token_ids": list(info.limits.eos_token_ids),
             "max_total_len": info.limits.max_total_len,
         }
-        return {"model_info": told}
+        return {"model_info": fields}
 
     async def _buffer(self, frame: Frame) -> Told:
         body = parse_part(frame.text, frame.payload, (), BufferBody)
@@ -117,7 +117,7 @@ class Commands:
         vocab_size = self._services.info.limits.vocab_size
         token_ids = await self._services.prompts.ids(body, self._buffers, vocab_size)
         ttl_s = self._buffers.put(body.name, token_ids, "name", body.ttl_s)
-        return {"buffer": buffer_told(body.name, len(token_ids), ttl_s)}
+        return {"buffer": buffer_fields(body.name, len(token_ids), ttl_s)}
 
     async def _drop(self, frame: Frame) -> Told:
         body: Any = parse_part(frame.text, frame.payload, (), DropBody)

@@ -27,7 +27,7 @@ class NoFrame(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a client said: the type, the object, and the object's text."""
+    """One frame of a client: its type, its object, and the object's text."""
 
     command: str
     payload: Mapping[str, Any]

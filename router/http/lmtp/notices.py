@@ -1,4 +1,4 @@
-"""System messages: what the server says unasked, of a stream or of itself.
+"""System messages: queued, running, draining.
 
 A client of version 1 knows none and gets none.
 """
@@ -22,7 +22,7 @@ def draining() -> Mapping[str, object]:
 class Queued:
     """Tells of one request that it waits, and where, and that it begins.
 
-    `place`: 1 for who is next; None once it has begun. Nothing is told of who begins soon.
+    `place`: 1 for who is next; None once it has begun. A stream that starts soon gets no message.
     """
 
     def __init__(self, stream_id: int, place: Callable[[], int | None], notify: Notify) -> None:
@@ -34,14 +34,14 @@ class Queued:
         self._timer = self._later()
 
     def begun(self) -> None:
-        """It begins; to be said before its first token is."""
+        """It starts; call this before its first token is sent."""
         self._timer.cancel()
         if self._told is not None:
             self._told = None
             self._notify({"stream_id": self._stream_id, "state": "running"})
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """No more messages."""
         self._timer.cancel()
 
     def _later(self) -> asyncio.TimerHandle:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from router.engine.beam_search.run import BeamUsage
-from router.engine.beam_search.types import Beam, Outcome, Place
+from router.engine.beam_search.types import Beam, Place, SearchOutcome
 from router.http.errors import problem_of
 from router.http.server.errors import Dialect, HttpError
 from router.request.errors import ConstraintRefused, InvalidRequest, Refused, RouterError, RowFailed
@@ -91,16 +91,16 @@ def error_type_of(error: RouterError | HttpError) -> str:
 
 def error_fields(error: RouterError | HttpError) -> dict[str, object]:
     """The fields of an error object, but for the stream's id."""
-    told: dict[str, object] = {"error": str(error), "error_type": error_type_of(error)}
+    fields: dict[str, object] = {"error": str(error), "error_type": error_type_of(error)}
     if isinstance(error, InvalidRequest | HttpError) and error.field is not None:
-        told["field"] = error.field
+        fields["field"] = error.field
     if isinstance(error, ConstraintRefused):
-        told["details"] = {"reason": error.reason, **error.details}
+        fields["details"] = {"reason": error.reason, **error.details}
     problem = problem_of(error, Dialect.TGI)
     if problem.retry_after_s is not None:
-        told["retry_after_s"] = problem.retry_after_s
-    told["retryable"] = _is_retryable(error)
-    return told
+        fields["retry_after_s"] = problem.retry_after_s
+    fields["retryable"] = _is_retryable(error)
+    return fields
 
 
 def _is_retryable(error: RouterError | HttpError) -> bool:
@@ -113,7 +113,7 @@ def _is_retryable(error: RouterError | HttpError) -> bool:
 Shown = Callable[[Beam], str]
 
 
-def usage_told(usage: BeamUsage) -> Mapping[str, int]:
+def usage_fields(usage: BeamUsage) -> Mapping[str, int]:
     """As of a generation."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
@@ -122,15 +122,15 @@ def usage_told(usage: BeamUsage) -> Mapping[str, int]:
     }
 
 
-def report(stream_id: int, outcome: Outcome, shown: Shown) -> str:
+def report(stream_id: int, outcome: SearchOutcome, shown: Shown) -> str:
     """Where a search stands: `shown` is what can be read of a beam."""
     beams = [{**_beam(place.beam), "text": shown(place.beam)} for place in outcome.beams]
     return as_json({"stream_id": stream_id, "beams": beams, "ended": _ended(outcome)})
 
 
-def done(stream_id: int, outcome: Outcome, num_considered: int, usage: BeamUsage) -> str:
+def done(stream_id: int, outcome: SearchOutcome, num_considered: int, usage: BeamUsage) -> str:
     """What came of it."""
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "stream_id": stream_id,
         "finish_reason": outcome.reason.value,
         "beams": _places(outcome.beams),
@@ -138,10 +138,10 @@ def done(stream_id: int, outcome: Outcome, num_considered: int, usage: BeamUsage
         "dropped": [_dropped(place, error) for place, error in outcome.dropped],
     }
     if outcome.candidates is not None:
-        told["candidates"] = _places(outcome.candidates)
-        told["has_more"] = outcome.has_more
-        told["num_considered"] = num_considered
-    return as_json(told | {"usage": usage_told(usage)})
+        fields["candidates"] = _places(outcome.candidates)
+        fields["has_more"] = outcome.has_more
+        fields["num_considered"] = num_considered
+    return as_json(fields | {"usage": usage_fields(usage)})
 
 
 def _beam(beam: Beam) -> dict[str, object]:
@@ -159,20 +159,20 @@ def _places(places: Iterable[Place]) -> Sequence[dict[str, object]]:
 
 
 def _place(place: Place) -> dict[str, object]:
-    told = _beam(place.beam)
+    fields = _beam(place.beam)
     if place.closed is not None:
-        told |= {"is_ended": True, "text": place.closed.text}
-    return told
+        fields |= {"is_ended": True, "text": place.closed.text}
+    return fields
 
 
-def _ended(outcome: Outcome) -> Sequence[dict[str, object]]:
+def _ended(outcome: SearchOutcome) -> Sequence[dict[str, object]]:
     return [{**_place(place), "score": score} for place, score in outcome.ended]
 
 
 def _dropped(place: Place, error: RouterError | None) -> dict[str, object]:
-    told = _place(place)
+    fields = _place(place)
     if error is not None:
-        told |= error_fields(error)
+        fields |= error_fields(error)
     elif place.closed is not None:
-        told |= {"constraint_satisfied": False, "violation": place.closed.violation}
-    return told
+        fields |= {"constraint_satisfied": False, "violation": place.closed.violation}
+    return fields

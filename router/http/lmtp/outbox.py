@@ -1,8 +1,8 @@
 """What waits to be sent over one socket, in order, and the one task that sends it.
 
 Objects of one type that are there together go out in one frame where the type allows it: with many
-streams a step's tokens are one message. Who has more to say than a client reads waits here, and so
-does the sequence behind it (`router/engine/backpressure.py`).
+streams a step's tokens are one message. A stream whose client reads too slowly waits here, and its
+sequence is paused (`router/engine/backpressure.py`).
 """
 
 import asyncio
@@ -38,12 +38,12 @@ class Outbox:
         for each in objects:
             self.push(command, each)
 
-    def push(self, command: str, told: str) -> None:
+    def push(self, command: str, fields: str) -> None:
         """Puts one object behind the others, whatever waits: for what comes now and then."""
         if self._is_closed:
             return
-        self._waiting.append((command, told))
-        self._waiting_len += len(told)
+        self._waiting.append((command, fields))
+        self._waiting_len += len(fields)
         if self._waiting_len > self._max_waiting_len:
             self._has_room.clear()
         self._is_empty.clear()

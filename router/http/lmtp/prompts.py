@@ -33,8 +33,8 @@ class _Buffer:
     expires_s: float
 
 
-def buffer_told(name: str, num_tokens: int, ttl_s: float) -> dict[str, object]:
-    """A buffer as clients are told of it."""
+def buffer_fields(name: str, num_tokens: int, ttl_s: float) -> dict[str, object]:
+    """A buffer's fields in answers."""
     return {"name": name, "num_tokens": num_tokens, "ttl_s": ttl_s}
 
 

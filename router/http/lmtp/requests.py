@@ -7,7 +7,7 @@ from router.http.lmtp.schema import GenerateBody
 from router.http.request_validator import normalize
 from router.request.validation import Limits, RawParams
 
-# What LMQL's own server makes of a request that does not say how many.
+# The default of LMQL's own server for a request without a number.
 _DEFAULT_TOKENS = 32
 MAX_TOP_LOGPROBS = 256
 MAX_STOPS = 64

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http.lmtp.notices import draining
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.session import Close, Session
+from router.http.lmtp.session import Session, SocketClose
 from router.http.request_record import RequestRecord
 from router.http.server.errors import Dialect, HttpError, Problem
 from router.telemetry.metrics import CLOSE_CODES
@@ -44,8 +44,8 @@ class Sockets:
             session.notify(draining())
 
     async def close(self) -> None:
-        """Closes all, once what they have to say is said."""
-        close = Close(_GOING_AWAY, "the server stops")
+        """Closes all sockets, once their last messages are sent."""
+        close = SocketClose(_GOING_AWAY, "the server stops")
         await asyncio.gather(*(session.end(close) for session in self._sessions))
 
     async def _serve(

@@ -16,8 +16,8 @@ from router.http.lmtp.objects import as_json, error_fields, number, scored_token
 from router.http.lmtp.prompts import Buffers
 from router.http.lmtp.schema import ScoreBody
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.stream_encoder import Said
-from router.http.lmtp.streams import Say
+from router.http.lmtp.stream_encoder import Message
+from router.http.lmtp.streams import SendMessages
 from router.http.request_record import RequestRecord
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
@@ -37,7 +37,7 @@ class _Scored:
     logprobs: tuple[float, ...]
 
 
-class Scoring:
+class ScoreStream:
     """The scores of one frame."""
 
     def __init__(
@@ -45,12 +45,12 @@ class Scoring:
     ) -> None:
         self._services = services
         self._buffers = buffers
-        self._exchange = record
+        self._record = record
         self._stream_id = stream_id
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
 
-    async def run(self, frame: Frame, say: Say) -> list[Said]:
+    async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """Answers the frame, all at once. Raises RouterError, HttpError for `fail`."""
         body = parse_part(frame.text, frame.payload, (), ScoreBody)
         served_name(self._services.info, body.model)
@@ -71,11 +71,11 @@ class Scoring:
         scored = await self._score(requests, len(prompt_ids))
         return self._flat(scored[0]) if is_flat else self._scores(scored)
 
-    def fail(self, error: RouterError | HttpError) -> list[Said]:
+    def fail(self, error: RouterError | HttpError) -> list[Message]:
         """An error object, which clients of either version see."""
         return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
 
-    def cancelled(self) -> list[Said]:
+    def cancelled(self) -> list[Message]:
         """An error object too: there is no part of a score."""
         return self.fail(HttpError(499, "cancelled", "the stream was cancelled"))
 
@@ -92,7 +92,7 @@ class Scoring:
         )
         token_ids = (*prompt_ids, *value)
         self._check_len(len(token_ids))
-        return await self._services.validator.check(self._exchange, token_ids, raw)
+        return await self._services.validator.check(self._record, token_ids, raw)
 
     def _check_len(self, num_tokens: int) -> None:
         """In words of SCORE, which knows no tokens to be made."""
@@ -116,7 +116,7 @@ class Scoring:
 
     def _scored(self, completion: Completion, prompt_len: int) -> _Scored:
         end = completion.finished
-        self._exchange.finished(end)
+        self._record.finished(end)
         self._num_prompt_tokens += end.num_prompt_tokens
         self._num_cached_tokens += end.num_cached_tokens
         if completion.prompt is None:
@@ -130,7 +130,7 @@ class Scoring:
             tuple(0.0 if token.logprob is None else token.logprob for token in tokens),
         )
 
-    def _flat(self, scored: _Scored) -> list[Said]:
+    def _flat(self, scored: _Scored) -> list[Message]:
         last = len(scored.token_ids) - 1
         pairs = zip(scored.token_ids, scored.logprobs, strict=True)
         return [
@@ -138,7 +138,7 @@ class Scoring:
             for index, (token_id, logprob) in enumerate(pairs)
         ]
 
-    def _scores(self, scored: Sequence[_Scored]) -> list[Said]:
+    def _scores(self, scored: Sequence[_Scored]) -> list[Message]:
         scores = ",".join(
             f'{{"tokens":{list(each.token_ids)},'
             f'"logprobs":[{",".join(number(one, strictly=True) for one in each.logprobs)}]}}'
@@ -149,5 +149,5 @@ class Scoring:
             "cached_tokens": self._num_cached_tokens,
             "output_tokens": 0,
         }
-        told = f'{{"stream_id":{self._stream_id},"scores":[{scores}],"usage":{as_json(usage)}}}'
-        return [("SCORES", told)]
+        fields = f'{{"stream_id":{self._stream_id},"scores":[{scores}],"usage":{as_json(usage)}}}'
+        return [("SCORES", fields)]

@@ -13,7 +13,7 @@ from router.telemetry.metrics import Metrics
 class SocketLimits:
     """What one socket may do. `max_beams` are those of one search.
 
-    `max_message_len` is told to clients; the connection's own rules hold them to it. More than
+    Clients get `max_message_len` in HELLO; the connection enforces it. More than
     `max_waiting_len` characters are not kept for a client that does not read them.
     """
 

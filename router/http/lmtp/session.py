@@ -22,15 +22,15 @@ from starlette.types import Receive, Send
 from router.http.lmtp.beams import BeamStream
 from router.http.lmtp.commands import Commands
 from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of
-from router.http.lmtp.generation import Generation
+from router.http.lmtp.generation import GenerateStream
 from router.http.lmtp.notices import draining
 from router.http.lmtp.objects import as_json, error_fields, error_type_of
 from router.http.lmtp.outbox import Outbox
 from router.http.lmtp.prompts import Buffers
-from router.http.lmtp.scoring import Scoring
+from router.http.lmtp.scoring import ScoreStream
 from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.stream_encoder import Said
-from router.http.lmtp.streams import Say, Streams, Work
+from router.http.lmtp.stream_encoder import Message
+from router.http.lmtp.streams import SendMessages, Streams, StreamTask
 from router.http.request_record import RequestRecord
 from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, Overloaded, RouterError
@@ -51,7 +51,7 @@ _LAST_BYTES_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class SocketClose:
     """Why the server closes the socket."""
 
     code: int
@@ -70,7 +70,7 @@ class Session:
         send: Send,
     ) -> None:
         self._services = services
-        self._exchange = record
+        self._record = record
         self._headers = headers
         self._receive = receive
         self._send = send
@@ -78,7 +78,9 @@ class Session:
         self._outbox = Outbox(services.limits.max_waiting_len)
         self._buffers = Buffers(services.limits.buffers)
         self._commands = Commands(services, self._buffers)
-        self._closing: asyncio.Future[Close | None] = asyncio.get_running_loop().create_future()
+        self._closing: asyncio.Future[SocketClose | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._num_streams = 0
         self._num_frames = 0
 
@@ -99,21 +101,21 @@ class Session:
             await self._streams.close()
             writing.cancel()
             await asyncio.gather(reading, writing, return_exceptions=True)
-            self._exchange.socket |= {
+            self._record.socket |= {
                 "version": self.version,
                 "num_frames": self._num_frames,
                 "num_streams": self._num_streams,
             }
         if close is not None:
-            self._exchange.socket |= {"close_code": close.code}
+            self._record.socket |= {"close_code": close.code}
             await self._close(close)
 
-    def notify(self, told: Mapping[str, object]) -> None:
+    def notify(self, fields: Mapping[str, object]) -> None:
         """A system message, to those who know what that is."""
         if self.version > 1:
-            self._outbox.push("SYS", as_json(told))
+            self._outbox.push("SYS", as_json(fields))
 
-    async def end(self, close: Close) -> None:
+    async def end(self, close: SocketClose) -> None:
         """Closes the socket once its streams have come to their ends and all that is written."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_BYTES_S):
@@ -121,11 +123,11 @@ class Session:
                 await self._outbox.until_empty()
         self._end(close)
 
-    def _end(self, close: Close | None) -> None:
+    def _end(self, close: SocketClose | None) -> None:
         if not self._closing.done():
             self._closing.set_result(close)
 
-    async def _close(self, close: Close) -> None:
+    async def _close(self, close: SocketClose) -> None:
         reason = close.reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
         try:
             await self._send({"type": "websocket.close", "code": close.code, "reason": reason})
@@ -136,7 +138,7 @@ class Session:
         try:
             await self._outbox.run(self._send_text)
         except OSError:
-            return  # `_read` is told why
+            return  # `_read` gets the reason
         except Exception as error:  # noqa: BLE001 (it is logged)
             self._fail(error)
 
@@ -148,7 +150,7 @@ class Session:
             while True:
                 message = await self._receive()
                 if message["type"] == "websocket.disconnect":
-                    self._exchange.socket |= {"close_code": message.get("code")}
+                    self._record.socket |= {"close_code": message.get("code")}
                     self._end(None)
                     return
                 if message["type"] == "websocket.receive":
@@ -158,15 +160,15 @@ class Session:
                         await asyncio.sleep(0)
                     await self._take(frame)
         except NoFrame as error:
-            self._exchange.error_type = "no_frame"
-            self._end(Close(error.code, str(error)))
+            self._record.error_type = "no_frame"
+            self._end(SocketClose(error.code, str(error)))
         except Exception as error:  # noqa: BLE001 (it is logged)
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        _logger.error("request_id=%s failed by a bug", self._exchange.request_id, exc_info=error)
-        self._exchange.error_type = "internal_error"
-        self._end(Close(_INTERNAL_ERROR, "a bug; the server's log has more"))
+        _logger.error("request_id=%s failed by a bug", self._record.request_id, exc_info=error)
+        self._record.error_type = "internal_error"
+        self._end(SocketClose(_INTERNAL_ERROR, "a bug; the server's log has more"))
 
     async def _take(self, frame: Frame) -> None:
         self._num_frames += 1
@@ -186,17 +188,19 @@ class Session:
 
     async def _answer(self, stream_id: int, frame: Frame) -> None:
         try:
-            told = await self._commands.answer(frame)
+            fields = await self._commands.answer(frame)
         except (RouterError, HttpError) as error:
             await self._refuse(stream_id, error)
         else:
-            await self._say([("MSG", as_json({"stream_id": stream_id, **told}))])
+            await self._send_messages([("MSG", as_json({"stream_id": stream_id, **fields}))])
             if frame.command == "HELLO" and self._services.infer.is_draining:
                 self.notify(draining())
 
     async def _refuse(self, stream_id: int | None, error: RouterError | HttpError) -> None:
-        told: Mapping[str, Any] = MappingProxyType({"stream_id": stream_id, **error_fields(error)})
-        await self._say([("MSG", as_json(dict(told)))])
+        fields: Mapping[str, Any] = MappingProxyType(
+            {"stream_id": stream_id, **error_fields(error)}
+        )
+        await self._send_messages([("MSG", as_json(dict(fields)))])
 
     async def _begin(self, stream_id: int, frame: Frame) -> None:
         if stream_id in self._streams:
@@ -207,7 +211,7 @@ class Session:
             return
         self._num_streams += 1
         record = RequestRecord(
-            f"{self._exchange.request_id}/{self._num_streams}",
+            f"{self._record.request_id}/{self._num_streams}",
             time.monotonic(),
             is_stream=True,
             metrics=self._services.metrics,
@@ -225,61 +229,63 @@ class Session:
     def _is_full(self) -> bool:
         return len(self._streams) >= self._services.limits.max_streams
 
-    def _work(self, stream_id: int, command: str, record: RequestRecord) -> Work:
+    def _work(self, stream_id: int, command: str, record: RequestRecord) -> StreamTask:
         if command == "GENERATE":
-            return Generation(
+            return GenerateStream(
                 *(self._services, self._buffers, record, stream_id, self.version, self.notify)
             )
         if command == "BEAMS":
             return BeamStream(self._services, self._buffers, record, stream_id, self.notify)
-        return Scoring(self._services, self._buffers, record, stream_id)
+        return ScoreStream(self._services, self._buffers, record, stream_id)
 
-    async def _serve(self, stream_id: int, work: Work, frame: Frame, record: RequestRecord) -> None:
+    async def _serve(
+        self, stream_id: int, work: StreamTask, frame: Frame, record: RequestRecord
+    ) -> None:
         """One stream, to its last object; it never raises but when its socket is gone."""
         self._services.validator.open(record, frame.command, ROUTE, self._headers)
         self._services.metrics.socket_streams.add(1)
-        say = partial(self._say_behind, deque[Said]())
+        send = partial(self._send_behind, deque[Message]())
         try:
             if stream_id not in self._streams:
                 most = self._services.limits.max_streams
                 message = f"a socket has at most {most} streams at a time"
                 raise Overloaded(message, _STREAM_ENDS_S)
-            end = await work.run(frame, say)
-            await self._say_end(stream_id, end, say)
+            end = await work.run(frame, send)
+            await self._send_end(stream_id, end, send)
         except (RouterError, HttpError) as error:
             record.error_type = error_type_of(error)
-            await self._say_end(stream_id, work.fail(error), say)
+            await self._send_end(stream_id, work.fail(error), send)
         except asyncio.CancelledError:
             record.error_type = "cancelled"
             if not self._streams.was_cancelled(stream_id):
                 raise
-            await say(work.cancelled())
+            await send(work.cancelled())
         except Exception:
             _logger.exception("request_id=%s failed by a bug", record.request_id)
             record.error_type = "internal_error"
             message = f"a bug; the server's log has more under request_id {record.request_id}"
-            told = work.fail(HttpError(500, "internal_error", message))
-            await self._say_end(stream_id, told, say)
+            fields = work.fail(HttpError(500, "internal_error", message))
+            await self._send_end(stream_id, fields, send)
         finally:
             self._services.metrics.socket_streams.add(-1)
             record.end(frame.command, ROUTE)
 
-    async def _say(self, said: Iterable[Said]) -> None:
+    async def _send_messages(self, messages: Iterable[Message]) -> None:
         """Hands objects to the client, in order; waits for one who reads slowly."""
-        await self._say_behind(deque(), said)
+        await self._send_behind(deque(), messages)
 
-    async def _say_behind(self, unsaid: deque[Said], said: Iterable[Said]) -> None:
-        """As `_say`, behind what a stream has `unsaid`, where it stays if the wait is cancelled."""
-        unsaid.extend(said)
-        while unsaid:
-            await self._outbox.put(*unsaid[0])
-            unsaid.popleft()
+    async def _send_behind(self, unsent: deque[Message], messages: Iterable[Message]) -> None:
+        """As `_send_messages`, after `unsent`, where messages stay if the wait is cancelled."""
+        unsent.extend(messages)
+        while unsent:
+            await self._outbox.put(*unsent[0])
+            unsent.popleft()
 
-    async def _say_end(self, stream_id: int, end: Iterable[Said], say: Say) -> None:
+    async def _send_end(self, stream_id: int, end: Iterable[Message], send: SendMessages) -> None:
         """What ends a stream, though it be cancelled while that waits for room."""
         try:
-            await say(end)
+            await send(end)
         except asyncio.CancelledError:
             if not self._streams.was_cancelled(stream_id):
                 raise
-            await say(())
+            await send(())

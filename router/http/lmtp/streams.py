@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
 from router.http.lmtp.frames import Frame
-from router.http.lmtp.stream_encoder import Said
+from router.http.lmtp.stream_encoder import Message
 from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 
@@ -15,7 +15,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        # Those that end at their client's word, and are to say so.
+        # Those that their clients cancelled, which still send their ends.
         self._cancelled: set[int] = set()
 
     def __len__(self) -> int:
@@ -61,22 +61,22 @@ class Streams:
         self._cancelled.discard(stream_id)
 
 
-Say = Callable[[Iterable[Said]], Awaitable[None]]
+SendMessages = Callable[[Iterable[Message]], Awaitable[None]]
 
 Notify = Callable[[Mapping[str, object]], None]
 
 
-class Work(Protocol):
+class StreamTask(Protocol):
     """Answers one frame with objects; the last of them ends the stream.
 
-    What it has handed to `say` is said before its end, though it be cancelled meanwhile.
+    What it has handed to `send` goes out before its end, even if it is cancelled meanwhile.
     """
 
-    async def run(self, frame: Frame, say: Say) -> list[Said]:
-        """To the end, which is for the caller to say. Raises RouterError, HttpError for `fail`."""
+    async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
+        """Runs to the end, which the caller sends. Raises RouterError, HttpError for `fail`."""
 
-    def fail(self, error: RouterError | HttpError) -> list[Said]:
+    def fail(self, error: RouterError | HttpError) -> list[Message]:
         """The bad end."""
 
-    def cancelled(self) -> list[Said]:
+    def cancelled(self) -> list[Message]:
         """The end that the client asked for."""

@@ -14,20 +14,20 @@ from client.beams import (
 )
 from client.errors import ConstraintRefused
 from client.words import Answer, GenerateCall, Sampling
-from router.engine.beam_search.search import Asking, BeamSearch
+from router.engine.beam_search.search import BeamSearch, Search
 from router.engine.beam_search.types import (
     Ask,
+    AskResult,
     Beam,
-    Close,
-    Closed,
-    Dead,
-    Group,
+    BeamGroup,
+    BeamScoring,
+    CheckHole,
+    DeadEnd,
+    EndedHole,
     Hole,
-    Outcome,
+    NextTokens,
     Place,
-    Probed,
-    Scoring,
-    Told,
+    SearchOutcome,
 )
 from router.request.errors import RouterError
 from tests.router.rig import ANY_TEXT, asking
@@ -78,19 +78,21 @@ async def searched(
     )
 
 
-async def _carried_out(asking: Asking[Outcome], model: Generates, call: BeamsCall) -> Outcome:
+async def _carried_out(
+    asking: Search[SearchOutcome], model: Generates, call: BeamsCall
+) -> SearchOutcome:
     """What came of it."""
     try:
         asks = next(asking)
         while True:
-            told = [await _told(model, ask, call.holes[ask.beam.hole], call) for ask in asks]
-            asks = asking.send(told)
+            result = [await _results(model, ask, call.holes[ask.beam.hole], call) for ask in asks]
+            asks = asking.send(result)
     except StopIteration as stop:
-        outcome: Outcome = stop.value
+        outcome: SearchOutcome = stop.value
         return outcome
 
 
-def _dropped(outcome: Outcome) -> tuple[BeamDropped, ...]:
+def _dropped(outcome: SearchOutcome) -> tuple[BeamDropped, ...]:
     return tuple(
         BeamDropped(_state(place), error.error if isinstance(error, _Refusal) else None)
         for place, error in outcome.dropped
@@ -116,13 +118,13 @@ def _beam(beam: BeamState) -> Beam:
     )
 
 
-def _group(call: BeamsCall, end_token_ids: frozenset[int]) -> Group:
-    return Group(
+def _group(call: BeamsCall, end_token_ids: frozenset[int]) -> BeamGroup:
+    return BeamGroup(
         width=call.width,
         holes=_holes(call),
         beams=tuple(map(_beam, call.beams)),
         end_token_ids=end_token_ids,
-        scoring=Scoring(
+        scoring=BeamScoring(
             length_penalty=call.length_penalty,
             early_stopping=call.early_stopping,
             max_len=call.max_len,
@@ -132,7 +134,7 @@ def _group(call: BeamsCall, end_token_ids: frozenset[int]) -> Group:
     )
 
 
-async def _told(model: Generates, ask: Ask, hole: BeamHole, call: BeamsCall) -> Told:
+async def _results(model: Generates, ask: Ask, hole: BeamHole, call: BeamsCall) -> AskResult:
     asked = GenerateCall(
         prompt=hole.prompt,
         sampling=replace(call.sampling, temperature=0.0),
@@ -143,19 +145,19 @@ async def _told(model: Generates, ask: Ask, hole: BeamHole, call: BeamsCall) -> 
         num_steps=1,
         top_logprobs=2 * call.width + 8,
     )
-    if isinstance(ask, Close):
+    if isinstance(ask, CheckHole):
         *before, last = ask.beam.output_ids
         sampling = Sampling(logit_bias={last: 100.0})
         asked = replace(asked, output=tuple(before), sampling=sampling, top_logprobs=0)
     try:
         answer = await model.generate(asked)
     except ConstraintRefused as error:
-        return Dead(_Refusal(error))
-    if isinstance(ask, Close):
+        return DeadEnd(_Refusal(error))
+    if isinstance(ask, CheckHole):
         text = answer.standing.text + answer.text
-        return Closed(text, answer.constraint_satisfied is not False)
+        return EndedHole(text, answer.constraint_satisfied is not False)
     ranked = sorted(answer.tokens[0].top_logprobs.items(), key=lambda pair: -pair[1])
-    return Probed(tuple(ranked), answer.standing.end_token_ids)
+    return NextTokens(tuple(ranked), answer.standing.end_token_ids)
 
 
 def _states(places: Sequence[Place]) -> tuple[BeamState, ...]:

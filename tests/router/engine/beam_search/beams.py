@@ -5,7 +5,7 @@ from dataclasses import replace
 from proto.contract import LogprobParams
 from router.engine.beam_search.requests import OutputTexts, num_kept_of_beams
 from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.types import Beam, Group, Hole
+from router.engine.beam_search.types import Beam, BeamGroup, Hole
 from router.request.request import GenerateRequest
 from tests.byte_tokenizer import EOS_ID
 from tests.router.rig import Rig, byte_tokenizer
@@ -25,7 +25,7 @@ def searching(
         pause_after=1,
         logprobs=LogprobParams(num_top_tokens=2 * width + 1),
     )
-    group = Group(
+    group = BeamGroup(
         width=width,
         holes=(Hole(stepped, is_last),),
         beams=(Beam(hole=0),),

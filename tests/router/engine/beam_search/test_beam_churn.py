@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from router.engine.batcher import BatcherLimits
-from router.engine.beam_search.types import Place, Reason
+from router.engine.beam_search.types import Place, SearchEnd
 from tests.fakes import FakeShard
 from tests.router.engine.beam_search.beams import searching
 from tests.router.rig import ANY_TEXT, PATIENT, Rig, asking, routing, settled
@@ -32,7 +32,7 @@ async def found(rig: Rig, prompt: str, width: int, *, deadline_s: float | None =
             pass
     finally:
         run.close()
-    assert outcome.reason is (Reason.COMPLETE if deadline_s is None else Reason.DEADLINE)
+    assert outcome.reason is (SearchEnd.COMPLETE if deadline_s is None else SearchEnd.DEADLINE)
     return list(outcome.ended)
 
 
@@ -61,9 +61,9 @@ async def test_searches_that_stay_find_the_same_whatever_becomes_of_the_others(s
         await asyncio.sleep(dice.uniform(0.0, 0.05))
         for _ in range(2):
             shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
-        told = await asyncio.gather(*staying)
+        result = await asyncio.gather(*staying)
         await asyncio.gather(late, *leaving)
         await settled(rig)
         assert not shard.faults.fails
         assert rig.batcher.num_streams == rig.batcher.slots.num_taken == 0
-    assert dict(zip(prompts, told, strict=True)) == expected
+    assert dict(zip(prompts, result, strict=True)) == expected

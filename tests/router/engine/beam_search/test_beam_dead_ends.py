@@ -9,16 +9,16 @@ from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.search import BeamSearch
 from router.engine.beam_search.types import (
     Ask,
+    AskResult,
     Beam,
-    Close,
-    Closed,
-    Dead,
-    Group,
+    BeamGroup,
+    CheckHole,
+    DeadEnd,
+    EndedHole,
     Hole,
-    Outcome,
-    Probe,
-    Probed,
-    Told,
+    NextTokens,
+    ProbeTokens,
+    SearchOutcome,
 )
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
@@ -41,10 +41,10 @@ def searched(
     max_len: int = 2,
     num_candidates: int | None = None,
     tops: tuple[tuple[int, float], ...] = TOPS,
-) -> tuple[Outcome, list[Ask]]:
+) -> tuple[SearchOutcome, list[Ask]]:
     """The search of a hole some of whose outputs are dead ends; and what it asked."""
     hole = Hole(asking(max_new_tokens=max_len, constraint=constraint), is_last)
-    group = Group(
+    group = BeamGroup(
         width=width,
         holes=(hole,),
         beams=(Beam(hole=0),),
@@ -53,25 +53,25 @@ def searched(
     )
     running = BeamSearch(group, OutputTexts(byte_tokenizer(), 4 * width)).run()
     asked: list[Ask] = []
-    told: Sequence[Told] | None = None
+    result: Sequence[AskResult] | None = None
     try:
         while True:
-            asks = running.send(told)  # type: ignore[arg-type]
+            asks = running.send(result)  # type: ignore[arg-type]
             asked += asks
-            told = [answer(ask, is_dead, tops) for ask in asks]
+            result = [answer(ask, is_dead, tops) for ask in asks]
     except StopIteration as stop:
-        outcome: Outcome = stop.value
+        outcome: SearchOutcome = stop.value
     return outcome, asked
 
 
 def answer(
     ask: Ask, is_dead: Callable[[tuple[int, ...]], bool], tops: tuple[tuple[int, float], ...]
-) -> Told:
-    if isinstance(ask, Close):
-        return Closed("")
+) -> AskResult:
+    if isinstance(ask, CheckHole):
+        return EndedHole("")
     if is_dead(ask.beam.output_ids):
-        return Dead(NO_TEXT)
-    return Probed(tops, frozenset({EOS_ID}))
+        return DeadEnd(NO_TEXT)
+    return NextTokens(tops, frozenset({EOS_ID}))
 
 
 def begin_with_a_or_b(output_ids: tuple[int, ...]) -> bool:
@@ -89,12 +89,12 @@ def test_dead_ends_leave_their_places_to_what_is_less_probable(width: int) -> No
 
 def test_no_beam_is_asked_twice() -> None:
     _, asked = searched(begin_with_a_or_b, 2)
-    probed = [ask.beam for ask in asked if isinstance(ask, Probe)]
+    probed = [ask.beam for ask in asked if isinstance(ask, ProbeTokens)]
     assert len(probed) == len(set(probed)) == 1 + 4
 
 
 def test_candidates_are_told_without_dead_ends_and_as_many_as_there_are_otherwise() -> None:
-    def search(num_candidates: int) -> Outcome:
+    def search(num_candidates: int) -> SearchOutcome:
         outcome, _ = searched(
             begin_with_a_or_b, 1, is_last=False, num_candidates=num_candidates, tops=ENDING_TOPS
         )
@@ -107,7 +107,7 @@ def test_candidates_are_told_without_dead_ends_and_as_many_as_there_are_otherwis
     assert not more.has_more
 
 
-def told_candidates(outcome: Outcome) -> list[tuple[tuple[int, ...], bool]]:
+def told_candidates(outcome: SearchOutcome) -> list[tuple[tuple[int, ...], bool]]:
     assert outcome.candidates is not None
     return [(place.beam.output_ids, place.closed is not None) for place in outcome.candidates]
 
@@ -121,5 +121,5 @@ def test_nothing_is_asked_early_where_masks_see_all_dead_ends(
     constraint: Constraint | None,
 ) -> None:
     _, asked = searched(lambda output_ids: False, 2, constraint=constraint, max_len=3)
-    num_probes = sum(isinstance(ask, Probe) for ask in asked)
+    num_probes = sum(isinstance(ask, ProbeTokens) for ask in asked)
     assert num_probes == 1 + 2 + 2

@@ -8,7 +8,7 @@ import pytest
 
 from router.engine.batcher import BatcherLimits
 from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.types import Outcome, Reason
+from router.engine.beam_search.types import SearchEnd, SearchOutcome
 from router.request.errors import GenerationFailed, ShardFailed, Unhealthy
 from tests.fakes import FakeShard
 from tests.router.engine.beam_search.beams import searching
@@ -24,7 +24,7 @@ def slow_shard() -> FakeShard:
     return shard
 
 
-async def ended(run: BeamRun) -> Outcome:
+async def ended(run: BeamRun) -> SearchOutcome:
     async with asyncio.timeout(10.0):
         while (outcome := await run.next()) is None:
             pass
@@ -73,7 +73,7 @@ async def test_a_search_ends_at_its_deadline_though_a_step_hangs() -> None:
         shard.faults.hangs |= {"Prefill", "Decode"}
         async with asyncio.timeout(2.0):
             outcome = await ended(run)
-        assert outcome.reason is Reason.DEADLINE
+        assert outcome.reason is SearchEnd.DEADLINE
         shard.faults.hangs.clear()
         run.close()
         await settled(rig)

@@ -1,4 +1,4 @@
-"""Texts of outputs that grow token by token and fork, against texts read from their first token."""
+"""Texts of outputs that grow token by token and fork, against texts read from the start."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -12,7 +12,7 @@ from router.http.server.limits import ConnectionLimits
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening
 
-Said = tuple[str, dict[str, Any]]
+Message = tuple[str, dict[str, Any]]
 _ENDS = ("DONE", "SCORES", "MSG")
 
 
@@ -21,35 +21,35 @@ class Talk:
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
-        self._objects: list[Said] = []
+        self._objects: list[Message] = []
 
-    async def say(self, command: str, **fields: Any) -> None:
+    async def send(self, command: str, **fields: Any) -> None:
         await self.socket.send(f"{command} {json.dumps(fields)}")
 
-    async def hear(self) -> Said:
+    async def hear(self) -> Message:
         """The next object with its type."""
         while not self._objects:
             text = await self.socket.recv()
             assert isinstance(text, str)
             command, _, body = text.partition(" ")
-            told = json.loads(body)
-            assert isinstance(told, list)
-            assert told
-            self._objects += [(command, each) for each in told]
+            fields = json.loads(body)
+            assert isinstance(fields, list)
+            assert fields
+            self._objects += [(command, each) for each in fields]
         return self._objects.pop(0)
 
-    async def stream(self, stream_id: int) -> list[Said]:
+    async def stream(self, stream_id: int) -> list[Message]:
         """All objects of a stream, to its end; no other stream may be open."""
         objects = []
         while True:
-            command, told = await self.hear()
+            command, fields = await self.hear()
             if command == "SYS":
                 continue
-            assert told["stream_id"] == stream_id, told
-            objects.append((command, told))
-            if command in _ENDS or "error" in told:
+            assert fields["stream_id"] == stream_id, fields
+            objects.append((command, fields))
+            if command in _ENDS or "error" in fields:
                 return objects
-            if self.version == 1 and told.get("finish_reason") is not None:
+            if self.version == 1 and fields.get("finish_reason") is not None:
                 return objects
 
     async def closed(self) -> tuple[int, str] | None:
@@ -63,16 +63,16 @@ class Talk:
     version = 1
 
     async def hello(self) -> dict[str, Any]:
-        await self.say("HELLO", stream_id=0, version=2)
-        command, told = await self.hear()
+        await self.send("HELLO", stream_id=0, version=2)
+        command, fields = await self.hear()
         assert command == "MSG"
-        self.version = told["hello"]["version"]
-        hello: dict[str, Any] = told["hello"]
+        self.version = fields["hello"]["version"]
+        hello: dict[str, Any] = fields["hello"]
         return hello
 
-    async def ask(self, command: str, stream_id: int = 1, **fields: Any) -> list[Said]:
+    async def ask(self, command: str, stream_id: int = 1, **fields: Any) -> list[Message]:
         """One frame, and all that is answered to it."""
-        await self.say(command, stream_id=stream_id, **fields)
+        await self.send(command, stream_id=stream_id, **fields)
         return await self.stream(stream_id)
 
     async def error(self, command: str, stream_id: int = 1, **fields: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ async def test_the_longest_trace_is_scored(
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
         with caplog.at_level(logging.ERROR):
-            said = await talk.ask(
+            messages = await talk.ask(
                 "BEAMS",
                 width=1,
                 holes=[HOLE],
@@ -44,6 +44,6 @@ async def test_the_longest_trace_is_scored(
                 length_penalty=length_penalty,
             )
 
-    assert (said[-1][0], said[-1][1]["finish_reason"]) == ("DONE", "complete")
-    assert [isinstance(each["score"], float) for each in said[-1][1]["ended"]] == [True]
+    assert (messages[-1][0], messages[-1][1]["finish_reason"]) == ("DONE", "complete")
+    assert [isinstance(each["score"], float) for each in messages[-1][1]["ended"]] == [True]
     assert caplog.records == []

@@ -43,11 +43,11 @@ async def test_a_hole_that_is_refused_ends_the_checks_of_the_others() -> None:
     ]
     async with served(FakeShard(), checks=checks) as (_, port), talking(port) as talk:
         await talk.hello()
-        told = await talk.error("BEAMS", width=2, holes=holes)
+        fields = await talk.error("BEAMS", width=2, holes=holes)
         async with asyncio.timeout(5.0):
             await checks.was_left.wait()
 
-    assert (told["error_type"], told["field"]) == ("validation", "holes[1].constraint")
+    assert (fields["error_type"], fields["field"]) == ("validation", "holes[1].constraint")
 
 
 @pytest.mark.parametrize(("command", "fields"), [("BEAMS", {"width": 1})])
@@ -58,10 +58,10 @@ async def test_a_search_that_is_cancelled_while_its_holes_are_checked_is_done(
     slow = {"text": "Once", "max_tokens": 3, "constraint": {"type": "regex", "value": "slow"}}
     async with served(FakeShard(), checks=checks) as (_, port), talking(port) as talk:
         await talk.hello()
-        await talk.say(command, stream_id=1, holes=[slow], **fields)
+        await talk.send(command, stream_id=1, holes=[slow], **fields)
         async with asyncio.timeout(5.0):
             await checks.has_begun.wait()
-            await talk.say("CANCEL", stream_id=1)
+            await talk.send("CANCEL", stream_id=1)
             end = await talk.hear()
             await checks.was_left.wait()
 

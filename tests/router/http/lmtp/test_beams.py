@@ -1,4 +1,4 @@
-"""BEAMS over a router with a fake shard: what is asked, what is told, what is left behind.
+"""BEAMS over a router with a fake shard: what is asked, what is fields, what is left behind.
 
 The fake's alternatives of a token are the ids behind it, each less probable by 1 than the one
 before. What a search finds is compared with transformers in `tests/integration/test_beams.py`.
@@ -14,7 +14,7 @@ from router.request.errors import ConstraintRefused
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard, saying
-from tests.router.http.lmtp.talking import Said, Talk, served, talking
+from tests.router.http.lmtp.talking import Message, Talk, served, talking
 from tests.router.rig import settled
 
 PROMPT = "Once"
@@ -32,10 +32,10 @@ def hole(**more: Any) -> dict[str, Any]:
 
 async def searched(talk: Talk, stream_id: int = 1, **fields: Any) -> dict[str, Any]:
     """The end of a search."""
-    said = await talk.ask("BEAMS", stream_id, **fields)
-    command, told = said[-1]
-    assert command == "DONE", told
-    return told
+    messages = await talk.ask("BEAMS", stream_id, **fields)
+    command, fields = messages[-1]
+    assert command == "DONE", fields
+    return fields
 
 
 async def test_a_last_hole_is_searched_to_its_end_by_one_request() -> None:
@@ -80,18 +80,18 @@ async def test_a_search_goes_on_from_beams_as_if_it_had_not_stopped() -> None:
     async with served(FakeShard()) as (house, port), talking(port) as talk:
         await talk.hello()
         whole = await searched(talk, width=2, holes=[hole()])
-        await talk.say("BEAMS", stream_id=2, width=2, holes=[hole()], report_s=0)
+        await talk.send("BEAMS", stream_id=2, width=2, holes=[hole()], report_s=0)
         reports: list[dict[str, Any]] = []
-        while (said := await talk.hear())[0] != "DONE":
-            if said[0] == "BEAMS":
-                reports.append(said[1])
+        while (messages := await talk.hear())[0] != "DONE":
+            if messages[0] == "BEAMS":
+                reports.append(messages[1])
         beams = [{k: v for k, v in beam.items() if k != "text"} for beam in reports[0]["beams"]]
         resumed = await searched(talk, 3, width=2, holes=[hole()], beams=beams)
         await settled(house.rig)
 
     first = reports[0]["beams"][0]
     assert byte_ids(first["text"]) == first["output"] != []
-    assert resumed["ended"] == whole["ended"] == said[1]["ended"]
+    assert resumed["ended"] == whole["ended"] == messages[1]["ended"]
 
 
 async def test_a_stop_string_ends_a_hole_at_its_phrase() -> None:
@@ -144,9 +144,9 @@ async def test_a_constraint_that_means_nothing_fails_the_whole_group() -> None:
     checks = refusing("malformed")
     async with served(FakeShard(), checks=checks) as (_, port), talking(port) as talk:
         await talk.hello()
-        told = await talk.error("BEAMS", width=2, holes=[hole(), IMPOSSIBLE])
+        fields = await talk.error("BEAMS", width=2, holes=[hole(), IMPOSSIBLE])
 
-    assert (told["error_type"], told["field"]) == ("validation", "holes[1].constraint")
+    assert (fields["error_type"], fields["field"]) == ("validation", "holes[1].constraint")
 
 
 async def test_a_text_that_does_not_keep_its_constraint_is_dropped() -> None:
@@ -186,10 +186,10 @@ async def test_what_is_wrong_with_a_group_is_said(
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
         group: dict[str, Any] = {"width": 2, "holes": [hole()]} | fields
-        told = await talk.error("BEAMS", **group)
+        fields = await talk.error("BEAMS", **group)
 
-    assert (told["field"], told["retryable"]) == (field, False)
-    assert sentence in told["error"]
+    assert (fields["field"], fields["retryable"]) == (field, False)
+    assert sentence in fields["error"]
 
 
 async def test_a_search_takes_as_many_slots_as_it_has_beams_until_it_ends() -> None:
@@ -198,29 +198,29 @@ async def test_a_search_takes_as_many_slots_as_it_has_beams_until_it_ends() -> N
         talking(port) as talk,
     ):
         await talk.hello()
-        await talk.say("BEAMS", stream_id=1, width=3, holes=[hole(max_tokens=60)], report_s=0)
+        await talk.send("BEAMS", stream_id=1, width=3, holes=[hole(max_tokens=60)], report_s=0)
         command, _ = await talk.hear()
         other = {"width": 2, "holes": [hole()]}
-        await talk.say("BEAMS", stream_id=2, **other)
-        while (said := await talk.hear())[1]["stream_id"] != 2:
+        await talk.send("BEAMS", stream_id=2, **other)
+        while (messages := await talk.hear())[1]["stream_id"] != 2:
             pass
-        await talk.say("CANCEL", stream_id=1)
+        await talk.send("CANCEL", stream_id=1)
         while (await talk.hear())[0] != "DONE":
             pass
         done = await searched(talk, 3, **other)
         await settled(house.rig)
 
     assert command == "BEAMS"
-    assert (said[1]["error_type"], said[1]["retryable"]) == ("overloaded", True)
+    assert (messages[1]["error_type"], messages[1]["retryable"]) == ("overloaded", True)
     assert len(done["ended"]) == 2
 
 
 async def test_a_cancelled_search_says_where_it_stood_and_gives_its_blocks_back() -> None:
     async with served(slow()) as (house, port), talking(port) as talk:
         await talk.hello()
-        await talk.say("BEAMS", stream_id=1, width=2, holes=[hole(max_tokens=100)], report_s=0)
+        await talk.send("BEAMS", stream_id=1, width=2, holes=[hole(max_tokens=100)], report_s=0)
         await talk.hear()
-        await talk.say("CANCEL", stream_id=1)
+        await talk.send("CANCEL", stream_id=1)
         done = await ended(talk)
         await settled(house.rig)
         assert house.rig.batcher.slots.num_taken == 0
@@ -233,7 +233,7 @@ async def test_a_search_ends_with_its_socket() -> None:
     async with served(slow()) as (house, port):
         async with talking(port) as talk:
             await talk.hello()
-            await talk.say("BEAMS", stream_id=1, width=2, holes=[hole(max_tokens=100)], report_s=0)
+            await talk.send("BEAMS", stream_id=1, width=2, holes=[hole(max_tokens=100)], report_s=0)
             await talk.hear()
         await asyncio.sleep(0.1)
         await settled(house.rig)
@@ -270,12 +270,12 @@ async def test_shards_that_keep_failing_fail_a_search_by_a_typed_error() -> None
         await talk.hello()
         for _ in range(9):
             shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "a broken wire"))
-        told = await talk.error("BEAMS", width=2, holes=[hole()])
+        fields = await talk.error("BEAMS", width=2, holes=[hole()])
         shard.faults.fails.clear()
         await settled(house.rig)
         done = await searched(talk, 2, width=2, holes=[hole()])
 
-    assert (told["error_type"], told["retryable"]) == ("generation", True)
+    assert (fields["error_type"], fields["retryable"]) == ("generation", True)
     assert len(done["ended"]) == 2
 
 
@@ -293,7 +293,7 @@ async def test_a_prompt_of_ids_and_one_of_turns_are_holes_like_any_other() -> No
 
 
 async def ended(talk: Talk) -> dict[str, Any]:
-    said: Said = await talk.hear()
-    while said[0] != "DONE":
-        said = await talk.hear()
-    return said[1]
+    messages: Message = await talk.hear()
+    while messages[0] != "DONE":
+        messages = await talk.hear()
+    return messages[1]

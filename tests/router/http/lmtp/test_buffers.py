@@ -30,10 +30,10 @@ async def test_a_prompt_goes_on_behind_a_buffer() -> None:
 async def test_an_output_is_kept_and_gone_on_with_without_its_end_token() -> None:
     async with served(says("Hi", "Once")) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("GENERATE", 1, text="Once", store="said")
-        scored = await talk.ask("SCORE", 2, buffer="said", scored=["x"])
+        messages = await talk.ask("GENERATE", 1, text="Once", store="messages")
+        scored = await talk.ask("SCORE", 2, buffer="messages", scored=["x"])
 
-    assert said[-1][1]["stored"] == {"name": "said", "num_tokens": 6, "ttl_s": 600.0}
+    assert messages[-1][1]["stored"] == {"name": "messages", "num_tokens": 6, "ttl_s": 600.0}
     assert scored[0][1]["usage"]["prompt_tokens"] == 7
 
 

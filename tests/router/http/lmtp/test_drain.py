@@ -1,4 +1,4 @@
-"""What sockets are told when the server stops, by a router in a process of its own."""
+"""What sockets are fields when the server stops, by a router in a process of its own."""
 
 import signal
 from collections.abc import AsyncIterator
@@ -34,19 +34,19 @@ async def test_what_runs_may_finish_and_then_all_sockets_are_closed(tmp_path: Pa
     async with slow_router(tmp_path) as router, talking(router.port) as talk:
         async with talking(router.port, "/") as first:
             await talk.hello()
-            await talk.say("GENERATE", stream_id=1, text="Hello", max_tokens=40)
-            await first.say("GENERATE", stream_id=1, prompt=byte_ids("Hello"), max_tokens=40)
+            await talk.send("GENERATE", stream_id=1, text="Hello", max_tokens=40)
+            await first.send("GENERATE", stream_id=1, prompt=byte_ids("Hello"), max_tokens=40)
             await talk.hear()
             router.process.send_signal(signal.SIGTERM)
             while (notice := await talk.hear())[0] != "SYS":
                 pass
-            await talk.say("GENERATE", stream_id=2, text="Hello", max_tokens=40)
+            await talk.send("GENERATE", stream_id=2, text="Hello", max_tokens=40)
             ends: dict[int, dict[str, Any]] = {}
             while len(ends) < 2:
-                command, told = await talk.hear()
-                if command == "DONE" or "error" in told:
-                    ends[told["stream_id"]] = told
-            said = await first.stream(1)
+                command, fields = await talk.hear()
+                if command == "DONE" or "error" in fields:
+                    ends[fields["stream_id"]] = fields
+            messages = await first.stream(1)
             assert await first.closed() == (1001, "the server stops")
         assert await talk.closed() == (1001, "the server stops")
         assert await router.ended() == 0
@@ -54,7 +54,7 @@ async def test_what_runs_may_finish_and_then_all_sockets_are_closed(tmp_path: Pa
     assert (notice[1]["stream_id"], notice[1]["state"]) == (None, "draining")
     assert ends[1]["finish_reason"] == "length"
     assert (ends[2]["error_type"], ends[2]["retryable"]) == ("draining", True)
-    assert said[-1][1]["finish_reason"] == "length"
+    assert messages[-1][1]["finish_reason"] == "length"
     assert not any("Traceback" in line for line in router.log)
 
 
@@ -63,27 +63,27 @@ async def test_what_outlasts_the_drain_ends_where_its_client_sees_it(tmp_path: P
     async with slow_router(tmp_path, *flags) as router, talking(router.port) as talk:
         async with talking(router.port, "/") as first:
             await talk.hello()
-            await talk.say("GENERATE", stream_id=1, text="Hello", max_tokens=3000)
-            await first.say("GENERATE", stream_id=1, prompt=byte_ids("Hello"), max_tokens=3000)
+            await talk.send("GENERATE", stream_id=1, text="Hello", max_tokens=3000)
+            await first.send("GENERATE", stream_id=1, prompt=byte_ids("Hello"), max_tokens=3000)
             for _ in range(6):
                 await first.hear()
             router.process.send_signal(signal.SIGTERM)
-            said = await first.stream(1)
-            while "error" not in (told := (await talk.hear())[1]):
+            messages = await first.stream(1)
+            while "error" not in (fields := (await talk.hear())[1]):
                 pass
             assert await first.closed() == (1001, "the server stops")
         assert await talk.closed() == (1001, "the server stops")
         assert await router.ended() == 0
 
-    assert said[-1][1]["finish_reason"] == "length"
-    assert "token" in said[-1][1]
-    assert (told["error_type"], told["retryable"]) == ("incomplete_generation", True)
+    assert messages[-1][1]["finish_reason"] == "length"
+    assert "token" in messages[-1][1]
+    assert (fields["error_type"], fields["retryable"]) == ("incomplete_generation", True)
 
 
 async def test_a_second_signal_does_not_wait_for_sockets(tmp_path: Path) -> None:
     async with slow_router(tmp_path) as router, talking(router.port) as talk:
         await talk.hello()
-        await talk.say("GENERATE", stream_id=1, text="Hello", max_tokens=3000)
+        await talk.send("GENERATE", stream_id=1, text="Hello", max_tokens=3000)
         await talk.hear()
         router.process.send_signal(signal.SIGTERM)
         await router.until_logged("draining")

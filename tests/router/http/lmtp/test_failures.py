@@ -9,7 +9,7 @@ from router.request.errors import ConstraintRefused
 from tests.byte_tokenizer import byte_ids
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
-from tests.router.http.lmtp.talking import Said, Talk, served, talking
+from tests.router.http.lmtp.talking import Message, Talk, served, talking
 from tests.router.rig import settled
 
 ONCE = byte_ids("Once")
@@ -32,38 +32,40 @@ def failing_at(num_tokens: int) -> FakeShard:
     return shard
 
 
-async def asked_until_it_fails(talk: Talk) -> list[list[Said]]:
+async def asked_until_it_fails(talk: Talk) -> list[list[Message]]:
     """As LMQL's client does: after each "length" again, with the longer prompt."""
-    prompt, answers = list(ONCE), list[list[Said]]()
+    prompt, answers = list(ONCE), list[list[Message]]()
     while True:
-        said = await talk.ask("GENERATE", len(answers), prompt=prompt, max_tokens=16)
-        answers.append(said)
-        if "error" in said[-1][1]:
+        messages = await talk.ask("GENERATE", len(answers), prompt=prompt, max_tokens=16)
+        answers.append(messages)
+        if "error" in messages[-1][1]:
             return answers
-        prompt += [told["token"] for _, told in said]
+        prompt += [fields["token"] for _, fields in messages]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3])
 async def test_an_early_failure_is_an_error_that_version_1_sees(num_tokens: int) -> None:
     async with served(failing_at(num_tokens)) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16)
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16)
 
-    assert len(said) == num_tokens + 1
-    assert said[-1][1]["error_type"] == "generation"
-    assert "NaN" in said[-1][1]["error"]
+    assert len(messages) == num_tokens + 1
+    assert messages[-1][1]["error_type"] == "generation"
+    assert "NaN" in messages[-1][1]["error"]
 
 
 @pytest.mark.parametrize("num_tokens", [4, 5, 9])
 async def test_a_later_failure_ends_version_1_with_a_good_token(num_tokens: int) -> None:
     shard = failing_at(num_tokens)
     async with served(shard) as (house, port), talking(port, "/") as talk:
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16)
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16)
         shard.faults.spoil = None
         again = await talk.ask("GENERATE", 2, prompt=ONCE, max_tokens=num_tokens)
         await settled(house.rig)
 
-    assert [told["finish_reason"] for _, told in said] == [None] * (num_tokens - 1) + ["length"]
-    assert [told["token"] for _, told in said] == [told["token"] for _, told in again]
+    assert [fields["finish_reason"] for _, fields in messages] == [None] * (num_tokens - 1) + [
+        "length"
+    ]
+    assert [fields["token"] for _, fields in messages] == [fields["token"] for _, fields in again]
 
 
 async def test_a_client_of_version_1_that_asks_again_is_told_what_is_wrong() -> None:
@@ -83,7 +85,7 @@ async def test_a_client_of_version_1_that_asks_again_is_told_what_is_wrong() -> 
     async with served(shard) as (_, port), talking(port, "/") as talk:
         answers = await asked_until_it_fails(talk)
 
-    assert [len(said) for said in answers] == [6, 1]
+    assert [len(messages) for messages in answers] == [6, 1]
     assert answers[0][-1][1]["finish_reason"] == "length"
     assert answers[-1][0][1]["retryable"] is True
 
@@ -110,16 +112,16 @@ async def test_a_failure_of_a_shard_ends_all_streams_with_their_own_error() -> N
     async with served(shard) as (house, port), talking(port) as talk:
         await talk.hello()
         for stream_id in range(6):
-            await talk.say("GENERATE", stream_id=stream_id, text="Once" + str(stream_id))
+            await talk.send("GENERATE", stream_id=stream_id, text="Once" + str(stream_id))
         while (await talk.hear())[1]["stream_id"] != 5:
             pass
         shard.faults.fails.append(("Decode", StatusCode.UNAVAILABLE, "the GPU is gone"))
         ended: dict[int, str] = {}
         while len(ended) < 6:
-            _, told = await talk.hear()
-            if "error" in told:
-                assert told["stream_id"] not in ended
-                ended[told["stream_id"]] = told["error_type"]
+            _, fields = await talk.hear()
+            if "error" in fields:
+                assert fields["stream_id"] not in ended
+                ended[fields["stream_id"]] = fields["error_type"]
         await settled(house.rig)
 
     assert set(ended.values()) == {"generation"}
@@ -130,14 +132,14 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
     shard.faults.delay_s = 0.05
     async with served(shard, max_concurrent_requests=1) as (_, port), talking(port) as talk:
         await talk.hello()
-        await talk.say("GENERATE", stream_id=1, text="Once", max_tokens=20)
+        await talk.send("GENERATE", stream_id=1, text="Once", max_tokens=20)
         await talk.hear()
-        await talk.say("GENERATE", stream_id=2, text="Once", max_tokens=20)
-        while (told := (await talk.hear())[1])["stream_id"] != 2:
+        await talk.send("GENERATE", stream_id=2, text="Once", max_tokens=20)
+        while (fields := (await talk.hear())[1])["stream_id"] != 2:
             pass
 
-    assert (told["error_type"], told["retryable"]) == ("overloaded", True)
-    assert told["retry_after_s"] > 0
+    assert (fields["error_type"], fields["retryable"]) == ("overloaded", True)
+    assert fields["retry_after_s"] > 0
 
 
 async def test_a_constraint_that_cannot_be_kept_says_why_in_numbers() -> None:
@@ -160,12 +162,12 @@ async def test_a_socket_has_so_many_streams_at_a_time() -> None:
     async with served(shard, socket_limits=limits) as (_, port), talking(port) as talk:
         await talk.hello()
         for stream_id in (1, 2, 3):
-            await talk.say("GENERATE", stream_id=stream_id, text="Once", max_tokens=8)
+            await talk.send("GENERATE", stream_id=stream_id, text="Once", max_tokens=8)
         ends: list[tuple[int, str | None]] = []
         while len(ends) < 3:
-            command, told = await talk.hear()
-            if command == "DONE" or "error" in told:
-                ends.append((told["stream_id"], told.get("error_type")))
+            command, fields = await talk.hear()
+            if command == "DONE" or "error" in fields:
+                ends.append((fields["stream_id"], fields.get("error_type")))
 
     assert ends[0] == (3, "overloaded")
     assert sorted(ends[1:]) == [(1, None), (2, None)]

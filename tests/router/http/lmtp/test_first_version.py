@@ -15,31 +15,33 @@ ONCE = byte_ids("Once")
 
 async def test_tokens_come_with_their_alternatives_and_the_last_one_says_why() -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=6, model="model")
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=6, model="model")
 
-    assert [command for command, _ in said] == ["TOKEN"] * 6
-    assert {frozenset(told) for _, told in said} == {
+    assert [command for command, _ in messages] == ["TOKEN"] * 6
+    assert {frozenset(fields) for _, fields in messages} == {
         frozenset({"token", "stream_id", "logprob", "finish_reason", "top_logprobs"})
     }
-    assert [told["finish_reason"] for _, told in said] == [None] * 5 + ["length"]
-    assert all(told["top_logprobs"][str(told["token"])] == told["logprob"] for _, told in said)
+    assert [fields["finish_reason"] for _, fields in messages] == [None] * 5 + ["length"]
+    assert all(
+        fields["top_logprobs"][str(fields["token"])] == fields["logprob"] for _, fields in messages
+    )
 
 
 @pytest.mark.parametrize("num_asked", [0, 1, 3])
 async def test_the_chosen_token_is_among_the_alternatives(num_asked: int) -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=2, top_logprobs=num_asked)
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=2, top_logprobs=num_asked)
 
-    assert [len(told["top_logprobs"]) for _, told in said] == [max(1, num_asked)] * 2
-    assert all(str(told["token"]) in told["top_logprobs"] for _, told in said)
+    assert [len(fields["top_logprobs"]) for _, fields in messages] == [max(1, num_asked)] * 2
+    assert all(str(fields["token"]) in fields["top_logprobs"] for _, fields in messages)
 
 
 async def test_the_end_token_is_a_token_with_stop() -> None:
     async with served(says("Hello", "Once")) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16)
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16)
 
-    assert [told["token"] for _, told in said] == [*byte_ids("Hello"), EOS_ID]
-    assert [told["finish_reason"] for _, told in said] == [None] * 5 + ["stop"]
+    assert [fields["token"] for _, fields in messages] == [*byte_ids("Hello"), EOS_ID]
+    assert [fields["finish_reason"] for _, fields in messages] == [None] * 5 + ["stop"]
 
 
 async def test_a_constraint_that_is_complete_ends_with_the_end_token() -> None:
@@ -48,11 +50,11 @@ async def test_a_constraint_that_is_complete_ends_with_the_end_token() -> None:
     shard.followed.num_forced = lambda _: 5
     constraint = {"type": "choice", "value": ["yes"]}
     async with served(shard) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16, constraint=constraint)
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=16, constraint=constraint)
 
-    assert [told["token"] for _, told in said] == [*byte_ids("yes"), EOS_ID]
-    assert [told["finish_reason"] for _, told in said] == [None] * 3 + ["stop"]
-    assert said[-1][1]["top_logprobs"] == {str(EOS_ID): 0.0}
+    assert [fields["token"] for _, fields in messages] == [*byte_ids("yes"), EOS_ID]
+    assert [fields["finish_reason"] for _, fields in messages] == [None] * 3 + ["stop"]
+    assert messages[-1][1]["top_logprobs"] == {str(EOS_ID): 0.0}
 
 
 async def test_without_a_number_32_tokens_come_or_as_many_as_there_is_room_for() -> None:
@@ -66,9 +68,9 @@ async def test_without_a_number_32_tokens_come_or_as_many_as_there_is_room_for()
 async def test_an_empty_prompt_is_the_beginning_of_a_sequence() -> None:
     shard = FakeShard()
     async with served(shard) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask("GENERATE", prompt=[], max_tokens=1)
+        messages = await talk.ask("GENERATE", prompt=[], max_tokens=1)
 
-    assert said[-1][1]["finish_reason"] == "length"
+    assert messages[-1][1]["finish_reason"] == "length"
     prefill = next(request for method, request in shard.calls if method == "Prefill")
     assert list(prefill.batch.requests[0].token_ids) == [BOS_ID]
 
@@ -156,18 +158,18 @@ async def test_streams_of_one_socket_come_mixed_and_whole() -> None:
     async with served_many as (_, port), talking(port, "/") as talk:
         for stream_id in range(20):
             prompt = [*ONCE, 2 + stream_id]
-            await talk.say("GENERATE", stream_id=stream_id, prompt=prompt, max_tokens=8)
+            await talk.send("GENERATE", stream_id=stream_id, prompt=prompt, max_tokens=8)
         streams: dict[int, list[dict[str, Any]]] = {index: [] for index in range(20)}
         while any(not each or each[-1]["finish_reason"] is None for each in streams.values()):
-            _, told = await talk.hear()
-            streams[told["stream_id"]].append(told)
+            _, fields = await talk.hear()
+            streams[fields["stream_id"]].append(fields)
         alone = [
             await talk.ask("GENERATE", 99, prompt=[*ONCE, 2 + stream_id], max_tokens=8)
             for stream_id in range(20)
         ]
 
     for stream_id, told_mixed in streams.items():
-        tokens = [told["token"] for _, told in alone[stream_id]]
+        tokens = [fields["token"] for _, fields in alone[stream_id]]
         assert [each["token"] for each in told_mixed] == tokens
 
 

@@ -79,20 +79,20 @@ async def test_a_message_in_pieces_is_one() -> None:
         await talk.socket.send(
             ["GENERATE ", '{"stream_id": 1, "prompt": [3', '], "max_tokens": 1}']
         )
-        said = await talk.stream(1)
+        messages = await talk.stream(1)
 
-    assert said[0][1]["finish_reason"] == "length"
+    assert messages[0][1]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("stream_id", ["1", None, 1.5, True, [1]])
 async def test_a_frame_without_a_number_is_answered_without_one(stream_id: object) -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
-        await talk.say("GENERATE", stream_id=stream_id, prompt=ONCE)
-        command, told = await talk.hear()
-        said = await talk.ask("GENERATE", 2, prompt=ONCE, max_tokens=1)
+        await talk.send("GENERATE", stream_id=stream_id, prompt=ONCE)
+        command, fields = await talk.hear()
+        messages = await talk.ask("GENERATE", 2, prompt=ONCE, max_tokens=1)
 
-    assert (command, told["stream_id"], told["field"]) == ("MSG", None, "stream_id")
-    assert said[0][1]["finish_reason"] == "length"
+    assert (command, fields["stream_id"], fields["field"]) == ("MSG", None, "stream_id")
+    assert messages[0][1]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
@@ -112,28 +112,28 @@ async def test_what_is_no_streams_number_is_quoted_as_it_was_written(
 ) -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.socket.send(f'CANCEL {{"stream_id": {written}}}')
-        _, told = await talk.hear()
+        _, fields = await talk.hear()
 
     rule = "`stream_id` must be a whole number of at most 64 bits"
-    assert told["error"] == f"{rule}. Given: {shown}"
+    assert fields["error"] == f"{rule}. Given: {shown}"
 
 
 async def test_numbers_of_64_bits_are_streams() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         for stream_id in (2**64 - 1, -(2**63)):
-            said = await talk.ask("GENERATE", stream_id, prompt=ONCE, max_tokens=1)
-            assert said[0][1]["stream_id"] == stream_id
+            messages = await talk.ask("GENERATE", stream_id, prompt=ONCE, max_tokens=1)
+            assert messages[0][1]["stream_id"] == stream_id
 
 
 async def test_a_mask_of_a_megabyte_is_taken_and_its_first_wrong_id_named() -> None:
     bias = {str(token_id): -100 for token_id in range(2, VOCAB_SIZE)}
     wrong = bias | {str(10_000_000 + index): -100 for index in range(80_000)}
     async with served(FakeShard()) as (_, port), talking(port) as talk:
-        said = await talk.ask("GENERATE", 1, prompt=ONCE, max_tokens=1, logit_bias=bias)
-        await talk.say("GENERATE", stream_id=2, prompt=ONCE, max_tokens=1, logit_bias=wrong)
+        messages = await talk.ask("GENERATE", 1, prompt=ONCE, max_tokens=1, logit_bias=bias)
+        await talk.send("GENERATE", stream_id=2, prompt=ONCE, max_tokens=1, logit_bias=wrong)
         error = (await talk.hear())[1]
 
-    assert said[0][1]["finish_reason"] == "length"
+    assert messages[0][1]["finish_reason"] == "length"
     assert len(json.dumps(wrong)) > 1 << 20
     assert (error["field"], "10000000" in error["error"]) == ("logit_bias", True)
 

@@ -16,13 +16,13 @@ _PATIENCE_S = 20.0
 
 
 async def ends_well(talk: Talk) -> bool:
-    """Whether the server still answers; False: it closed the socket, and said why."""
+    """Whether the server still answers; False: it closed the socket, and messages why."""
     try:
-        await talk.say("MODEL_INFO", stream_id=_PING_ID)
+        await talk.send("MODEL_INFO", stream_id=_PING_ID)
         while True:
-            _, told = await talk.hear()
-            assert told.get("error_type") != "internal_error", told
-            if told["stream_id"] == _PING_ID:
+            _, fields = await talk.hear()
+            assert fields.get("error_type") != "internal_error", fields
+            if fields["stream_id"] == _PING_ID:
                 return True
     except ConnectionClosed as error:
         close = error.rcvd
@@ -49,8 +49,8 @@ async def survive(seed: int, num_messages: int, caplog: pytest.LogCaptureFixture
         await settled(house.rig)
         assert house.rig.scheduler.stats().num_blocks_used == 0
         async with talking(port) as talk:
-            said = await talk.ask("GENERATE", prompt=[3, 4], max_tokens=2)
-        assert said[-1][1]["finish_reason"] == "length"
+            messages = await talk.ask("GENERATE", prompt=[3, 4], max_tokens=2)
+        assert messages[-1][1]["finish_reason"] == "length"
         assert house.rig.metrics.socket_streams.value() == 0
     assert [record.getMessage() for record in caplog.records] == []
     return num_sockets

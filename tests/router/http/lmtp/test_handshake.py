@@ -21,12 +21,12 @@ ONCE = byte_ids("Once")
 @pytest.mark.parametrize("path", ["/", "/lmtp", "/lmtp/", "/?model=x"])
 async def test_a_socket_is_at_either_path_beside_http(path: str) -> None:
     async with served(FakeShard()) as (_, port), talking(port, path) as talk:
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=1)
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=1)
         async with httpx.AsyncClient() as client:
             health = await client.get(f"http://127.0.0.1:{port}/health")
             metrics = await client.get(f"http://127.0.0.1:{port}/metrics")
 
-    assert said[0][1]["finish_reason"] == "length"
+    assert messages[0][1]["finish_reason"] == "length"
     assert health.status_code == 200
     assert "tandem_sockets 1.0" in metrics.text
     assert 'tandem_socket_frames_total{type="GENERATE"} 1.0' in metrics.text
@@ -61,9 +61,9 @@ async def test_a_key_opens_it(
         served(FakeShard(), api_keys=KEYS) as (_, port),
         talking(port, path, additional_headers=headers) as talk,
     ):
-        said = await talk.ask("GENERATE", prompt=ONCE, max_tokens=1)
+        messages = await talk.ask("GENERATE", prompt=ONCE, max_tokens=1)
 
-    assert said[0][1]["finish_reason"] == "length"
+    assert messages[0][1]["finish_reason"] == "length"
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("router")]
     assert not any("sk-first" in line for line in lines)
 
@@ -141,14 +141,14 @@ async def test_a_broken_handshake_is_answered_in_json(
     method: bytes, headers: list[bytes], words: str
 ) -> None:
     async with served(FakeShard()) as (_, port):
-        (status, *lines), told = await refused(port, method, *headers)
+        (status, *lines), fields = await refused(port, method, *headers)
 
     assert status == b"HTTP/1.1 400 Bad Request"
     assert b"content-type: application/json" in lines
     assert b"sec-websocket-version: 13" in lines
-    assert told["error_type"] == "bad_request"
-    assert told["error"].startswith("no handshake of a WebSocket: ")
-    assert words in told["error"]
+    assert fields["error_type"] == "bad_request"
+    assert fields["error"].startswith("no handshake of a WebSocket: ")
+    assert words in fields["error"]
 
 
 async def test_a_broken_handshake_behind_http_is_answered_in_http() -> None:
@@ -167,10 +167,10 @@ async def test_a_broken_handshake_behind_http_is_answered_in_http() -> None:
 
 async def test_who_sends_no_key_of_a_handshake_is_answered_as_over_http() -> None:
     async with served(FakeShard()) as (_, port):
-        (status, *_), told = await refused(port, b"GET", VERSION, b"connection: close")
+        (status, *_), fields = await refused(port, b"GET", VERSION, b"connection: close")
 
     assert status == b"HTTP/1.1 404 Not Found"
-    assert told["error"] == "there is nothing at /lmtp"
+    assert fields["error"] == "there is nothing at /lmtp"
 
 
 async def test_a_key_that_is_no_ascii_is_a_wrong_one_like_any_other() -> None:
@@ -214,8 +214,8 @@ async def test_each_stream_and_each_socket_has_its_line(caplog: pytest.LogCaptur
             await asyncio.sleep(0.01)
 
     lines = [record.__dict__ for record in caplog.records]
-    told = [(line["method"], line["request_id"], line.get("error_type")) for line in lines]
-    assert told == [
+    fields = [(line["method"], line["request_id"], line.get("error_type")) for line in lines]
+    assert fields == [
         ("GENERATE", "mine/1", None),
         ("GENERATE", "mine/2", "validation"),
         ("SOCKET", "mine", None),

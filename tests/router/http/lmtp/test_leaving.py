@@ -9,7 +9,7 @@ import pytest
 
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
-from tests.router.http.lmtp.talking import Said, served, talking
+from tests.router.http.lmtp.talking import Message, served, talking
 from tests.router.rig import settled
 
 LONG = {"max_tokens": 100}
@@ -27,23 +27,25 @@ async def test_a_cancelled_stream_says_so_and_gives_its_blocks_back(
     caplog.set_level(logging.INFO, logger="router.http.server.access")
     async with served(slow()) as (house, port), talking(port) as talk:
         await talk.hello()
-        await talk.say("GENERATE", stream_id=1, text="Once", **LONG)
-        await talk.say("GENERATE", stream_id=2, text="Twice", max_tokens=20)
+        await talk.send("GENERATE", stream_id=1, text="Once", **LONG)
+        await talk.send("GENERATE", stream_id=2, text="Twice", max_tokens=20)
         await talk.hear()
-        await talk.say("CANCEL", stream_id=1)
+        await talk.send("CANCEL", stream_id=1)
         ends: dict[int, dict[str, Any]] = {}
         while len(ends) < 2:
-            command, told = await talk.hear()
+            command, fields = await talk.hear()
             if command == "DONE":
-                ends[told["stream_id"]] = told
+                ends[fields["stream_id"]] = fields
         await settled(house.rig)
 
     assert ends[1]["finish_reason"] == "cancelled"
     assert 0 < ends[1]["usage"]["output_tokens"] < 100
     assert len(ends[1]["text"]) == ends[1]["usage"]["output_tokens"]
     assert ends[2]["finish_reason"] == "length"
-    (told,) = (vars(line) for line in caplog.records if vars(line).get("error_type") == "cancelled")
-    assert ends[1]["usage"]["output_tokens"] <= told["num_generated_tokens"] < 100
+    (fields,) = (
+        vars(line) for line in caplog.records if vars(line).get("error_type") == "cancelled"
+    )
+    assert ends[1]["usage"]["output_tokens"] <= fields["num_generated_tokens"] < 100
 
 
 @pytest.mark.parametrize("num_heard", [1, 6])
@@ -51,16 +53,16 @@ async def test_a_cancelled_stream_of_version_1_ends_where_its_client_sees_it(
     num_heard: int,
 ) -> None:
     async with served(slow()) as (house, port), talking(port, "/") as talk:
-        await talk.say("GENERATE", stream_id=1, prompt=byte_ids("Once"), **LONG)
+        await talk.send("GENERATE", stream_id=1, prompt=byte_ids("Once"), **LONG)
         for _ in range(num_heard):
             await talk.hear()
-        await talk.say("CANCEL", stream_id=1)
-        said = await talk.stream(1)
+        await talk.send("CANCEL", stream_id=1)
+        messages = await talk.stream(1)
         await settled(house.rig)
 
-    last = said[-1][1]
+    last = messages[-1][1]
     assert last.get("finish_reason") == "cancelled" or last["error_type"] == "cancelled"
-    assert "error" not in last or len(said) + num_heard <= 4
+    assert "error" not in last or len(messages) + num_heard <= 4
 
 
 @pytest.mark.parametrize("command", ["GENERATE", "SCORE"])
@@ -77,38 +79,38 @@ async def test_a_stream_that_is_cancelled_before_it_began_says_so(command: str) 
             for frame in frames:
                 talk.socket.protocol.send_text(frame.encode())
         async with asyncio.timeout(30):
-            said = await talk.stream(1)
+            messages = await talk.stream(1)
         again = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
         await settled(house.rig)
 
-    told = said[-1][1]
-    assert "cancelled" in (told.get("finish_reason"), told.get("error_type"))
+    fields = messages[-1][1]
+    assert "cancelled" in (fields.get("finish_reason"), fields.get("error_type"))
     assert again[-1][1]["finish_reason"] == "length"
 
 
 async def test_an_unknown_stream_cancels_nothing() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
-        await talk.say("CANCEL", stream_id=77)
-        said = await talk.ask("GENERATE", 1, text="Once", max_tokens=2)
-        await talk.say("CANCEL", stream_id=1)
+        await talk.send("CANCEL", stream_id=77)
+        messages = await talk.ask("GENERATE", 1, text="Once", max_tokens=2)
+        await talk.send("CANCEL", stream_id=1)
         again = await talk.ask("GENERATE", 1, text="Once", max_tokens=2)
 
-    assert said == [*again[:-1], said[-1]]
+    assert messages == [*again[:-1], messages[-1]]
 
 
 async def test_an_open_streams_id_is_not_taken_twice_but_may_be_used_again() -> None:
     async with served(slow()) as (_, port), talking(port) as talk:
         await talk.hello()
-        await talk.say("GENERATE", stream_id=1, text="Once", max_tokens=20)
-        await talk.say("GENERATE", stream_id=1, text="Twice", max_tokens=20)
-        heard: list[Said] = []
+        await talk.send("GENERATE", stream_id=1, text="Once", max_tokens=20)
+        await talk.send("GENERATE", stream_id=1, text="Twice", max_tokens=20)
+        heard: list[Message] = []
         while not heard or heard[-1][0] != "DONE":
             heard.append(await talk.hear())
         again = await talk.ask("GENERATE", 1, text="Twice", max_tokens=3)
 
-    refusals = [told for command, told in heard if command == "MSG"]
-    assert [told["error_type"] for told in refusals] == ["stream_in_use"]
+    refusals = [fields for command, fields in heard if command == "MSG"]
+    assert [fields["error_type"] for fields in refusals] == ["stream_in_use"]
     assert sum(command == "TOKEN" for command, _ in heard) == 20
     assert again[-1][1]["usage"]["prompt_tokens"] == 5
 
@@ -119,8 +121,8 @@ async def test_a_socket_that_ends_frees_everything(says_goodbye: bool) -> None:
         async with talking(port) as talk:
             await talk.hello()
             for stream_id in range(30):
-                await talk.say("GENERATE", stream_id=stream_id, text=f"Once {stream_id}", **LONG)
-            await talk.say("SCORE", stream_id=30, text="Once", scored=["a"] * 64)
+                await talk.send("GENERATE", stream_id=stream_id, text=f"Once {stream_id}", **LONG)
+            await talk.send("SCORE", stream_id=30, text="Once", scored=["a"] * 64)
             await talk.hear()
             if says_goodbye:
                 await talk.socket.close()
@@ -137,14 +139,14 @@ async def test_clients_that_leave_while_their_prompt_is_read_leave_nothing() -> 
         for pause_s in (0.0, 0.001, 0.005, 0.02):
             async with talking(port) as talk:
                 for stream_id in range(10):
-                    await talk.say("GENERATE", stream_id=stream_id, text="Once", **LONG)
+                    await talk.send("GENERATE", stream_id=stream_id, text="Once", **LONG)
                 await asyncio.sleep(pause_s)
                 talk.socket.transport.abort()
         await settled(house.rig)
         async with talking(port) as talk:
-            said = await talk.ask("GENERATE", 1, prompt=byte_ids("Once"), max_tokens=3)
+            messages = await talk.ask("GENERATE", 1, prompt=byte_ids("Once"), max_tokens=3)
 
-    assert said[-1][1]["finish_reason"] == "length"
+    assert messages[-1][1]["finish_reason"] == "length"
 
 
 async def test_clients_that_leave_at_the_door_are_no_bug(caplog: pytest.LogCaptureFixture) -> None:

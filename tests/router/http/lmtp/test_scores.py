@@ -16,36 +16,38 @@ def logprobs(token_ids: list[int]) -> list[float]:
 
 async def test_one_continuation_is_told_token_by_token() -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask(
+        messages = await talk.ask(
             "SCORE", 3, model="model", prompt=byte_ids("Once"), scored=byte_ids("abc")
         )
 
-    assert [command for command, _ in said] == ["TOKEN"] * 3
-    assert [told["token"] for _, told in said] == byte_ids("abc")
-    assert [told["logprob"] for _, told in said] == logprobs(byte_ids("abc"))
-    assert [told["finish_reason"] for _, told in said] == [None, None, "stop"]
-    assert all("top_logprobs" not in told for _, told in said)
+    assert [command for command, _ in messages] == ["TOKEN"] * 3
+    assert [fields["token"] for _, fields in messages] == byte_ids("abc")
+    assert [fields["logprob"] for _, fields in messages] == logprobs(byte_ids("abc"))
+    assert [fields["finish_reason"] for _, fields in messages] == [None, None, "stop"]
+    assert all("top_logprobs" not in fields for _, fields in messages)
 
 
 async def test_of_the_first_token_of_all_nothing_is_known() -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
-        said = await talk.ask("SCORE", prompt=[], scored=byte_ids("ab"))
+        messages = await talk.ask("SCORE", prompt=[], scored=byte_ids("ab"))
 
-    assert [told["logprob"] for _, told in said] == [0.0, *logprobs(byte_ids("b"))]
+    assert [fields["logprob"] for _, fields in messages] == [0.0, *logprobs(byte_ids("b"))]
 
 
 @pytest.mark.parametrize("values", [["abc", "d", " ef"], [byte_ids("abc"), byte_ids("d")]])
 async def test_many_continuations_come_in_one_message(values: list[Any]) -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("SCORE", text="Once", scored=values)
+        messages = await talk.ask("SCORE", text="Once", scored=values)
 
     ids = [byte_ids(value) if isinstance(value, str) else value for value in values]
-    assert said[0][0] == "SCORES"
-    assert said[0][1]["scores"] == [{"tokens": each, "logprobs": logprobs(each)} for each in ids]
-    assert said[0][1]["usage"] == {
+    assert messages[0][0] == "SCORES"
+    assert messages[0][1]["scores"] == [
+        {"tokens": each, "logprobs": logprobs(each)} for each in ids
+    ]
+    assert messages[0][1]["usage"] == {
         "prompt_tokens": sum(4 + len(each) for each in ids),
-        "cached_tokens": said[0][1]["usage"]["cached_tokens"],
+        "cached_tokens": messages[0][1]["usage"]["cached_tokens"],
         "output_tokens": 0,
     }
 
@@ -55,18 +57,20 @@ async def test_more_continuations_than_the_server_takes_at_once_come_in_their_or
     shard = FakeShard(num_blocks=512)
     async with served(shard, max_concurrent_requests=32) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("SCORE", text="Once upon a time", scored=values)
+        messages = await talk.ask("SCORE", text="Once upon a time", scored=values)
 
-    assert [each["tokens"] for each in said[0][1]["scores"]] == [byte_ids(each) for each in values]
+    assert [each["tokens"] for each in messages[0][1]["scores"]] == [
+        byte_ids(each) for each in values
+    ]
 
 
 async def test_a_long_prompt_is_computed_once() -> None:
     shard = FakeShard(num_blocks=256)
     async with served(shard, max_concurrent_requests=32) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("SCORE", text="x" * 100, scored=["a", "b", "c", "d"])
+        messages = await talk.ask("SCORE", text="x" * 100, scored=["a", "b", "c", "d"])
 
-    usage = said[0][1]["usage"]
+    usage = messages[0][1]["usage"]
     assert usage["prompt_tokens"] - usage["cached_tokens"] <= 101 + 3 * (1 + shard.block_size)
 
 
@@ -74,11 +78,11 @@ async def test_an_empty_text_is_scored_behind_the_beginning() -> None:
     shard = FakeShard()
     async with served(shard) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("SCORE", text="", scored=["ab"])
+        messages = await talk.ask("SCORE", text="", scored=["ab"])
 
     prefill = next(call for method, call in shard.calls if method == "Prefill")
     assert list(prefill.batch.requests[0].token_ids) == [BOS_ID, *byte_ids("ab")]
-    assert said[0][1]["scores"][0]["logprobs"] == logprobs(byte_ids("ab"))
+    assert messages[0][1]["scores"][0]["logprobs"] == logprobs(byte_ids("ab"))
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,6 @@ async def test_a_time_that_is_over_ends_a_score_by_an_error_of_its_own() -> None
 async def test_a_server_of_few_slots_scores_more_values_than_it_has() -> None:
     async with served(FakeShard(), max_concurrent_requests=4) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("SCORE", text="Once", scored=list("abcdef"))
+        messages = await talk.ask("SCORE", text="Once", scored=list("abcdef"))
 
-    assert [each["tokens"] for each in said[0][1]["scores"]] == [byte_ids(c) for c in "abcdef"]
+    assert [each["tokens"] for each in messages[0][1]["scores"]] == [byte_ids(c) for c in "abcdef"]

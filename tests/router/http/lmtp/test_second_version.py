@@ -36,22 +36,22 @@ async def test_the_greeting_says_what_the_server_takes() -> None:
 @pytest.mark.parametrize(("asked", "given"), [(1, 1), (2, 2), (9, 2)])
 async def test_a_client_gets_the_version_that_both_know(asked: int, given: int) -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
-        said = await talk.ask("HELLO", 5, version=asked)
+        messages = await talk.ask("HELLO", 5, version=asked)
 
-    assert said == [("MSG", {"stream_id": 5, "hello": said[0][1]["hello"]})]
-    assert said[0][1]["hello"]["version"] == given
+    assert messages == [("MSG", {"stream_id": 5, "hello": messages[0][1]["hello"]})]
+    assert messages[0][1]["hello"]["version"] == given
 
 
 async def test_text_goes_in_and_comes_out() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("GENERATE", text="Once upon", max_tokens=5)
+        messages = await talk.ask("GENERATE", text="Once upon", max_tokens=5)
 
     text = expected_text("Once upon", 5)
-    assert "".join(told["text"] for _, told in said[:-1]) == text
-    assert [told["is_end"] for _, told in said[:-1]] == [False] * 5
-    assert all("top_logprobs" not in told for _, told in said)
-    assert said[-1] == (
+    assert "".join(fields["text"] for _, fields in messages[:-1]) == text
+    assert [fields["is_end"] for _, fields in messages[:-1]] == [False] * 5
+    assert all("top_logprobs" not in fields for _, fields in messages)
+    assert messages[-1] == (
         "DONE",
         {
             "stream_id": 1,
@@ -66,22 +66,22 @@ async def test_text_goes_in_and_comes_out() -> None:
 async def test_the_end_token_is_told_apart_and_adds_no_text() -> None:
     async with served(says("Hi", "Once")) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("GENERATE", text="Once")
+        messages = await talk.ask("GENERATE", text="Once")
 
-    assert [(told["text"], told["is_end"]) for _, told in said[:-1]] == [
+    assert [(fields["text"], fields["is_end"]) for _, fields in messages[:-1]] == [
         ("H", False),
         ("i", False),
         ("", True),
     ]
-    assert (said[-1][1]["finish_reason"], said[-1][1]["text"]) == ("eos", "Hi")
+    assert (messages[-1][1]["finish_reason"], messages[-1][1]["text"]) == ("eos", "Hi")
 
 
 async def test_without_a_number_all_the_room_is_taken() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("GENERATE", text="x" * 120)
+        messages = await talk.ask("GENERATE", text="x" * 120)
 
-    assert said[-1][1]["usage"]["output_tokens"] == 40
+    assert messages[-1][1]["usage"]["output_tokens"] == 40
 
 
 async def test_turns_go_through_the_chat_template_and_the_last_of_ours_is_gone_on_with() -> None:
@@ -115,11 +115,11 @@ async def test_stops_end_the_text_where_they_are(
 ) -> None:
     async with served(says("Hello, world", "Once")) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("GENERATE", text="Once", **fields)
+        messages = await talk.ask("GENERATE", text="Once", **fields)
 
-    done = said[-1][1]
+    done = messages[-1][1]
     assert (done["text"], done.get("stop_string")) == (text, stop)
-    assert "".join(told["text"] for _, told in said[:-1]) + done["tail"] == text
+    assert "".join(fields["text"] for _, fields in messages[:-1]) + done["tail"] == text
 
 
 async def test_a_constraint_is_held_to_and_its_end_says_so() -> None:
@@ -127,11 +127,11 @@ async def test_a_constraint_is_held_to_and_its_end_says_so() -> None:
     constraint = {"type": "choice", "value": ["yes", "no"]}
     async with served(shard, checks=checks) as (_, port), talking(port) as talk:
         await talk.hello()
-        said = await talk.ask("GENERATE", text="Once", constraint=constraint, max_tokens=9)
+        messages = await talk.ask("GENERATE", text="Once", constraint=constraint, max_tokens=9)
 
     assert checks.asked[0][0].spec.text == '["yes","no"]'
-    assert said[-1][1]["constraint_satisfied"] is True
-    assert said[-1][1]["text"] == "yes"
+    assert messages[-1][1]["constraint_satisfied"] is True
+    assert messages[-1][1]["text"] == "yes"
 
 
 async def test_a_seed_is_told_where_one_was_drawn() -> None:
@@ -141,7 +141,7 @@ async def test_a_seed_is_told_where_one_was_drawn() -> None:
         seeded = await talk.ask("GENERATE", text="Once", max_tokens=1, temperature=1.0, seed=5)
         greedy = await talk.ask("GENERATE", text="Once", max_tokens=1)
 
-    assert [said[-1][1].get("seed") for said in (sampled, seeded, greedy)] == [7, 5, None]
+    assert [messages[-1][1].get("seed") for messages in (sampled, seeded, greedy)] == [7, 5, None]
 
 
 async def test_steps_that_are_taken_one_by_one_make_the_same_output() -> None:
@@ -149,12 +149,12 @@ async def test_steps_that_are_taken_one_by_one_make_the_same_output() -> None:
         output: list[int] = []
         text, reasons = "", list[str]()
         while not reasons or reasons[-1] == "paused":
-            said = await talk.ask(
+            messages = await talk.ask(
                 "GENERATE", text="Once upon", max_tokens=9, num_steps=2, output=output
             )
-            output += [told["token"] for command, told in said if command == "TOKEN"]
-            text += said[-1][1]["text"]
-            reasons.append(said[-1][1]["finish_reason"])
+            output += [fields["token"] for command, fields in messages if command == "TOKEN"]
+            text += messages[-1][1]["text"]
+            reasons.append(messages[-1][1]["finish_reason"])
         return output, text, reasons
 
     async with served(FakeShard()) as (_, port), talking(port) as talk:
@@ -162,7 +162,7 @@ async def test_steps_that_are_taken_one_by_one_make_the_same_output() -> None:
         whole = await talk.ask("GENERATE", text="Once upon", max_tokens=9)
         output, text, reasons = await stepwise(talk)
 
-    assert output == [told["token"] for _, told in whole[:-1]]
+    assert output == [fields["token"] for _, fields in whole[:-1]]
     assert text == whole[-1][1]["text"]
     assert reasons == ["paused"] * 4 + ["length"]
 
@@ -183,8 +183,8 @@ async def test_time_ends_a_stream_with_what_there_is() -> None:
     async with served(shard) as (_, port), talking(port) as talk:
         first = await talk.ask("GENERATE", prompt=byte_ids("Once"), timeout_s=0.4, max_tokens=99)
         await talk.hello()
-        said = await talk.ask("GENERATE", text="Once", timeout_s=0.4, max_tokens=99)
+        messages = await talk.ask("GENERATE", text="Once", timeout_s=0.4, max_tokens=99)
 
     assert first[-1][1]["finish_reason"] == "length"
-    assert said[-1][1]["finish_reason"] == "deadline"
-    assert 1 < len(said) < 15
+    assert messages[-1][1]["finish_reason"] == "deadline"
+    assert 1 < len(messages) < 15

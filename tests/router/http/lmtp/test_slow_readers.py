@@ -11,7 +11,7 @@ from router.http.server.limits import ConnectionLimits
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.harness import House
-from tests.router.http.lmtp.talking import Said, Talk, served, talking
+from tests.router.http.lmtp.talking import Message, Talk, served, talking
 from tests.router.rig import settled
 
 NUM_STREAMS = 6
@@ -33,7 +33,7 @@ async def fill(talk: Talk) -> None:
     for stream_id in range(NUM_STREAMS):
         prompt = byte_ids(f"Once {stream_id}")
         fields = {"prompt": prompt, "max_tokens": 140, "top_logprobs": 64}
-        await talk.say("GENERATE", stream_id=stream_id, **fields)
+        await talk.send("GENERATE", stream_id=stream_id, **fields)
 
 
 async def paused(house: House) -> None:
@@ -84,9 +84,9 @@ async def test_streams_of_a_slow_reader_pause_and_go_on() -> None:
         ends = 0
         num_tokens = 0
         while ends < NUM_STREAMS:
-            _, told = await talk.hear()
-            num_tokens += "token" in told
-            ends += told["finish_reason"] is not None
+            _, fields = await talk.hear()
+            num_tokens += "token" in fields
+            ends += fields["finish_reason"] is not None
 
     assert quick[-1][1]["finish_reason"] == "length"
     assert num_tokens == NUM_STREAMS * 140
@@ -101,20 +101,20 @@ async def test_an_error_that_waits_for_a_slow_reader_is_not_lost_by_cancelling_i
         stop_reading(talk)
         await paused(house)
         begun_s = time.monotonic()
-        await talk.say("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=0)
+        await talk.send("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=0)
         while house.rig.metrics.socket_streams.value() <= NUM_STREAMS:
             assert time.monotonic() - begun_s < 20
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.1)
-        await talk.say("CANCEL", stream_id=77)
+        await talk.send("CANCEL", stream_id=77)
         await asyncio.sleep(0.1)
         talk.socket.transport.resume_reading()
-        told: dict[str, object] = {}
+        fields: dict[str, object] = {}
         async with asyncio.timeout(20):
-            while told.get("stream_id") != 77:
-                _, told = await talk.hear()
+            while fields.get("stream_id") != 77:
+                _, fields = await talk.hear()
 
-    assert told["field"] == "max_tokens"
+    assert fields["field"] == "max_tokens"
 
 
 async def test_an_end_that_waits_for_a_slow_reader_is_told_once_though_it_is_cancelled() -> None:
@@ -126,24 +126,24 @@ async def test_an_end_that_waits_for_a_slow_reader_is_told_once_though_it_is_can
         await fill(talk)
         stop_reading(talk)
         await paused(house)
-        await talk.say("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=1)
+        await talk.send("GENERATE", stream_id=77, prompt=byte_ids("Once"), max_tokens=1)
         begun_s = time.monotonic()
         while not house.rig.metrics.sequence_ends.value("length"):
             assert time.monotonic() - begun_s < 20
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.1)
-        await talk.say("CANCEL", stream_id=77)
+        await talk.send("CANCEL", stream_id=77)
         await asyncio.sleep(0.1)
         talk.socket.transport.resume_reading()
-        heard: list[Said] = []
+        heard: list[Message] = []
         async with asyncio.timeout(20):
             while sum(command == "DONE" for command, _ in heard) <= NUM_STREAMS:
                 heard.append(await talk.hear())
 
-    said = [(command, told) for command, told in heard if told["stream_id"] == 77]
-    assert [command for command, _ in said] == ["TOKEN", "DONE"]
-    assert [told["finish_reason"] for _, told in said] == ["length", "length"]
-    ends = [told["stream_id"] for command, told in heard if command == "DONE"]
+    messages = [(command, fields) for command, fields in heard if fields["stream_id"] == 77]
+    assert [command for command, _ in messages] == ["TOKEN", "DONE"]
+    assert [fields["finish_reason"] for _, fields in messages] == ["length", "length"]
+    ends = [fields["stream_id"] for command, fields in heard if command == "DONE"]
     assert sorted(ends) == [*range(NUM_STREAMS), 77]
 
 
@@ -153,14 +153,14 @@ async def cancelled_unread(talk: Talk, house: House) -> dict[int, list[dict[str,
     stop_reading(talk)
     await paused(house)
     for stream_id in range(NUM_STREAMS):
-        await talk.say("CANCEL", stream_id=stream_id)
+        await talk.send("CANCEL", stream_id=stream_id)
     await settled(house.rig)
     talk.socket.transport.resume_reading()
     streams: dict[int, list[dict[str, Any]]] = {index: [] for index in range(NUM_STREAMS)}
     async with asyncio.timeout(20):
-        while not all(said and said[-1]["finish_reason"] for said in streams.values()):
-            _, told = await talk.hear()
-            streams[told["stream_id"]].append(told)
+        while not all(messages and messages[-1]["finish_reason"] for messages in streams.values()):
+            _, fields = await talk.hear()
+            streams[fields["stream_id"]].append(fields)
     return streams
 
 
@@ -170,8 +170,8 @@ async def whole_streams(port: int) -> dict[int, list[int]]:
         await fill(talk)
         streams: dict[int, list[int]] = {index: [] for index in range(NUM_STREAMS)}
         while any(len(tokens) < 140 for tokens in streams.values()):
-            _, told = await talk.hear()
-            streams[told["stream_id"]].append(told["token"])
+            _, fields = await talk.hear()
+            streams[fields["stream_id"]].append(fields["token"])
     return streams
 
 
@@ -185,11 +185,11 @@ async def test_a_cancelled_stream_that_waited_for_its_reader_tells_what_it_count
         whole = await whole_streams(port)
 
     for stream_id, (*tokens, done) in streams.items():
-        ids = [told["token"] for told in tokens]
+        ids = [fields["token"] for fields in tokens]
         assert ids == whole[stream_id][: len(ids)]
         assert done["finish_reason"] == "cancelled"
         assert done["usage"]["output_tokens"] == len(ids)
-        assert done["text"] == "".join(told["text"] for told in tokens)
+        assert done["text"] == "".join(fields["text"] for fields in tokens)
 
 
 async def test_a_cancelled_stream_of_version_1_has_no_gap_in_its_tokens() -> None:
@@ -200,10 +200,10 @@ async def test_a_cancelled_stream_of_version_1_has_no_gap_in_its_tokens() -> Non
         streams = await cancelled_unread(talk, house)
         whole = await whole_streams(port)
 
-    for stream_id, said in streams.items():
-        ids = [told["token"] for told in said]
+    for stream_id, messages in streams.items():
+        ids = [fields["token"] for fields in messages]
         assert ids == whole[stream_id][: len(ids)]
-        assert said[-1]["finish_reason"] == "cancelled"
+        assert messages[-1]["finish_reason"] == "cancelled"
 
 
 async def test_who_does_not_answer_pings_is_closed() -> None:
@@ -223,9 +223,9 @@ async def test_who_answers_pings_may_be_silent_for_long() -> None:
     rules = ConnectionLimits(ping_interval_s=0.05)
     async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
         await asyncio.sleep(0.5)
-        said = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
+        messages = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
 
-    assert said[0][1]["finish_reason"] == "length"
+    assert messages[0][1]["finish_reason"] == "length"
 
 
 async def test_who_asks_much_and_reads_nothing_is_closed() -> None:
@@ -235,7 +235,7 @@ async def test_who_asks_much_and_reads_nothing_is_closed() -> None:
 
         async def flood() -> None:
             while True:
-                await talk.say("MODEL_INFO", stream_id=1, model="x" * 50)
+                await talk.send("MODEL_INFO", stream_id=1, model="x" * 50)
 
         flooding = asyncio.create_task(flood())
         begun_s = time.monotonic()
