@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proto.contract import FinishReason
-from router.engine.infer import Completion
+from router.engine.infer import Completion, ranked
 from router.http.openai.answers import LAST_EVENT, TextCompletion, TextCompletionChunk
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
