@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from bench.compare import running, tandem
 from bench.load import Load, Target, random_prompts, run
-from launcher.settings import BUNDLED_MODEL, free_port
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from bench.compare import running, tandem
 from bench.load import Load, random_prompts
 from bench.sse_client import post_events
-from launcher.settings import free_port
+from processes.addresses import free_port
 
 _PROMPT_LEN = 128
 _OUTPUT_LEN = 192

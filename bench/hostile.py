@@ -31,7 +31,7 @@ import numpy as np
 from bench.compare import running, tandem
 from bench.hostile_senders import CHECK, GENERATE
 from bench.sse_client import post_events
-from launcher.settings import free_port
+from processes.addresses import free_port
 from tests.constraints.hostile import NUM_HOSTILE
 
 _MAX_RATIO, _MAX_ANSWER_S = 1.1, 3.0

@@ -28,7 +28,8 @@ from pathlib import Path
 
 from bench.compare import running, tandem
 from bench.sse_client import HttpError, post_events
-from launcher.settings import BUNDLED_MODEL, free_port
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
 
 _MAX_OUTPUT_LEN = 256
 # Of a phase: until the clients no longer begin all at once.

@@ -28,7 +28,8 @@ from client.errors import ConstraintRefused, TandemError
 from client.lmtp.model import LmtpModel
 from client.model import Model
 from client.query import NotSatisfied, Result, Unsatisfiable, run
-from launcher.settings import BUNDLED_MODEL, free_port
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
 from tests.client.query.conditions.programs import Made, RandomProgram, random_program
 
 # What may be said of a program instead of a result.

@@ -26,7 +26,7 @@ import httpx
 from bench import make_model
 from bench.compare import running, tandem
 from bench.constraint_pool import PooledConstraint, pool
-from launcher.settings import free_port
+from processes.addresses import free_port
 
 _STOPS = ("e", "\n", '"', "}", ".", " ", "ab", "0", "日", "</b>")
 # Every legal text meets a stop string before its end (which is not always proven within the

@@ -9,6 +9,7 @@ TandemError
         ModelNotFound           no such model, or it cannot be loaded
         Unauthorized            a key is needed
         Overloaded              later, perhaps: `retry_after_s`
+    BadInput                a command line, a typed line or stdin breaks a rule of the commands
     ServerFailed            an accepted request that went wrong; `is_retryable` says if again
 """
 
@@ -43,6 +44,10 @@ class Unreachable(TandemError):
 
 class ConnectionLost(TandemError):
     """The connection broke while something was expected of it."""
+
+
+class BadInput(TandemError):
+    """What was typed or piped to a command breaks a rule; names the key, its value and the rule."""
 
 
 class Refused(TandemError):

@@ -10,9 +10,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from rich.cells import cell_len
@@ -25,13 +26,16 @@ from constraints.verdict import Judged, Judgement
 from constraints.worker.jobs import Judge
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
-from launcher.errors import BadSetting
-from router.request.errors import StartupFailed
-from router.text.tokenizer_files import find_tokenizer
+from processes.hub import HubError, find_folder
+from processes.rules import one_of
+from processes.settings import BadConfig, Group, setting
+from processes.settings import Kind as Spelling
 
 ALL_ACCEPTED, SOME_REFUSED, BAD_CONSTRAINT = 0, 1, 2
 
 STDIN = "-"
+# What it takes of a model to know its tokens.
+_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json")
 # Texts that are judged by one job; each job has the limits of time and memory for itself.
 _BATCH_LEN, _BATCH_CHARS = 64, 100_000
 # Texts that are hardly meant as constraints.
@@ -41,51 +45,96 @@ _SHOWN_LEN = 40
 _LONGEST_OUTPUT = 1 << 20
 
 
+_KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "json": Kind.JSON_SCHEMA,
+        "regex": Kind.REGEX,
+        "lark": Kind.LARK,
+        "gbnf": Kind.GBNF,
+        "choice": Kind.CHOICE,
+        "where": Kind.WHERE,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
-class CheckSettings:
-    """What is to be checked. `texts` are judged for people, `lines` for programs."""
+class CheckConfig:
+    """The settings of `launcher check`. `text` is judged for people, `lines` for programs.
 
-    spec: ConstraintSpec
-    tokenizer: str
-    texts: tuple[str, ...]
-    lines: str | None
-    timeout_s: float
-    memory_bytes: int
+    Raises BadConfig when settings contradict each other, and for texts without bytes.
+    """
+
+    type: str = setting(
+        ...,
+        f"the language of the constraint: {', '.join(_KINDS)}",
+        one_of(*_KINDS),
+        group=Group.CONSTRAINT,
+        env=False,
+    )
+    constraint: str = setting(
+        ..., "a file, the constraint itself, or - for stdin", str, group=Group.CONSTRAINT, env=False
+    )
+    tokenizer: str = setting(
+        "",
+        "a model's folder, its tokenizer.json or a hub id; absent: the bundled model's",
+        group=Group.CONSTRAINT,
+        env=False,
+    )
+    whitespace: str = setting(
+        "flexible",
+        "whitespace in JSON: flexible, compact or spaced",
+        one_of("flexible", "compact", "spaced"),
+        group=Group.CONSTRAINT,
+        env=False,
+    )
+    lenient: bool = setting(
+        False,
+        "enforce what can be of a schema, and list the rest",
+        group=Group.CONSTRAINT,
+        kind=Spelling.SWITCH,
+        env=False,
+    )
+    text: tuple[str, ...] = setting(
+        (),
+        "a text to judge; may be repeated",
+        str,
+        group=Group.CONSTRAINT,
+        kind=Spelling.REPEATED,
+        env=False,
+    )
+    lines: str | None = setting(
+        None,
+        'JSON lines {"text": ...} to judge, a file or - for stdin',
+        str,
+        group=Group.CONSTRAINT,
+        env=False,
+    )
+
+    def __post_init__(self) -> None:
+        if self.text and self.lines is not None:
+            raise BadConfig("--text and --lines: give one of them")
+        if self.constraint == self.lines == STDIN:
+            raise BadConfig("--constraint and --lines: only one of them can be the standard input")
+        for each in self.text:
+            require_text(each, "--text")
 
 
-def check_settings(
-    spec: ConstraintSpec,
-    tokenizer: str,
-    texts: Sequence[str],
-    lines: str | None,
-    timeout_s: float,
-    memory_bytes: int,
-) -> CheckSettings:
-    """The settings, checked. Raises BadSetting."""
-    if texts and lines is not None:
-        raise BadSetting("--text and --lines: give one of them")
-    texts = tuple(checked_text(each, "--text") for each in texts)
-    return CheckSettings(spec, tokenizer, texts, lines, timeout_s, memory_bytes)
-
-
-def read_constraint(
-    kind: Kind, given: str, lines: str | None, whitespace: Whitespace, *, lenient: bool
-) -> ConstraintSpec:
+def read_constraint(config: CheckConfig) -> ConstraintSpec:
     """The constraint: the file of that name, the standard input for `-`, or the text itself.
 
-    Raises BadSetting.
+    Raises BadConfig.
     """
-    if given == lines == STDIN:
-        raise BadSetting("--constraint and --lines: only one of them can be the standard input")
-    text = given
+    text = source = config.constraint
     try:
-        if given == STDIN:
+        if source == STDIN:
             text = _without_last_line_end(sys.stdin.read())
-        elif _is_file(given):
-            text = _without_last_line_end(Path(given).read_text(encoding="utf-8"))
+        elif _is_file(source):
+            text = _without_last_line_end(Path(source).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadSetting(f"--constraint {given}: {error}") from error
-    return ConstraintSpec(kind, checked_text(text, "--constraint"), whitespace, lenient)
+        raise BadConfig(f"--constraint {source}: {error}") from error
+    whitespace = Whitespace(config.whitespace)
+    text = require_text(text, "--constraint")
+    return ConstraintSpec(_KINDS[config.type], text, whitespace, config.lenient)
 
 
 def _without_last_line_end(text: str) -> str:
@@ -93,31 +142,39 @@ def _without_last_line_end(text: str) -> str:
     return text.removesuffix("\n")
 
 
-def check(settings: CheckSettings, out: TextIO) -> int:
-    """Judges the texts, writes what was found, answers the exit code. Raises BadSetting."""
-    return asyncio.run(_check(settings, out))
+def check(
+    config: CheckConfig,
+    timeout_s: float,
+    memory_bytes: int,
+    out: TextIO,
+) -> int:
+    """Judges the texts, writes the judgements, returns the exit code. Raises BadConfig."""
+    spec = read_constraint(config)
+    vocabulary = find_vocabulary(config.tokenizer)
+    rules = PoolRules(cpu_s=timeout_s, memory_bytes=memory_bytes, wait_s=60.0 + timeout_s)
+    return asyncio.run(_check(spec, config, vocabulary, rules, out))
 
 
-async def _check(settings: CheckSettings, out: TextIO) -> int:
-    vocabulary = find_vocabulary(settings.tokenizer)
-    rules = PoolRules(
-        cpu_s=settings.timeout_s,
-        memory_bytes=settings.memory_bytes,
-        wait_s=60.0 + settings.timeout_s,
-    )
+async def _check(
+    spec: ConstraintSpec,
+    config: CheckConfig,
+    vocabulary: VocabularyFile,
+    rules: PoolRules,
+    out: TextIO,
+) -> int:
     pool = WorkerPool(vocabulary, rules)
     try:
         await pool.wait_ready()
-        if settings.lines is not None:
-            return await _judge_lines(pool, settings, out)
-        return await _judge_texts(pool, settings, Console(file=out, highlight=False))
+        if config.lines is not None:
+            return await _judge_lines(pool, spec, config.lines, out)
+        return await _judge_texts(pool, spec, config.text, Console(file=out, highlight=False))
     except ConstraintError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n{_about_files(settings.spec.text)}")
+        sys.stderr.write(f"{type(error).__name__}: {error}\n{_about_files(spec.text)}")
         return BAD_CONSTRAINT
     except NurseryFailed as error:
-        raise BadSetting(f"--tokenizer {settings.tokenizer}: {error}") from error
+        raise BadConfig(f"--tokenizer {config.tokenizer}: {error}") from error
     except (PoolBusy, WorkerBug) as error:
-        raise BadSetting(f"the constraint could not be checked: {error}") from error
+        raise BadConfig(f"the constraint could not be checked: {error}") from error
     finally:
         await pool.close()
 
@@ -129,25 +186,24 @@ def _about_files(text: str) -> str:
     return ""
 
 
-async def _judge_texts(pool: WorkerPool, settings: CheckSettings, console: Console) -> int:
-    judged = await pool.do(Judge(settings.spec, settings.texts, _LONGEST_OUTPUT))
+async def _judge_texts(
+    pool: WorkerPool, spec: ConstraintSpec, texts: tuple[str, ...], console: Console
+) -> int:
+    judged = await pool.do(Judge(spec, texts, _LONGEST_OUTPUT))
     assert isinstance(judged, Judged)
-    for text, judgement in zip(settings.texts, judged.judgements, strict=True):
+    for text, judgement in zip(texts, judged.judgements, strict=True):
         console.print(shown(text, judgement), soft_wrap=True)
     console.print(_about(judged), soft_wrap=True)
     return ALL_ACCEPTED if all(each.accepted for each in judged.judgements) else SOME_REFUSED
 
 
-async def _judge_lines(pool: WorkerPool, settings: CheckSettings, out: TextIO) -> int:
+async def _judge_lines(pool: WorkerPool, spec: ConstraintSpec, name: str, out: TextIO) -> int:
     code = ALL_ACCEPTED
-    assert settings.lines is not None
-    with _opened(settings.lines) as lines:
-        # What is wrong with the constraint is told before, and whether there are lines or not.
-        await pool.do(Judge(settings.spec, (), _LONGEST_OUTPUT))
+    with _opened(name) as lines:
+        # Errors of the constraint come first, and whether there are lines or not.
+        await pool.do(Judge(spec, (), _LONGEST_OUTPUT))
         for batch in _batches(_texts(lines)):
-            for text, judgement in zip(
-                batch, await _judgements(pool, settings.spec, batch), strict=True
-            ):
+            for text, judgement in zip(batch, await _judgements(pool, spec, batch), strict=True):
                 out.write(json.dumps(as_object(text, judgement), ensure_ascii=False) + "\n")
                 if not judgement.accepted:
                     code = SOME_REFUSED
@@ -171,14 +227,14 @@ async def _judgements(
 
 def as_object(text: str, judgement: Judgement) -> dict[str, Any]:
     """One line of the output for programs."""
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "text": text,
         "accepted": judgement.accepted,
         "position": judgement.position,
         "expected": list(judgement.expected),
         "num_legal_tokens": judgement.num_legal,
     }
-    return told | ({} if judgement.failure is None else {"error": judgement.failure})
+    return result | ({} if judgement.failure is None else {"error": judgement.failure})
 
 
 def shown(text: str, judgement: Judgement) -> Text:
@@ -204,30 +260,30 @@ def shown(text: str, judgement: Judgement) -> Text:
 
 
 def _about(judged: Judged) -> Text:
-    told = Text()
-    told.append("shortest legal text found: ", "bold")
+    summary = Text()
+    summary.append("shortest legal text found: ", "bold")
     if judged.shortest is None:
-        told.append("none")
+        summary.append("none")
     else:
-        told.append(f"{judged.shortest!r} ({_tokens(judged.min_len or 0)})")
+        summary.append(f"{judged.shortest!r} ({_tokens(judged.min_len or 0)})")
     for phrase in judged.dropped_phrases:
-        told.append(f"\nends before {phrase!r}, which is cut off the output")
+        summary.append(f"\nends before {phrase!r}, which is cut off the output")
     for pointer in judged.not_enforced:
-        told.append("\nnot enforced: ", "bold yellow").append(pointer or "the whole schema")
-    return told
+        summary.append("\nnot enforced: ", "bold yellow").append(pointer or "the whole schema")
+    return summary
 
 
 def find_vocabulary(name: str) -> VocabularyFile:
-    """The tokens of a model: a folder, its tokenizer.json, or a hub id. Raises BadSetting."""
+    """The tokens of a model: a folder, its tokenizer.json, or a hub id. Raises BadConfig."""
     path = Path(os.path.expanduser(name))
+    is_file = os.path.isfile(path)
     try:
-        is_file = os.path.isfile(path)
-        folder = path.parent if is_file else find_tokenizer(name, None)
-    except StartupFailed as error:
-        raise BadSetting(f"--tokenizer {name}: {error}") from error
+        folder = path.parent if is_file else find_folder(name, None, _FILES, noun="tokenizer")
+    except HubError as error:
+        raise BadConfig(f"--tokenizer {name}: {error}") from error
     file = path if is_file else folder / "tokenizer.json"
     if not file.is_file():
-        raise BadSetting(f"--tokenizer {name}: {file} is missing")
+        raise BadConfig(f"--tokenizer {name}: {file} is missing")
     return VocabularyFile(file, None, _end_ids(folder, file), _LONGEST_OUTPUT)
 
 
@@ -259,7 +315,7 @@ def _opened(name: str) -> TextIO:
             return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
         return Path(name).open(encoding="utf-8")
     except OSError as error:
-        raise BadSetting(f"--lines {name}: {error}") from error
+        raise BadConfig(f"--lines {name}: {error}") from error
 
 
 def _texts(lines: TextIO) -> Iterator[str]:
@@ -269,28 +325,28 @@ def _texts(lines: TextIO) -> Iterator[str]:
         try:
             text = json.loads(line)["text"]
         except (ValueError, TypeError, KeyError) as error:
-            raise BadSetting(f'line {number}: must be {{"text": "..."}}: {error}') from error
+            raise BadConfig(f'line {number}: must be {{"text": "..."}}: {error}') from error
         except RecursionError:
             rule = 'must be {"text": "..."}: it is nested too deeply'
-            raise BadSetting(f"line {number}: {rule}") from None
-        yield checked_text(text, f"line {number}")
+            raise BadConfig(f"line {number}: {rule}") from None
+        yield require_text(text, f"line {number}")
 
 
 def _decoded(lines: TextIO) -> Iterator[str]:
     try:
         yield from lines
     except UnicodeDecodeError as error:
-        raise BadSetting(f"--lines: no UTF-8: {error}") from error
+        raise BadConfig(f"--lines: no UTF-8: {error}") from error
 
 
-def checked_text(text: object, place: str) -> str:
-    """A text that has bytes. Raises BadSetting."""
+def require_text(text: object, place: str) -> str:
+    """A text that has bytes. Raises BadConfig."""
     if not isinstance(text, str):
-        raise BadSetting(f"{place}: the text must be a string")
+        raise BadConfig(f"{place}: the text must be a string")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadSetting(f"{place}: the text is not valid Unicode: {error}") from error
+        raise BadConfig(f"{place}: the text is not valid Unicode: {error}") from error
     return text
 
 

@@ -1,4 +1,4 @@
-"""Wires the front by hand and runs it until it is told to stop.
+"""Wires the front by hand and runs it until it is asked to stop.
 
     python -m fleet --model ID ... [--flag VALUE ...] [-- FLAGS OF launcher serve ...]
 
@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from fleet.commands import ServerRules
-from fleet.config import Told, read_config
+from fleet.config import FleetCommand, FleetConfig, read_config
 from fleet.http.front import Front
 from fleet.http.front_routes import OwnRoutes
 from fleet.http.routes import Routes
@@ -35,7 +35,6 @@ from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
 from fleet.names import AnyModel, ListedModels, Names
 from fleet.servers import LaunchedServers
-from launcher.fleet_knobs import FleetConfig
 from processes.console import Console
 from processes.hub import HuggingFaceHub
 from processes.logs import start_logging
@@ -56,11 +55,11 @@ _LAST_BYTES_S = 5.0
 def main(argv: Sequence[str]) -> int:
     """Run the front; answers the exit code."""
     try:
-        told = read_config(argv)
+        command = read_config(argv)
     except BadConfig as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    start_logging(told.config.log_level, json_output=told.config.json_output)
+    start_logging(command.config.log_level, json_output=command.config.json_output)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
@@ -68,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
             tempfile.TemporaryDirectory(prefix="tandem-fleet-") as folder,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(_run(told, Path(folder)))
+            return runner.run(_run(command, Path(folder)))
     except BadConfig as error:
         # Files of TLS, which are read where the socket is made.
         sys.stderr.write(f"error: {error}\n")
@@ -78,18 +77,20 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
 
-async def _run(told: Told, folder: Path) -> int:
-    config = told.config
+async def _run(command: FleetCommand, folder: Path) -> int:
+    config = command.config
     signals = Signals(config.parent_pid)
     metrics = FleetMetrics(CollectorRegistry())
     keeper = ModelManager(
         ModelTable(_roster_rules(config)),
-        LaunchedServers(_server_rules(told, folder), told.environ, Console(config.json_output)),
+        LaunchedServers(
+            _server_rules(command, folder), command.environ, Console(config.json_output)
+        ),
         metrics,
         config.model_load_timeout,
     )
     bound = bind_configured(config)
-    names = _names(told)
+    names = _names(command)
     sockets = FleetSockets(
         keeper,
         names,
@@ -100,10 +101,10 @@ async def _run(told: Told, folder: Path) -> int:
         ),
         keys=config.api_key,
     )
-    app = _app(told, keeper, names, metrics, sockets)
+    app = _app(command, keeper, names, metrics, sockets)
     http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()
-    _logger.info("ready at %s for %s", http.address, ", ".join(told.models))
+    _logger.info("ready at %s for %s", http.address, ", ".join(command.models))
     await signals.first.wait()
     _logger.info("draining, at most %g s", config.graceful_termination_timeout)
     names.close()
@@ -123,9 +124,13 @@ async def _run(told: Told, folder: Path) -> int:
 
 
 def _app(
-    told: Told, keeper: ModelManager, names: Names, metrics: FleetMetrics, sockets: ASGIApp
+    command: FleetCommand,
+    keeper: ModelManager,
+    names: Names,
+    metrics: FleetMetrics,
+    sockets: ASGIApp,
 ) -> ASGIApp:
-    config = told.config
+    config = command.config
     document = openapi_without_server(version("tandem"))
     own = OwnRoutes(
         keeper,
@@ -156,10 +161,10 @@ def _app(
     return Access(Cors(app, config.cors_allow_origin))
 
 
-def _names(told: Told) -> Names:
-    if not told.takes_any:
-        return ListedModels(told.models)
-    config = told.config
+def _names(command: FleetCommand) -> Names:
+    if not command.takes_any:
+        return ListedModels(command.models)
+    config = command.config
     hub = HuggingFaceHub() if config.hub_models else None
     root = config.models_folder or Path.cwd()
     return AnyModel(root, hub, config.model_retry_after, time.monotonic)
@@ -174,10 +179,10 @@ def _roster_rules(config: FleetConfig) -> RosterRules:
     )
 
 
-def _server_rules(told: Told, folder: Path) -> ServerRules:
-    config = told.config
+def _server_rules(command: FleetCommand, folder: Path) -> ServerRules:
+    config = command.config
     return ServerRules(
-        flags=told.child_flags,
+        flags=command.child_flags,
         folder=folder,
         max_loaded=config.max_loaded_models,
         memory_fraction=config.cuda_memory_fraction,

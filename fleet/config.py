@@ -1,27 +1,117 @@
-"""The front's command line. The only file of the fleet that reads argv and environment.
+"""Every setting of the front of several models, and its command line.
 
-What stands behind `--` on the command line are flags of `launcher serve`, for every model's server.
+The only file of the fleet that reads argv and environment. What it has in common with the router
+is in `router/http/server/settings.py`. What stands behind `--` on the command line are flags of
+`launcher serve`, for every model's server.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
-from launcher.fleet_knobs import MODELS, FleetConfig
-from processes.settings import BadConfig, parser_of, read_knobs
-from router.front_config import ACCESS, HTTP, LOGS, TIME
+from processes.rules import Whole, seconds, share
+from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, setting
+from router.http.server.settings import FrontConfig
 
 AUTO = "auto"
+_PROG = "python -m fleet"
+_ABOUT = (
+    "Tandem's front for several models: --model ID ..., or --model auto, and behind -- the\n"
+    "flags of `launcher serve` for each."
+)
+
+
+def _folder(text: str) -> Path:
+    path = Path(os.path.expanduser(text))
+    if not os.path.isdir(path):
+        raise BadConfig("must be a folder that exists")
+    return path.resolve()
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A command line: the knobs, the models, the flags of every model's server."""
+class FleetConfig(FrontConfig):
+    """Settings of `python -m fleet`. Times in seconds."""
+
+    model: tuple[str, ...] = setting(
+        (),
+        "a model to serve, or auto; may be repeated",
+        str,
+        group=Group.FLEET,
+        kind=Kind.REPEATED,
+        env=False,
+        internal=True,
+    )
+    models_folder: Path | None = setting(
+        None,
+        "with auto: requests may name the models below this folder; absent: the working one",
+        _folder,
+        group=Group.FLEET,
+        front_only=True,
+    )
+    hub_models: bool = setting(
+        True,
+        "with auto: requests may name models of the hub",
+        group=Group.FLEET,
+        kind=Kind.SWITCH,
+        front_only=True,
+    )
+    max_loaded_models: int = setting(
+        1,
+        "models in memory at once; the least recently used idle one leaves for another",
+        Whole(1),
+        group=Group.FLEET,
+        front_only=True,
+    )
+    model_load_timeout: float = setting(
+        300.0,
+        "seconds that a request waits for its model before 503; the load goes on",
+        seconds,
+        group=Group.FLEET,
+        front_only=True,
+    )
+    model_idle_timeout: float | None = setting(
+        None,
+        "seconds without a request after which a model leaves the memory; absent: never",
+        seconds,
+        group=Group.FLEET,
+        front_only=True,
+    )
+    model_turn: float = setting(
+        10.0,
+        "seconds that a busy model goes on taking requests while another waits for its room",
+        seconds,
+        group=Group.FLEET,
+        front_only=True,
+    )
+    model_retry_after: float = setting(
+        30.0,
+        "seconds before a model that could not be loaded is tried again",
+        seconds,
+        group=Group.FLEET,
+        front_only=True,
+    )
+    cuda_memory_fraction: float = setting(
+        0.9,
+        "share of a GPU's memory that all models together may fill",
+        share,
+        group=Group.FLEET,
+        front_only=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCommand:
+    """A command line: the settings, and the flags and environment of every model's server."""
 
     config: FleetConfig
-    models: tuple[str, ...]
     child_flags: tuple[str, ...]
     environ: Mapping[str, str]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that the command line names."""
+        return self.config.model
 
     @property
     def takes_any(self) -> bool:
@@ -29,33 +119,15 @@ class Told:
         return self.models == (AUTO,)
 
 
-def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Told:
+def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> FleetCommand:
     """What a command line without the program's name, and an environment, say. Raises BadConfig."""
     environ = os.environ if environ is None else environ
     own, child_flags = list(argv), []
     if "--" in own:
         cut = own.index("--")
         own, child_flags = own[:cut], own[cut + 1 :]
-    models, flags = _take_models(own)
-    parser = parser_of(
-        fields(FleetConfig),
-        (MODELS, HTTP, ACCESS, TIME, LOGS),
-        "python -m fleet",
-        "Tandem's front for several models: --model ID ..., or --model auto, and behind -- the "
-        "flags of `launcher serve` for each.",
-    )
-    config = read_knobs(FleetConfig, flags, environ, parser)
-    if not models:
+    given = CommandLine(fields(FleetConfig), _PROG, _ABOUT).given(own)
+    config = read_settings(FleetConfig, given, environ)
+    if not config.model:
         raise BadConfig("--model: at least one must be given; see --help")
-    return Told(config, tuple(models), tuple(child_flags), environ)
-
-
-def _take_models(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The values of --model, which may hold what others separate words by; and all the rest."""
-    models, rest, words = [], [], iter(argv)
-    for word in words:
-        if word == "--model":
-            models.append(next(words, ""))
-        else:
-            rest.append(word)
-    return models, rest
+    return FleetCommand(config, tuple(child_flags), environ)

@@ -21,7 +21,7 @@ from fleet.model_table import Check, Load, ModelTable
 from fleet.names import Model
 from fleet.servers import DidNotStart, Server, Servers
 from fleet.wait_messages import notice, state_of, too_late
-from processes.readiness import socket_listens
+from processes.addresses import socket_listens
 
 _logger = logging.getLogger("fleet")
 

@@ -18,11 +18,11 @@ from fleet.daemon_thread import aside
 from fleet.exit_reason import reason_of
 from fleet.memory import anonymous_bytes
 from fleet.names import Model
+from processes.addresses import answers_health
 from processes.child import Child
 from processes.console import Console
-from processes.host_memory import HostMemory
+from processes.host import HostMemory
 from processes.hub import has_weights_cached
-from processes.readiness import answers_health
 
 _logger = logging.getLogger("fleet")
 

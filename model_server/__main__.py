@@ -12,22 +12,22 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from model_server import config
-from model_server.errors import ConfigRefused, FetchStalled, ShardError
+from model_server.errors import FetchStalled, ShardError
 from model_server.model.check_command import look_over
 from model_server.model.checkpoint import find_checkpoint
 from model_server.model.loading import load
-from model_server.parent import end_when_orphaned, until_orphaned
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.tracing import StepTracer, start_tracing
 from native.time_slice import use_long_time_slices
 from processes.logs import start_logging
+from processes.settings import BadConfig
+from processes.signals import Signals, end_when_orphaned
 
 _log = logging.getLogger("model_server")
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     """Run one command of this tier; answers the exit code."""
     try:
         settings = config.parse(argv)
-    except ConfigRefused as error:
+    except BadConfig as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     try:
@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
             sys.stdout.write(f"{folder}\n")
             return 0
         if isinstance(settings, config.CheckConfig):
-            start_logging(settings.serve.logger_level, json_output=settings.serve.json_output)
-            end_when_orphaned(settings.serve.parent_pid)
+            start_logging(settings.logger_level, json_output=settings.json_output)
+            end_when_orphaned(settings.parent_pid)
             sys.stdout.write(f"{look_over(settings)}\n")
             return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
@@ -70,17 +70,14 @@ def main(argv: list[str]) -> int:
 
 
 async def _serve(settings: config.ServeConfig) -> int:
-    stop = asyncio.Event()
+    signals = Signals(settings.parent_pid)
+    stop = signals.first
     fatal: list[str] = []
 
     def on_fatal(reason: str) -> None:
         fatal.append(reason)
         stop.set()
 
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
-    watch = asyncio.create_task(_stop_with_parent(settings.parent_pid, stop))
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     # What it starts to compute steps beside it takes long turns as well.
     device_thread = ThreadPoolExecutor(1, "device", initializer=use_long_time_slices)
@@ -94,7 +91,7 @@ async def _serve(settings: config.ServeConfig) -> int:
             "rank %d of %d is ready at %s", settings.rank, settings.world_size, settings.address
         )
         await stop.wait()
-    watch.cancel()
+    signals.close()
     if fatal:
         sys.stderr.write(f"error: shard {settings.rank} is unfit: {fatal[0]}\n")
     tracer.close()
@@ -121,13 +118,6 @@ async def _load_unless_stopped(
     stopped.cancel()
     runner, info, languages = await loading
     return TextGenerationService(runner, info, settings.urls, device_thread, tracer, languages)
-
-
-async def _stop_with_parent(parent_pid: int | None, stop: asyncio.Event) -> None:
-    """A shard whose launcher was killed outright must not live on as an orphan."""
-    if parent_pid is not None:
-        await until_orphaned(parent_pid)
-        stop.set()
 
 
 if __name__ == "__main__":

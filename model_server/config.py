@@ -1,4 +1,4 @@
-"""Every knob of a shard, read once from the command line and the environment.
+"""Every setting of a shard, read once from the command line and the environment.
 
 The only file of this tier that touches either. It knows no torch, so that `--help` is instant
 and the launcher may import it.
@@ -11,64 +11,206 @@ Ranks come from the environment, as torchrun and TGI's launcher set them: RANK, 
 MASTER_ADDR, MASTER_PORT.
 """
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from model_server.errors import ConfigRefused
-from model_server.flags import parser
+from processes.rules import Whole, collector, number, one_of, share
+from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
 
 # Beyond this a score may leave float32; any delta of some dozens decides alone already.
 _MAX_DELTA = 1e6
-# By these OpenMP is told where its threads run.
-_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+
+
+def _gamma(text: str) -> float:
+    gamma = number(text)
+    if not 0.0 < gamma < 1.0:
+        raise BadConfig("must be above 0 and below 1")
+    return gamma
+
+
+def _delta(text: str) -> float:
+    delta = number(text)
+    if not abs(delta) <= _MAX_DELTA:
+        raise BadConfig(f"must be finite, between {-_MAX_DELTA:g} and {_MAX_DELTA:g}")
+    return delta
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BadConfig("must be HOST:PORT, with a port of 1 to 65535")
+    return host, int(port)
+
+
+def _log_level(text: str) -> str:
+    return str(one_of("debug", "info", "warning", "error")(text)).upper()
 
 
 @dataclass(frozen=True, slots=True)
-class DownloadConfig:
+class ModelConfig:
+    """Which model a command is about."""
+
+    model_id: str = setting(
+        ..., "a local folder or a hub id", group=Group.MODEL, kind=Kind.ARGUMENT, env=False
+    )
+    revision: str | None = setting(None, "branch, tag or commit on the hub", group=Group.MODEL)
+    parent_pid: int | None = setting(
+        None,
+        "stop once this process is no longer the parent",
+        Whole(1),
+        group=Group.TIME,
+        env=False,
+        internal=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadConfig(ModelConfig):
     """Which checkpoint to fetch, and whether pickled weights are acceptable."""
 
-    model_id: str
-    revision: str | None
-    allow_pickle: bool = False
-    parent_pid: int | None = None
+    allow_pickle: bool = setting(
+        False,
+        "take .bin weights when there are no others; unpickling runs code",
+        group=Group.MODEL,
+        kind=Kind.SWITCH,
+        env=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class ServeConfig:
+class ServeConfig(ModelConfig):
     """One rank of one model.
 
     `listen` None: a unix socket at `<uds_path>-<rank>`; else host and port, and rank r listens
     at port + r. `advertise_host` is the name under which the other machines reach this one.
+    Raises BadConfig when settings contradict each other.
     """
 
-    model_id: str
-    revision: str | None
-    dtype: str
-    device: str
-    attention: str
-    trust_remote_code: bool
-    uds_path: str
-    listen: tuple[str, int] | None
-    advertise_host: str | None
-    rank: int
-    world_size: int
-    master_addr: str
-    master_port: int
-    num_threads: int | None
-    openmp_places_threads: bool
-    kv_blocks: int | None
-    cuda_memory_fraction: float
-    watermark_gamma: float
-    watermark_delta: float
-    logger_level: str
-    json_output: bool
-    otlp_endpoint: str | None
-    otlp_service_name: str
-    parent_pid: int | None
+    dtype: str = setting(
+        "auto",
+        "auto, bfloat16, float16 or float32; auto is bfloat16 where it is fast",
+        one_of("auto", "bfloat16", "float16", "float32"),
+        group=Group.MODEL,
+    )
+    trust_remote_code: bool = setting(
+        False, "run the checkpoint's code", group=Group.MODEL, kind=Kind.SWITCH
+    )
+    watermark_gamma: float = setting(
+        0.5, "share of the tokens that a watermark favours", _gamma, group=Group.MODEL
+    )
+    watermark_delta: float = setting(
+        2.0, "what a watermark adds to their logits", _delta, group=Group.MODEL
+    )
+    device: str = setting(
+        "auto",
+        "auto, cpu or cuda; auto takes CUDA where there is one",
+        one_of("auto", "cpu", "cuda"),
+        group=Group.PLACE,
+        env=False,
+    )
+    attention: str = setting(
+        "auto",
+        "attention backend: auto, reference, cpu, cpu-op or cuda",
+        one_of("auto", "reference", "cpu", "cpu-op", "cuda"),
+        group=Group.PLACE,
+        env=False,
+    )
+    cuda_memory_fraction: float = setting(
+        0.9, "share of a GPU's memory that the server may fill", share, group=Group.PLACE
+    )
+    kv_blocks: int | None = setting(
+        None,
+        "blocks of the KV pool; absent: by the memory",
+        Whole(1),
+        group=Group.PLACE,
+        env=False,
+    )
+    sharded: bool | None = setting(
+        None,
+        "one rank of several",
+        group=Group.PLACE,
+        kind=Kind.SWITCH,
+        env=False,
+        internal=True,
+    )
+    uds_path: str = setting(
+        "/tmp/tandem-shard",
+        "socket; -RANK is appended",
+        # The router may dial it from another working directory.
+        os.path.abspath,
+        group=Group.PLACE,
+        env=False,
+        internal=True,
+    )
+    listen: tuple[str, int] | None = setting(
+        None,
+        "HOST:PORT instead of a socket; rank r takes PORT + r",
+        _host_and_port,
+        group=Group.PLACE,
+        env=False,
+        internal=True,
+    )
+    advertise_host: str | None = setting(
+        None,
+        "the name by which the router reaches this host",
+        group=Group.PLACE,
+        env=False,
+        internal=True,
+    )
+    rank: int = setting(0, "this rank", Whole(0), group=Group.PLACE, kind=Kind.VARIABLE)
+    world_size: int = setting(
+        1, "how many ranks there are", Whole(1), group=Group.PLACE, kind=Kind.VARIABLE
+    )
+    master_addr: str = setting(
+        "127.0.0.1", "where the ranks meet", group=Group.PLACE, kind=Kind.VARIABLE
+    )
+    master_port: int = setting(
+        29500, "its port", Whole(1, 65535), group=Group.PLACE, kind=Kind.VARIABLE
+    )
+    num_threads: int | None = setting(
+        None,
+        "threads of a step",
+        Whole(1),
+        group=Group.PLACE,
+        kind=Kind.VARIABLE,
+        env=("OMP_NUM_THREADS",),
+    )
+    # By one of these OpenMP is told where its threads run.
+    openmp_places_threads: bool = setting(
+        False,
+        "OpenMP binds the threads to cores",
+        bool,
+        group=Group.PLACE,
+        kind=Kind.VARIABLE,
+        env=("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"),
+    )
+    logger_level: str = setting(
+        "INFO", "least severe lines to log", _log_level, group=Group.LOGS, env=False, internal=True
+    )
+    json_output: bool = setting(False, "log JSON lines", group=Group.LOGS, kind=Kind.SWITCH)
+    otlp_endpoint: str | None = setting(
+        None,
+        "send traces to this collector, http://HOST:PORT (OTLP over gRPC); needs the extra otlp",
+        collector,
+        group=Group.LOGS,
+    )
+    otlp_service_name: str = setting(
+        "text-generation-inference.server",
+        "the shard's name in its traces",
+        group=Group.LOGS,
+        env=False,
+        internal=True,
+    )
+    quantize: None = refused("quantization on load is not served yet")
+    speculate: None = refused("speculation is not served yet")
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.world_size:
+            raise BadConfig(f"RANK={self.rank} must be below WORLD_SIZE={self.world_size}")
+        if self.sharded and self.world_size == 1:
+            raise BadConfig("--sharded needs RANK and WORLD_SIZE in the environment")
 
     @property
     def address(self) -> Path | str:
@@ -90,124 +232,58 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckConfig:
-    """A model that is looked over and not loaded: as it would be served, beside what else is there.
+class CheckConfig(ServeConfig):
+    """A model that is checked and not loaded: as it would be served, beside other processes."""
 
-    `folder_file`: where its folder is written, if all is in order. `turn_file`: what is locked
-    while it is examined, so that of several one at a time takes a core. `needs_file`: where the
-    bytes are written that it needs of the host, for whoever knows what others will give back and
-    decides whether it fits; without it, what is available decides.
-    """
-
-    serve: ServeConfig
-    folder_file: Path | None = None
-    turn_file: Path | None = None
-    needs_file: Path | None = None
-
-
-def parse(
-    argv: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> ServeConfig | CheckConfig | DownloadConfig:
-    """Read `argv` (without the program's name). Raises ConfigRefused; --help exits."""
-    args = parser().parse_args(argv)
-    if args.command == "download-weights":
-        return DownloadConfig(args.model_id, args.revision, args.allow_pickle, args.parent_pid)
-    if args.command == "quantize":
-        raise ConfigRefused(
-            "quantize: Tandem does not write quantized checkpoints; "
-            "serve one that was made elsewhere, or serve in bfloat16"
-        )
-    if args.quantize is not None:
-        raise ConfigRefused(f"--quantize {args.quantize}: quantization on load is not served yet")
-    if args.speculate:
-        raise ConfigRefused(f"--speculate {args.speculate}: speculation is not served yet")
-    serve = _serve_config(args, environ)
-    if args.command == "check":
-        return CheckConfig(serve, args.folder_file, args.turn_file, args.needs_file)
-    return serve
-
-
-def _serve_config(args: argparse.Namespace, environ: Mapping[str, str]) -> ServeConfig:
-    world_size = _int(environ, "WORLD_SIZE", 1, lowest=1)
-    rank = _int(environ, "RANK", 0, lowest=0)
-    if rank >= world_size:
-        raise ConfigRefused(f"RANK={rank} must be below WORLD_SIZE={world_size}")
-    if args.sharded and world_size == 1:
-        raise ConfigRefused("--sharded needs RANK and WORLD_SIZE in the environment")
-    if not 0.0 < args.cuda_memory_fraction <= 1.0:
-        raise ConfigRefused(
-            f"--cuda-memory-fraction {args.cuda_memory_fraction}: must be above 0 and at most 1"
-        )
-    if args.kv_blocks is not None and args.kv_blocks < 1:
-        raise ConfigRefused(f"--kv-blocks {args.kv_blocks}: must be at least 1")
-    _check_watermark(args.watermark_gamma, args.watermark_delta)
-    num_threads = environ.get("OMP_NUM_THREADS")
-    return ServeConfig(
-        model_id=args.model_id,
-        revision=args.revision,
-        dtype=args.dtype,
-        device=args.device,
-        attention=args.attention,
-        trust_remote_code=args.trust_remote_code,
-        # The router may dial it from another working directory.
-        uds_path=os.path.abspath(args.uds_path),
-        listen=_listen(args.listen),
-        advertise_host=args.advertise_host,
-        rank=rank,
-        world_size=world_size,
-        master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=_int(environ, "MASTER_PORT", 29500, lowest=1),
-        num_threads=_int(environ, "OMP_NUM_THREADS", 1, lowest=1) if num_threads else None,
-        openmp_places_threads=any(environ.get(name) for name in _PLACES),
-        kv_blocks=args.kv_blocks,
-        cuda_memory_fraction=args.cuda_memory_fraction,
-        watermark_gamma=args.watermark_gamma,
-        watermark_delta=args.watermark_delta,
-        logger_level=args.logger_level.upper(),
-        json_output=args.json_output,
-        otlp_endpoint=_collector(args.otlp_endpoint),
-        otlp_service_name=args.otlp_service_name,
-        parent_pid=args.parent_pid,
+    folder_file: Path | None = setting(
+        None,
+        "where the model's folder is written, if all is in order",
+        Path,
+        group=Group.MODEL,
+        env=False,
+    )
+    turn_file: Path | None = setting(
+        None,
+        "locked during the check, so that of several checks one at a time takes a core",
+        Path,
+        group=Group.MODEL,
+        env=False,
+    )
+    needs_file: Path | None = setting(
+        None,
+        "where the bytes of the host are written that the model needs, for a caller that decides "
+        "whether it fits; absent: the memory that is available decides",
+        Path,
+        group=Group.MODEL,
+        env=False,
     )
 
 
-def _check_watermark(gamma: float, delta: float) -> None:
-    if not 0.0 < gamma < 1.0:
-        raise ConfigRefused(f"--watermark-gamma {gamma}: must be above 0 and below 1")
-    if not abs(delta) <= _MAX_DELTA:
-        raise ConfigRefused(
-            f"--watermark-delta {delta}: must be finite, between {-_MAX_DELTA:g} and {_MAX_DELTA:g}"
-        )
+_COMMANDS = {
+    "serve": (ServeConfig, "Load a model and serve it to the router over gRPC."),
+    "check": (CheckConfig, "Say whether a model could be served, without loading it."),
+    "download-weights": (DownloadConfig, "Fetch a checkpoint from the hub."),
+}
+_NO_QUANTIZE = (
+    "quantize: Tandem does not write quantized checkpoints; "
+    "serve one that was made elsewhere, or serve in bfloat16"
+)
 
 
-def _int(environ: Mapping[str, str], name: str, default: int, lowest: int) -> int:
-    text = environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < lowest:
-        raise ConfigRefused(f"{name}={text!r}: must be a whole number of at least {lowest}")
-    return int(text)
-
-
-def _listen(text: str | None) -> tuple[str, int] | None:
-    if text is None:
-        return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigRefused(f"--listen {text!r}: must be HOST:PORT, with a port of 1 to 65535")
-    return host, int(port)
-
-
-def _collector(text: str | None) -> str | None:
-    """Raises ConfigRefused for what is no collector's address."""
-    if not text:
-        return None
-    url = urlsplit(text if "://" in text else f"http://{text}")
-    try:
-        port = url.port
-    except ValueError:
-        port = None
-    if url.scheme not in ("http", "https") or not url.hostname or not port or url.path.strip("/"):
-        raise ConfigRefused(
-            f"--otlp-endpoint {text!r}: must be http://HOST:PORT or https://HOST:PORT, without a "
-            "path: it is OTLP over gRPC, commonly at port 4317"
-        )
-    return text
+def parse(
+    argv: Sequence[str], environ: Mapping[str, str] | None = None
+) -> ServeConfig | CheckConfig | DownloadConfig:
+    """Read `argv` (without the program's name). Raises BadConfig; --help exits."""
+    command, *rest = argv or ("--help",)
+    if command == "quantize":
+        raise BadConfig(_NO_QUANTIZE)
+    commands = ", ".join(_COMMANDS)
+    if command in ("-h", "--help"):
+        about = f"One tensor-parallel shard of Tandem. Commands: {commands} (each has --help)."
+        CommandLine((), "python -m model_server COMMAND", about).print_help()
+        raise SystemExit(0)
+    if command not in _COMMANDS:
+        raise BadConfig(f"{command}: must be one of {commands}; see --help")
+    kind, about = _COMMANDS[command]
+    given = CommandLine(fields(kind), f"python -m model_server {command}", about).given(rest)
+    return read_settings(kind, given, os.environ if environ is None else environ)

@@ -1,7 +1,7 @@
 """A shard's errors, in domain words. gRPC codes appear only in `interceptor.py`.
 
 ShardError
- +-- ConfigRefused       a flag or an environment variable breaks a rule
+ +-- ConfigRefused       a setting cannot be kept on this machine or with this model
  +-- ModelRefused        the checkpoint cannot be served, with the reason
  |    +-- CheckpointBroken   files are missing, truncated or unreadable
  |    +-- ArchitectureUnfit  the load-time gate found attention that cannot be paged
@@ -20,7 +20,7 @@ class ShardError(Exception):
 
 
 class ConfigRefused(ShardError):
-    """A flag or an environment variable breaks a rule."""
+    """A setting cannot be kept on this machine, or with this model."""
 
 
 class ModelRefused(ShardError):

@@ -16,6 +16,10 @@ _MAX_LINE_BYTES = 64 * 1024
 _LAST_WORDS_S = 1.0
 
 
+class ChildFailed(Exception):
+    """A child process stopped by itself, failed, or did not become ready in time."""
+
+
 class Child:
     """Owner of one process and all its descendants.
 

@@ -1,4 +1,4 @@
-"""What people and log shippers see: lines on stderr and stdout, which may have lost their reader.
+"""Lines on stderr and stdout, which may have lost their reader.
 
 A server outlives the terminal or the log shipper that it was started under. When nobody reads any
 more, the lines go nowhere, and everything else goes on.
@@ -33,7 +33,7 @@ def _object(name: str, line: str, level: str) -> str:
     with contextlib.suppress(ValueError):
         said = json.loads(line)
         if isinstance(said, dict):
-            # A server's line names its own process already; of several servers, both are told.
+            # A server's line names its own process already; of several servers, both are named.
             process = " | ".join([name, *([str(said["process"])] if "process" in said else [])])
             return json.dumps({**said, "process": process}, ensure_ascii=False)
     now = datetime.now(UTC).isoformat()

@@ -1,16 +1,19 @@
-"""How a knob is declared, and the rules that its text must pass; `config.py` declares them all."""
+"""Settings of a process: fields of a dataclass, from which flags, variables, checks and help come.
+
+A flag beats its variable, which beats the default; an empty variable counts as absent. What each
+process can be set to stands in its `config.py`.
+"""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, field, fields
+from enum import StrEnum
 from typing import Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
 
-_TRUE = frozenset({"1", "true", "yes", "on"})
-_FALSE = frozenset({"0", "false", "no", "off", ""})
+_TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE = frozenset({"0", "false", "f", "no", "n", "off", ""})
 
-Parse = Callable[[str], Any]
+Rule = Callable[[str], Any]
 T = TypeVar("T")
 
 
@@ -18,57 +21,43 @@ class BadConfig(ValueError):
     """A flag or variable that breaks its rule; the text names it, its value and the rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number from `low` to `high`."""
+class Group(StrEnum):
+    """The titles under which settings are listed, in this order."""
 
-    low: int
-    high: int | None = None
-
-    def __call__(self, text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise self._broken() from None
-        if number < self.low or (self.high is not None and number > self.high):
-            raise self._broken()
-        return number
-
-    def _broken(self) -> BadConfig:
-        most = "" if self.high is None else f" and at most {self.high}"
-        return BadConfig(f"must be a whole number, at least {self.low}{most}")
+    MODEL = "Model"
+    PLACE = "Where it runs"
+    HTTP = "HTTP"
+    ACCESS = "Access and connections"
+    REQUEST = "Limits of one request"
+    BATCH = "Limits of all requests"
+    TIME = "Time"
+    LOGS = "Logs and traces"
+    FLEET = "Several models"
+    INERT = "Accepted for TGI's sake, without effect"
+    REFUSED = "Refused"
+    CONSTRAINT = "The constraint and the texts"
 
 
-def seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 < number < 1e9:
-        raise BadConfig("must be a number of seconds above 0")
-    return number
+class Kind(StrEnum):
+    """How a setting is written on a command line.
 
+    VALUE takes a value. SWITCH takes none, and has a contrary; `true` or `false` may stand behind
+    it. LIST may be repeated, and its rule gets all the texts between commas; of REPEATED it gets
+    each for itself. ARGUMENT has no flag. VARIABLE is set by the environment alone.
+    """
 
-def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise BadConfig("must be a number") from None
+    VALUE = "value"
+    SWITCH = "switch"
+    LIST = "list"
+    REPEATED = "repeated"
+    ARGUMENT = "argument"
+    VARIABLE = "variable"
 
 
 def word(text: str) -> str:
     if not text.strip():
         raise BadConfig("must not be empty")
     return text
-
-
-def one_of(*words: str) -> Parse:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise BadConfig(f"must be one of {', '.join(words)}")
-        return text.lower()
-
-    return parse
 
 
 def switch(text: str) -> bool:
@@ -79,99 +68,64 @@ def switch(text: str) -> bool:
     raise BadConfig("must be true or false")
 
 
-def collector(text: str) -> str:
-    url = urlsplit(text if "://" in text else f"http://{text}")
-    try:
-        port = url.port
-    except ValueError:
-        port = None
-    if url.scheme not in ("http", "https") or not url.hostname or not port or url.path.strip("/"):
-        raise BadConfig(
-            "must be http://HOST:PORT or https://HOST:PORT, without a path: it is OTLP over gRPC, "
-            "commonly at port 4317"
-        )
-    return text
-
-
-def several(parse: Parse) -> Parse:
-    """Words between commas, each by its rule; a repeated flag is one text by then."""
-
-    def parse_all(text: str) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(parse(each.strip()) for each in text.split(",")))
-
-    return parse_all
-
-
-def api_key(text: str) -> str:
-    if not text or any(not "!" <= character <= "~" for character in text):
-        raise BadConfig("each key must be visible ASCII characters, without spaces and commas")
-    return text
-
-
-def origin(text: str) -> str:
-    url = urlsplit(text)
-    if text != "*" and (not url.scheme or not url.netloc or f"{url.scheme}://{url.netloc}" != text):
-        raise BadConfig("must be * or SCHEME://HOST[:PORT], without a path or a slash at the end")
-    return text
-
-
-def file(text: str) -> Path:
-    path = Path(text)
-    if not path.is_file():
-        raise BadConfig("must be a file that exists")
-    return path
-
-
-def route(text: str) -> str:
-    if not text.startswith("/"):
-        raise BadConfig("must be a path that begins with /")
-    return text
-
-
-def refused(reason: str) -> Parse:
-    def parse(text: str) -> NoReturn:
-        raise BadConfig(reason)
-
-    return parse
-
-
-def knob(
+def setting(
     default: Any,
     help: str,
-    parse: Parse = word,
+    rule: Rule = word,
     *,
-    group: str,
-    env: bool = True,
+    group: Group,
+    kind: Kind = Kind.VALUE,
+    env: bool | tuple[str, ...] = True,
     aliases: tuple[str, ...] = (),
-    kind: str = "value",
+    spelling: str | None = None,
     secret: bool = False,
+    internal: bool = False,
+    front_only: bool = False,
 ) -> Any:
-    """A knob, declared as a field of a config's dataclass.
+    """A setting, declared as a field of a config's dataclass; without a default where it is `...`.
 
-    With `env` its variable is the flag's name in capitals. `kind` is "value", "switch", a flag
-    without a value and its contrary, or "list", a flag that may be repeated. `aliases` are older
-    names. What is `secret` no message shows.
+    Its variable is the flag's name in capitals, with `env` False there is none, and with names the
+    variables are these. `aliases` are older names. `spelling` is a short flag such as -p, or what
+    --help calls an argument. What is `secret` no message shows; without `help` --help does not
+    list it. The launcher itself sets what is `internal`. Where several models are served,
+    `front_only` settings are the front's and no server's.
     """
-    knob = {
+    metadata = {
         "help": help,
-        "parse": switch if kind == "switch" and parse is word else parse,
+        "rule": switch if kind is Kind.SWITCH and rule is word else rule,
         "group": group,
+        "kind": kind,
         "env": env,
         "aliases": aliases,
-        "kind": kind,
+        "spelling": spelling,
         "secret": secret,
+        "internal": internal,
+        "front_only": front_only,
     }
-    return field(default=default, metadata=knob, repr=not secret)
+    default = MISSING if default is ... else default
+    return field(default=default, metadata=metadata, repr=not secret)
+
+
+def refused(reason: str, **options: Any) -> Any:
+    """A setting that is known and not served: only what asks for nothing (0, false) is accepted."""
+
+    def rule(text: str) -> None:
+        if text.lower() not in _FALSE:
+            raise BadConfig(reason)
+
+    return setting(None, reason, rule, group=Group.REFUSED, **options)
 
 
 def flag_of(name: str) -> str:
-    """The flag of a knob."""
+    """The flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
-def contrary_of(name: str) -> str:
-    """The flag that switches a knob off, whatever its variable says."""
-    return flag_of(f"no_{name}")
+def variables_of(each: Field[Any]) -> tuple[str, ...]:
+    env = each.metadata["env"]
+    if isinstance(env, tuple):
+        return env
+    return tuple(name.upper() for name in (each.name, *each.metadata["aliases"]) if env)
 
 
 class _Switched(argparse.Action):
@@ -184,79 +138,150 @@ class _Switched(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        setattr(namespace, self.dest, str(option_string == self.option_strings[0]).lower())
+        says_no = (option_string or "").startswith("--no-")
+        setattr(namespace, self.dest, str(not says_no).lower())
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandLine(argparse.ArgumentParser):
+    """The command line of some settings."""
+
+    def __init__(self, settings: Iterable[Field[Any]], prog: str, description: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._switches: set[str] = set()
+        settings = [each for each in settings if each.metadata["kind"] is not Kind.VARIABLE]
+        for group in Group:
+            members = [each for each in settings if each.metadata["group"] is group]
+            section = self.add_argument_group(group) if members else self
+            for each in members:
+                self._declare(section, each)
+        self.usage = f"{prog} [--flag VALUE] ..."
+
+    def given(self, argv: Sequence[str]) -> dict[str, Any]:
+        """What was given by flag, by the names of settings and aliases: a text, or a list of texts
+        of what may be repeated. Raises BadConfig; --help prints to stdout and exits."""
+        found = vars(self.parse_intermixed_args(list(self._spelt_out(argv))))
+        return {name: value for name, value in found.items() if value not in (None, [])}
+
     def error(self, message: str) -> NoReturn:
         raise BadConfig(f"{message}; see --help")
 
-
-def parser_of(
-    knobs: Iterable[Field[Any]], groups: Sequence[str], prog: str, description: str
-) -> argparse.ArgumentParser:
-    """The command line of these knobs, in such groups; every value that was given is a text."""
-    parser = _Parser(
-        prog=prog,
-        usage=f"{prog} [--flag VALUE] ...",
-        description=description,
-        allow_abbrev=False,
-    )
-    sections = {group: parser.add_argument_group(group) for group in groups}
-    for each in knobs:
+    def _declare(self, section: Any, each: Field[Any]) -> None:
         meta = each.metadata
-        default: Any = each.default
-        if meta["kind"] == "list":
-            default = ", ".join(default)
-        shown = "" if default in (None, "", False) else f" (default {default})"
-        options: dict[str, Any] = {"dest": each.name, "help": (meta["help"] + shown)}
-        if meta["kind"] == "switch":
+        options: dict[str, Any] = {"help": _help_of(each) if meta["help"] else argparse.SUPPRESS}
+        if _is_argument(each):
+            is_optional = each.default is not MISSING
+            metavar = meta["spelling"] or each.name.upper()
+            nargs = "*" if is_optional else None
+            section.add_argument(each.name, metavar=metavar, nargs=nargs, **options)
+            return
+        flags = [flag_of(each.name), *([meta["spelling"]] if meta["spelling"] else [])]
+        if meta["kind"] is Kind.SWITCH:
+            self._switches.add(flags[0])
             options |= {"action": _Switched, "nargs": 0}
+            flags.append(flag_of(f"no_{each.name}"))
         else:
-            options |= {"metavar": "VALUE"}
-        if meta["kind"] == "list":
-            options |= {"action": "append"}
-        section = sections[meta["group"]]
-        contrary = [contrary_of(each.name)] if meta["kind"] == "switch" else []
-        section.add_argument(flag_of(each.name), *contrary, **options)
+            repeats = meta["kind"] in (Kind.LIST, Kind.REPEATED)
+            options |= {"metavar": "VALUE", "action": "append" if repeats else "store"}
+            options["required"] = each.default is MISSING
+        section.add_argument(*flags, dest=each.name, **options)
         for alias in meta["aliases"]:
-            options |= {"dest": alias, "help": f"older name of {flag_of(each.name)}"}
-            section.add_argument(flag_of(alias), **options)
-    return parser
+            options |= {"help": f"older name of {flags[0]}"}
+            section.add_argument(flag_of(alias), dest=alias, **options)
+
+    def _spelt_out(self, argv: Sequence[str]) -> Iterator[str]:
+        """`--switch true` and `--switch=false` as `--switch` and `--no-switch`."""
+        words = list(argv)
+        while words:
+            flag, equals, value = words.pop(0).partition("=")
+            if flag in self._switches and not equals and words[:1] in (["true"], ["false"]):
+                equals, value = "=", words.pop(0)
+            if flag in self._switches and equals:
+                yield flag if switch(value) else f"--no-{flag[2:]}"
+            else:
+                yield f"{flag}{equals}{value}"
 
 
-def read_knobs(
-    kind: type[T],
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    parser: argparse.ArgumentParser,
-) -> T:
-    """A dataclass of knobs, from a command line and an environment. Raises BadConfig."""
-    told = vars(parser.parse_args(argv))
+def _is_argument(each: Field[Any]) -> bool:
+    return each.metadata["kind"] is Kind.ARGUMENT
+
+
+def default_of(each: Field[Any]) -> str:
+    """A setting's default as people write it; empty where there is none, or it is no."""
+    default: Any = each.default
+    if default in (None, MISSING, "", False, ()):
+        return ""
+    if isinstance(default, tuple):
+        return ", ".join(default)
+    return "true" if default is True else f"{default}"
+
+
+def _help_of(each: Field[Any]) -> str:
+    default = default_of(each)
+    return f"{each.metadata['help']} (default {default})" if default else str(each.metadata["help"])
+
+
+def read_settings(kind: type[T], given: Mapping[str, Any], environ: Mapping[str, str]) -> T:
+    """A dataclass of settings, from what a command line gave and an environment.
+
+    Raises BadConfig.
+    """
+    return kind(**read_values(fields(kind), given, environ))  # type: ignore[arg-type]
+
+
+def read_values(
+    settings: Iterable[Field[Any]], given: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The checked values of the settings that are given or have a variable. Raises BadConfig."""
     values: dict[str, Any] = {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        parse: Parse = each.metadata["parse"]
-        for source, text in _sources(each.name, each.metadata, told, environ):
-            try:
-                values[each.name] = parse(text)
-            except BadConfig as error:
-                shown = source if each.metadata["secret"] else f"{source} {text!r}"
-                raise BadConfig(f"{shown}: {error}") from None
+    for each in settings:
+        meta = each.metadata
+        for source, found in sources_of(each, given, environ):
+            texts = found if isinstance(found, list) else [found]
+            if meta["kind"] is Kind.LIST:
+                texts = [",".join(texts)]
+            checked = tuple(_checked(meta, source, text) for text in texts)
+            is_several = isinstance(found, list) and meta["kind"] is not Kind.LIST
+            values[each.name] = checked if is_several else checked[0]
             break
-    return kind(**values)
+    return values
 
 
-def _sources(
-    name: str, knob: Mapping[str, Any], told: Mapping[str, Any], environ: Mapping[str, str]
-) -> list[tuple[str, str]]:
-    """Where the knob was set, the strongest first: (flag or variable, text)."""
-    found = []
-    for spelling in (name, *knob["aliases"]):
-        if told[spelling] is not None:
-            text = told[spelling]
-            found.append((flag_of(spelling), ",".join(text) if knob["kind"] == "list" else text))
-    for spelling in (name, *knob["aliases"]):
-        variable = spelling.upper()
-        if knob["env"] and environ.get(variable):
-            found.append((variable, environ[variable]))
-    return found
+def _checked(meta: Mapping[str, Any], source: str, text: str) -> Any:
+    try:
+        return meta["rule"](text)
+    except BadConfig as error:
+        shown = source if meta["secret"] else f"{source} {text!r}"
+        raise BadConfig(f"{shown}: {error}") from None
+
+
+def sources_of(
+    each: Field[Any], given: Mapping[str, Any], environ: Mapping[str, str]
+) -> Iterator[tuple[str, Any]]:
+    """Where a setting was set, the strongest first: (flag or variable, text or texts)."""
+    for name in (each.name, *each.metadata["aliases"]):
+        if name in given:
+            yield flag_of(name), given[name]
+    for variable in variables_of(each):
+        if environ.get(variable):
+            yield variable, environ[variable]
+
+
+def flags_of(settings: Iterable[Field[Any]], given: Mapping[str, Any]) -> list[str]:
+    """What was given of these settings, as flags for another process that has them."""
+    flags: list[str] = []
+    for each in settings:
+        for name in (each.name, *each.metadata["aliases"]):
+            if name not in given:
+                continue
+            texts = given[name] if isinstance(given[name], list) else [given[name]]
+            if each.metadata["kind"] is Kind.SWITCH:
+                flags.append(flag_of(name if texts == ["true"] else f"no_{name}"))
+            else:
+                # In one word, since a value may begin as a flag does.
+                flags += [f"{flag_of(name)}={text}" for text in texts]
+    return flags

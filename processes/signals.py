@@ -1,13 +1,19 @@
-"""Who asks the process to stop, how often, and work that is given up when somebody does."""
+"""Signals that ask a process to stop, the end of its parent, and work that both cut short."""
 
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+import threading
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _PARENT_POLL_S = 0.5
 T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The process was asked to stop."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -23,38 +29,68 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 class Signals:
     """The first and the second signal to stop. The end of the parent is a first one.
 
-    So is SIGHUP: of a terminal that is gone both the shell and the kernel tell.
-
-    To be made in the event loop that is to hear of them.
+    So is SIGHUP: a shell and the kernel may both send it when a terminal is gone. To be made in
+    the event loop that handles them. `on_first` and `on_second` are called at once.
     """
 
-    def __init__(self, parent_pid: int | None) -> None:
+    def __init__(
+        self,
+        parent_pid: int | None,
+        on_first: Callable[[signal.Signals], None] = lambda number: None,
+        on_second: Callable[[], None] = lambda: None,
+    ) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self._on_first = on_first
+        self._on_second = on_second
         self._watching = asyncio.ensure_future(self._watch(parent_pid)) if parent_pid else None
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._note, number)
 
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. Raises Stopped, with `work` cancelled, after a first signal."""
+        working = asyncio.create_task(work)
+        await first_of(self.first.wait(), working)
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            raise Stopped
+        return working.result()
+
+    def close(self) -> None:
+        """Stops watching the parent."""
+        if self._watching is not None:
+            self._watching.cancel()
+
     def _note(self, number: signal.Signals) -> None:
-        is_second = self.first.is_set() and number is not signal.SIGHUP
-        (self.second if is_second else self.first).set()
+        if not self.first.is_set():
+            self.first.set()
+            self._on_first(signal.Signals(number))
+        elif number is not signal.SIGHUP:
+            self.second.set()
+            self._on_second()
 
     async def _watch(self, parent_pid: int) -> None:
-        while os.getppid() == parent_pid:  # noqa: ASYNC110 (nothing tells of a parent's end)
+        while os.getppid() == parent_pid:  # noqa: ASYNC110 (no event signals a parent's end)
             await asyncio.sleep(_PARENT_POLL_S)
-        self.first.set()
+        if not self.first.is_set():
+            self._note(signal.SIGTERM)
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns; None, and `work` cancelled, when `stop` is set before."""
-    working = asyncio.create_task(work)
-    await first_of(stop.wait(), working)
-    if not working.done():
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-        return None
-    return working.result()
+def end_when_orphaned(parent_pid: int | None) -> None:
+    """Ends this process, at once and from a thread, when that one is its parent no more.
+
+    For work that cannot be interrupted and leaves nothing half done.
+    """
+    if parent_pid is not None:
+        threading.Thread(target=_end, args=(parent_pid,), daemon=True).start()
+
+
+def _end(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)
 
 
 async def first_of(waiting: Coroutine[Any, Any, object], *tasks: asyncio.Task[Any]) -> None:

@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry
 from constraints.worker.pool import PoolRules, VocabularyFile
 from processes.logs import start_logging
 from processes.settings import BadConfig
-from processes.signals import Signals, first_of, unless
+from processes.signals import Signals, Stopped, first_of
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig, read_config
 from router.engine.batcher import Batcher, BatcherLimits
@@ -113,8 +113,9 @@ class _Router:
 
 async def _run(config: RouterConfig) -> int:
     signals = Signals(config.parent_pid)
-    router = await unless(signals.first, _start(config))
-    if router is None:
+    try:
+        router = await signals.unless_stopped(_start(config))
+    except Stopped:
         return 0
     # What was loaded stays; looking through it again and again only costs time.
     gc.collect()

@@ -1,4 +1,4 @@
-"""`launcher client`: prompts to a served model, its tokens as they come.
+"""`launcher client`: an interactive client that sends prompts and prints tokens as they come.
 
     type a line -> Line -> GenerateCall -> LmtpModel -> pieces on the screen
 
@@ -13,17 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from enum import IntEnum
-from functools import partial
 from pathlib import Path
 
 from client.cli.input import Lines, PipedLines, TypedLines, history_in
-from client.cli.line import KEYS, BadLine, call_of, read_line
-from client.cli.terminal import Screen
-from client.errors import TandemError
+from client.cli.line import KEYS, call_of, read_line
+from client.cli.terminal import ExitCode, Screen, notice_text
+from client.errors import BadInput, TandemError
 from client.lmtp.model import LmtpModel
-from client.words import Answer, GenerateCall, ServerNotice
-from launcher.errors import BadInput
+from client.words import Answer, GenerateCall
 
 _TWICE_S = 1.0
 
@@ -38,16 +35,8 @@ Parameters: {", ".join(KEYS)}
 Ctrl-C cancels what is running."""
 
 
-class ExitCode(IntEnum):
-    """What the command tells its shell. FAILED: a line was wrong, or a prompt was not answered."""
-
-    OK = 0
-    FAILED = 1
-    INTERRUPTED = 130
-
-
 @dataclass
-class Talk:
+class Chat:
     """A session with one model. Owner of the parameters that hold and of the running stream."""
 
     model: LmtpModel
@@ -60,7 +49,7 @@ class Talk:
     _interrupted_s: float = float("-inf")
     _leaves: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def hold(self, lines: Lines) -> ExitCode:
+    async def run(self, lines: Lines) -> ExitCode:
         """From the first line to the last. Raises a TandemError if nobody is there to talk to."""
         greeting = await self.model.server()
         if self.is_interactive:
@@ -71,7 +60,7 @@ class Talk:
                 if line.strip() in ("/quit", "/exit"):
                     break
                 with self._interruptible() if self.is_interactive else nullcontext():
-                    await self._take(line.strip())
+                    await self._answer(line.strip())
         if self._leaves.is_set():
             return ExitCode.INTERRUPTED
         return ExitCode.FAILED if self._has_failed and not self.is_interactive else ExitCode.OK
@@ -105,17 +94,17 @@ class Talk:
             reading.cancel()
             leaving.cancel()
 
-    async def _take(self, line: str) -> None:
+    async def _answer(self, line: str) -> None:
         try:
             if line == "/help":
                 self.screen.lines(HELP.splitlines())
             elif line == "/info":
                 await self._info()
             elif line.startswith("/") and line[1:].isidentifier():
-                raise BadLine(f"{line}: no such command; there are /info, /help and /quit")
+                raise BadInput(f"{line}: no such command; there are /info, /help and /quit")
             elif line:
                 await self._ask(line)
-        except (BadLine, TandemError) as error:
+        except TandemError as error:
             self._has_failed = True
             self.screen.error(str(error))
 
@@ -146,18 +135,18 @@ class Talk:
             self.screen.end_line()
 
     async def _show(self, call: GenerateCall) -> None:
-        begun_s, num_shown = self.clock(), 0
+        started_s, num_shown = self.clock(), 0
         async with aclosing(self.model.stream(call)) as stream:
             async for part in stream:
                 if isinstance(part, Answer):
                     self.screen.piece(part.text[num_shown:])
                     self.screen.end_line()
-                    self._tell(part, self.clock() - begun_s)
+                    self._summarize(part, self.clock() - started_s)
                 else:
                     self.screen.piece(part.text)
                     num_shown += len(part.text)
 
-    def _tell(self, answer: Answer, duration_s: float) -> None:
+    def _summarize(self, answer: Answer, duration_s: float) -> None:
         usage = answer.usage
         if answer.constraint_satisfied is False:
             self.screen.aside(f"[the constraint does not hold: {answer.violation or 'cut short'}]")
@@ -167,12 +156,6 @@ class Talk:
                 f"[{answer.finish_reason}: {usage.num_output_tokens} tokens in {duration_s:.1f} s, "
                 f"{usage.num_cached_tokens} of the prompt's {usage.num_prompt_tokens} cached{seed}]"
             )
-
-
-def show_notice(screen: Screen, told: ServerNotice) -> None:
-    """What the server says of itself, but for what is to be seen anyway."""
-    if told.state != "running":
-        screen.aside(f"[{told.state}{': ' if told.message else ''}{told.message}]")
 
 
 def _shown(value: object) -> str:
@@ -204,6 +187,6 @@ async def run_client(settings: ClientSettings) -> ExitCode:
         settings.url,
         key=settings.api_key,
         name=settings.model,
-        on_notice=partial(show_notice, screen),
+        on_notice=lambda notice: screen.aside(text) if (text := notice_text(notice)) else None,
     ) as model:
-        return await Talk(model, screen, is_interactive).hold(lines)
+        return await Chat(model, screen, is_interactive).run(lines)

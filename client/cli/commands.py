@@ -1,29 +1,75 @@
 """The commands that talk to a server: `launcher client` and `launcher query`."""
 
 import asyncio
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from client.cli import options as client_options
 from client.cli.client import ClientSettings, run_client
-from client.cli.query import ExitCode, QuerySettings, read_variables
+from client.cli.query import QuerySettings, read_variables
 from client.cli.query import query as run_query
-from client.config import read_config
-from client.errors import InvalidRequest
+from client.cli.terminal import ExitCode
+from client.config import DEFAULT_URL, read_config
+from client.errors import BadInput, InvalidRequest
 from client.lmtp.address import read_address
-from launcher.errors import BadSetting
+
+_URL_DEFAULT = f"TANDEM_URL, or {DEFAULT_URL}"
+_URL_HELP = "The server: http(s)://, ws(s):// or host:port."
+
+UrlArgument = Annotated[
+    str | None, typer.Argument(metavar="URL", show_default=_URL_DEFAULT, help=_URL_HELP)
+]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", show_default="the only one", help="A model that is served there."
+    ),
+]
+ClientKey = Annotated[
+    str | None,
+    typer.Option("--api-key", show_default="TANDEM_API_KEY", help="The key of a guarded server."),
+]
+
+QueryFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="A program of the query language; - for stdin.")
+]
+QueryUrl = Annotated[str | None, typer.Option("--url", show_default=_URL_DEFAULT, help=_URL_HELP)]
+QueryModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        show_default="the program's, else the only one",
+        help="A model that is served there.",
+    ),
+]
+QueryVariables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A variable of the program: what VALUE says as JSON, or else its text. Repeatable.",
+    ),
+]
+QueryTrace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="F", help="A file for every call of the model, as JSON lines."),
+]
+QueryJson = Annotated[
+    bool, typer.Option("--json", help="Print each result as a JSON object in a line of its own.")
+]
 
 
 def client(
-    url: client_options.UrlArgument = None,
-    model: client_options.ModelArgument = None,
-    api_key: client_options.ClientKey = None,
+    url: UrlArgument = None,
+    model: ModelArgument = None,
+    api_key: ClientKey = None,
 ) -> None:
     """Talk to a served model: type a prompt, see its tokens as they come.
 
     Parameters at a line's end: Once upon a time max_tokens=50 temperature=0.7 (/help: all of them).
 
-    Ctrl-C cancels what is running; /quit leaves; /info tells of the server.
+    Ctrl-C cancels what is running; /quit leaves; /info describes the server.
 
     Where stdin is no terminal, each line is a prompt, and stdout gets the answers alone.
 
@@ -42,17 +88,17 @@ def client(
 
 
 def query(
-    file: client_options.QueryFile,
-    url: client_options.QueryUrl = None,
-    model: client_options.QueryModel = None,
-    variables: client_options.QueryVariables = None,
-    trace: client_options.QueryTrace = None,
-    as_json: client_options.QueryJson = False,
-    api_key: client_options.ClientKey = None,
+    file: QueryFile,
+    url: QueryUrl = None,
+    model: QueryModel = None,
+    variables: QueryVariables = None,
+    trace: QueryTrace = None,
+    as_json: QueryJson = False,
+    api_key: ClientKey = None,
 ) -> None:
     """Run a program of the query language against a server.
 
-    On a terminal its prompt fills in live, then its results are told; --json prints an object for
+    On a terminal its prompt fills in live, then its results are shown; --json prints an object for
     each: prompt, variables, distributions, usage, and a row for each request that was sent.
 
     Exit codes: 0 done; 1 no server, or it refused or failed; 2 the program or the command is wrong;
@@ -70,7 +116,7 @@ def query(
             trace=trace,
             as_json=as_json,
         )
-    except (BadSetting, InvalidRequest) as error:
+    except (BadInput, InvalidRequest) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(ExitCode.AT_FAULT) from None
     raise typer.Exit(run_query(settings))

@@ -13,7 +13,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from launcher.errors import BadInput
+from client.errors import BadInput
 
 HISTORY_NAME = "client_history"
 _CHUNK_LEN = 1 << 16

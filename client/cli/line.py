@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from client.errors import BadInput
 from client.words import SAMPLING_RULES, Constraint, GenerateCall, Sampling
-from launcher.errors import LauncherError
 
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(?!=)")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
@@ -26,10 +26,6 @@ _WORD = re.compile(r"\S+")
 _JSON = json.JSONDecoder()
 # Of a value that is nested deeply, which may be as long as a line can be.
 _MAX_SHOWN_LEN = 60
-
-
-class BadLine(LauncherError):
-    """A line that cannot be meant; says which key, which value and which rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,7 @@ KEYS = tuple(_RULES)
 
 
 def read_line(text: str) -> Line:
-    """What a line means. Raises BadLine."""
+    """What a line means. Raises BadInput."""
     text = text.strip()
     ends = _Ends(text)
     quoted = _QUOTED.match(text)
@@ -132,11 +128,13 @@ def read_line(text: str) -> Line:
 
 
 def call_of(prompt: str, parameters: Mapping[str, object | None]) -> GenerateCall:
-    """The request for a prompt under all parameters that hold. Raises BadLine."""
+    """The request for a prompt under all parameters that hold. Raises BadInput."""
     given = {key: value for key, value in parameters.items() if value is not None}
     kinds = [key for key in given if key in _CONSTRAINTS]
     if len(kinds) > 1:
-        raise BadLine(f"{kinds[0]} and {kinds[1]} exclude each other: an output has one constraint")
+        raise BadInput(
+            f"{kinds[0]} and {kinds[1]} exclude each other: an output has one constraint"
+        )
     sampling = {key: value for key, value in given.items() if key in SAMPLING_RULES}
     others = {key: given[key] for key in ("max_tokens", "timeout_s") if key in given}
     # The rules have given each value the type of its field.
@@ -182,7 +180,7 @@ class _Ends:
 
 
 def _value(text: str, key: re.Match[str]) -> tuple[object, int]:
-    """The value behind a key, and where it ends. Raises BadLine."""
+    """The value behind a key, and where it ends. Raises BadInput."""
     position = key.end()
     quoted = _QUOTED.match(text, position)
     if quoted is not None:
@@ -199,16 +197,16 @@ def _value(text: str, key: re.Match[str]) -> tuple[object, int]:
     return bare[0], bare.end()
 
 
-def _too_deep(key: str, given: str) -> BadLine:
+def _too_deep(key: str, given: str) -> BadInput:
     shown = given if len(given) <= _MAX_SHOWN_LEN else given[:_MAX_SHOWN_LEN] + "..."
-    return BadLine(f"{key} must not be nested so deeply. Given: {shown}")
+    return BadInput(f"{key} must not be nested so deeply. Given: {shown}")
 
 
 def _unquoted(quoted: str) -> str:
     try:
         return str(ast.literal_eval(quoted))
     except (SyntaxError, ValueError) as error:
-        raise BadLine(f"{quoted}: {error}") from None
+        raise BadInput(f"{quoted}: {error}") from None
 
 
 def _checked(found: Mapping[str, object]) -> dict[str, object | None]:
@@ -218,14 +216,14 @@ def _checked(found: Mapping[str, object]) -> dict[str, object | None]:
         if rule is None:
             near = difflib.get_close_matches(key, KEYS, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KEYS)}"
-            raise BadLine(
+            raise BadInput(
                 f"{key}={_shown(value)}: no parameter has this name; {hint} "
                 "(a prompt that ends like this belongs in quotes)"
             )
         try:
             checked[key] = None if value == "" else rule.read(value)
         except ValueError:
-            raise BadLine(f"{key} must be {rule.words}. Given: {_shown(value)}") from None
+            raise BadInput(f"{key} must be {rule.words}. Given: {_shown(value)}") from None
         except RecursionError:
             raise _too_deep(key, _shown(value)) from None
     return checked

@@ -1,9 +1,9 @@
-"""`launcher query`: a program of the query language, run and shown.
+"""`launcher query`: runs a program of the query language and shows its results.
 
     file, or stdin -> program -> watch -> LiveView on a terminal -> results, or JSON
 
-stdout gets the results alone, without a control character where it is no terminal; what is told
-besides goes to stderr.
+stdout gets the results alone, without a control character where it is no terminal; everything
+else goes to stderr.
 """
 
 import asyncio
@@ -16,14 +16,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 from rich.live import Live
 
 from client.cli.query_view import LiveView, Palette, finished, outcome, probabilities
-from client.cli.terminal import Screen
-from client.errors import TandemError
+from client.cli.terminal import ExitCode, Screen, notice_text
+from client.errors import BadInput, TandemError
 from client.query import (
     BadCondition,
     BadProgram,
@@ -42,23 +41,8 @@ from client.query.reading.reader import read
 from client.query.running.ledger import total
 from client.query.running.to_json import json_line
 from client.words import ServerNotice, Usage
-from launcher.errors import BadSetting
 
 _REFRESHES_PER_S = 12
-
-
-class ExitCode(IntEnum):
-    """What the command tells its shell.
-
-    FAILED: no server, or it refuses or fails. AT_FAULT: the program or the command is wrong.
-    NOT_SATISFIED: no text was found that keeps the program's conditions.
-    """
-
-    OK = 0
-    FAILED = 1
-    AT_FAULT = 2
-    NOT_SATISFIED = 3
-    INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +59,12 @@ class QuerySettings:
 
 
 def read_variables(settings: Sequence[str]) -> dict[str, object]:
-    """Values that are JSON mean what that says, all others are text. Raises BadSetting."""
+    """Values that are JSON mean what that says, all others are text. Raises BadInput."""
     variables: dict[str, object] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name.isidentifier() or keyword.iskeyword(name):
-            raise BadSetting(f"--set must be NAME=VALUE with a name of Python. Given: {setting!r}")
+            raise BadInput(f"--set must be NAME=VALUE with a name of Python. Given: {setting!r}")
         try:
             variables[name] = json.loads(value)
         except ValueError:
@@ -89,7 +73,7 @@ def read_variables(settings: Sequence[str]) -> dict[str, object]:
 
 
 def query(settings: QuerySettings) -> ExitCode:
-    """The command. What goes wrong is told on stderr."""
+    """The command. Errors go to stderr."""
     screen = Screen()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
@@ -133,7 +117,7 @@ def _exit_code(error: TandemError) -> ExitCode:
 
 async def _run(settings: QuerySettings, screen: Screen) -> None:
     program = _program(settings)
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     palette = Palette()
     if settings.as_json or not screen.out.is_terminal:
         # What the program prints is no result.
@@ -154,7 +138,7 @@ async def _run(settings: QuerySettings, screen: Screen) -> None:
             screen.out.print(finished(result, palette, returns=program.returns))
         else:
             screen.lines([result.prompt, "", *outcome(result, returns=program.returns)])
-    screen.aside(_books(results, time.monotonic() - begun_s))
+    screen.aside(_summary(results, time.monotonic() - started_s))
 
 
 def _program(settings: QuerySettings) -> Program:
@@ -166,11 +150,12 @@ def _program(settings: QuerySettings) -> Program:
 async def _results(
     settings: QuerySettings, program: Program, screen: Screen, view: LiveView | None
 ) -> list[Result[object]]:
-    def notice(told: ServerNotice) -> None:
-        if told.state == "running":
-            return
-        text = f"[{told.state}{': ' if told.message else ''}{told.message}]"
-        screen.aside(text) if view is None else view.tell(text)
+    def notice(news: ServerNotice) -> None:
+        text = notice_text(news)
+        if text and view is not None:
+            view.show_notice(text)
+        elif text:
+            screen.aside(text)
 
     server = Server(settings.model, settings.url, settings.api_key, notice)
     results: list[Result[object]] = []
@@ -188,7 +173,7 @@ async def _results(
 
 def as_object(result: Result[object]) -> dict[str, object]:
     """A result for programs: JSON's types alone."""
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "prompt": result.prompt,
         "messages": plain(result.messages),
         "variables": plain(result.variables),
@@ -204,7 +189,7 @@ def as_object(result: Result[object]) -> dict[str, object]:
         "usage": _usage(result.usage),
         "requests": [_row(request) for request in result.requests],
     }
-    return {name: _strict(value) for name, value in said.items()}
+    return {name: _strict(value) for name, value in fields.items()}
 
 
 def _row(request: Request) -> dict[str, object]:
@@ -237,7 +222,7 @@ def _strict(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _books(results: Sequence[Result[object]], duration_s: float) -> str:
+def _summary(results: Sequence[Result[object]], duration_s: float) -> str:
     # Traces that were searched together share their requests.
     requests = list(dict.fromkeys(request for result in results for request in result.requests))
     usage = total(requests)

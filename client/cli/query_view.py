@@ -60,8 +60,8 @@ class LiveView:
         self._states[state.trace] = state
         self._notice = ""
 
-    def tell(self, notice: str) -> None:
-        """What the server says, until there is something else to be seen."""
+    def show_notice(self, notice: str) -> None:
+        """A notice of the server, shown until a trace has a new state."""
         self._notice = notice
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -85,8 +85,8 @@ class LiveView:
         return [*text.wrap(console, width)[-max(num_lines - num_below, 1) :], *below]
 
     def _asked(self, state: State, hole: str) -> Text:
-        said = described(state.constraint, state.stop, hole)
-        return Text(f"  [{hole}] {said}".rstrip(), style=f"dim {self._palette.style(hole)}")
+        text = described(state.constraint, state.stop, hole)
+        return Text(f"  [{hole}] {text}".rstrip(), style=f"dim {self._palette.style(hole)}")
 
 
 def described(constraint: Constraint | None, stop: Sequence[str], hole: str) -> str:

@@ -1,13 +1,15 @@
 """What goes to a terminal, and what must not: colours and control characters."""
 
+import os
 import re
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
 
-from processes.console import write
+from client.words import ServerNotice
 
 # All but tabs and line ends: a model's output must not move the cursor or rename the window.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -24,11 +26,43 @@ def _visible(code: int) -> str:
     return "\u2421" if code == 0x7F else f"<{code:02x}>"
 
 
-class Screen:
-    """Two streams: `out` for what was asked for, `err` for what is told besides.
+class ExitCode(IntEnum):
+    """The exit codes of the commands.
 
-    On a terminal what is told besides is dim, and no text of others controls it. Elsewhere all text
-    goes out as it is.
+    FAILED: no server, or it refuses or fails. AT_FAULT: the program or the command is wrong.
+    NOT_SATISFIED: no text was found that keeps the program's conditions.
+    """
+
+    OK = 0
+    FAILED = 1
+    AT_FAULT = 2
+    NOT_SATISFIED = 3
+    INTERRUPTED = 130
+
+
+def notice_text(notice: ServerNotice) -> str:
+    """A server's notice in a line; empty for `running`, which is seen anyway."""
+    if notice.state == "running":
+        return ""
+    return f"[{notice.state}{': ' if notice.message else ''}{notice.message}]"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write and flush; from the first failure on, since nobody reads, `stream` leads to nowhere."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+class Screen:
+    """Two streams: `out` for results, `err` for notes and errors.
+
+    On a terminal notes are dim, and no text of others controls it. Elsewhere all text goes out as
+    it is.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -45,7 +79,7 @@ class Screen:
             self.out.print(Text(harmless(text)), end="")
             self.out.file.flush()
         else:
-            write(cast("TextIO", self.out.file), text)
+            _write(cast("TextIO", self.out.file), text)
         self._at_line_start = text.endswith("\n")
 
     def end_line(self) -> None:
@@ -54,13 +88,13 @@ class Screen:
             self.piece("\n")
 
     def lines(self, texts: Iterable[str]) -> None:
-        """Whole lines of what was asked for."""
+        """Whole lines of results."""
         self.end_line()
         for text in texts:
             self.piece(f"{text}\n")
 
     def aside(self, text: str) -> None:
-        """What is told besides."""
+        """A note."""
         self._say(text, "dim")
 
     def error(self, text: str) -> None:

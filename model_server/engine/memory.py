@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from model_server.errors import OutOfMemory
-from processes.host_memory import HostMemory
+from processes.host import HostMemory
 
 # A pool on the host competes with everything else there, so it takes its share and no more.
 _HOST_SHARE = 0.25

@@ -35,12 +35,11 @@ def look_over(settings: CheckConfig) -> Path:
     # Others compute meanwhile, and somebody waits for them.
     os.nice(_NICENESS)
     torch.set_num_threads(1)
-    serve = settings.serve
-    device = device_of(serve.device, serve.world_size - 1)
-    folder = find_checkpoint(serve.model_id, serve.revision)
+    device = device_of(settings.device, settings.world_size - 1)
+    folder = find_checkpoint(settings.model_id, settings.revision)
     with _turn(settings.turn_file):
-        examined = examine(model_settings(serve, folder, device), serve.world_size)
-    _require_room(settings, device, examined.bytes_of_rank(serve.world_size))
+        examined = examine(model_settings(settings, folder, device), settings.world_size)
+    _require_room(settings, device, examined.bytes_of_rank(settings.world_size))
     if settings.folder_file is not None:
         settings.folder_file.write_text(str(folder))
     return folder
@@ -48,11 +47,11 @@ def look_over(settings: CheckConfig) -> Path:
 
 def _require_room(settings: CheckConfig, device: torch.device, rank_bytes: int) -> None:
     """Raises OutOfMemory; what the host must have is told alone where a file is named for it."""
-    needed = weights_of_all(device, rank_bytes, settings.serve.world_size)
+    needed = weights_of_all(device, rank_bytes, settings.world_size)
     is_on_host = device.type != "cuda"
     if not is_on_host:
         # What others hold of it they may give back.
-        require_share(device, needed, settings.serve.cuda_memory_fraction)
+        require_share(device, needed, settings.cuda_memory_fraction)
     elif settings.needs_file is None:
         require_weights_fit(device, needed, available_bytes(device))
     if settings.needs_file is not None:

@@ -90,7 +90,7 @@ def fleeted(*flags: str) -> Iterator[Served]:
 @contextlib.contextmanager
 def _launched(model_id: str, name: str, *flags: str) -> Iterator[Served]:
     port = _free_port()
-    words = ("-c", "from launcher.cli import main; main()", "serve", model_id)
+    words = ("-m", "launcher", "serve", model_id)
     with _process(*words, "--port", str(port), "--device", "cpu", *flags) as (process, said):
         served = Served(f"http://127.0.0.1:{port}", name)
         _wait_until_ready(served, process, said)

@@ -17,7 +17,7 @@ SCHEMA = {
 
 
 def check(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", "from launcher.cli import main; main()", "check", *args]
+    argv = [sys.executable, "-m", "launcher", "check", *args]
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=60, check=False, input=stdin
     )

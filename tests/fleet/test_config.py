@@ -8,14 +8,14 @@ from fleet.config import read_config
 from processes.settings import BadConfig
 
 
-def test_models_flags_and_the_servers_flags_are_told_apart() -> None:
+def test_models_flags_and_the_servers_flags_are_kept_apart() -> None:
     argv = ["--model", "a,b", "--port", "1", "--model", "-c d", "--", "--port", "2", "--dtype", "x"]
-    told = read_config(argv, {"MAX_LOADED_MODELS": "3", "API_KEY": "k,l"})
-    assert told.models == ("a,b", "-c d")
-    assert (told.config.port, told.config.max_loaded_models) == (1, 3)
-    assert told.config.api_key == ("k", "l")
-    assert told.child_flags == ("--port", "2", "--dtype", "x")
-    assert not told.takes_any
+    command = read_config(argv, {"MAX_LOADED_MODELS": "3", "API_KEY": "k,l"})
+    assert command.models == ("a,b", "-c d")
+    assert (command.config.port, command.config.max_loaded_models) == (1, 3)
+    assert command.config.api_key == ("k", "l")
+    assert command.child_flags == ("--port", "2", "--dtype", "x")
+    assert not command.takes_any
 
 
 def test_auto_takes_any_model() -> None:
@@ -44,5 +44,5 @@ def test_a_bad_flag_is_named_with_its_rule(argv: list[str], said: str) -> None:
 def test_the_folder_of_models_is_its_real_path(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    told = read_config(["--model", "auto", "--models-folder", str(tmp_path / "link")], {})
-    assert told.config.models_folder == tmp_path / "real"
+    command = read_config(["--model", "auto", "--models-folder", str(tmp_path / "link")], {})
+    assert command.config.models_folder == tmp_path / "real"

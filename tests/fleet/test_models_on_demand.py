@@ -15,7 +15,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import (
     RunningServer,
     descendants_of,

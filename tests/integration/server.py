@@ -14,7 +14,8 @@ from pathlib import Path
 
 import httpx
 
-from launcher.settings import BUNDLED_MODEL, free_port
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
 
 START_TIMEOUT_S = 300.0
 
@@ -89,7 +90,7 @@ def launched(
 ) -> Iterator[RunningServer]:
     """`launcher serve` on a free port; ended, with all that it started, when the block ends."""
     port = free_port()
-    argv = [sys.executable, "-c", "from launcher.cli import main; main()"]
+    argv = [sys.executable, "-m", "launcher"]
     argv += ["serve", str(model), "--port", str(port), "--device", "cpu", *flags]
     process = subprocess.Popen(
         argv,

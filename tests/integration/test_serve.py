@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from native.time_slice import slice_ns
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone
 from tests.native.kernel import needs_slices

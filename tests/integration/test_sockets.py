@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from router.text.tokenizer import Tokenizer
 from tests.integration.server import RunningServer, launched, metric
 from tests.router.http.lmtp.talking import talking

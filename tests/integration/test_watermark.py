@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import RunningServer, launched
 from tests.model_server.sampling.detector import z_score
 

@@ -1,3 +1,5 @@
+"""The command line as it is typed: help, refusals, exit codes."""
+
 import socket
 import subprocess
 import sys
@@ -5,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.settings import free_port
+from processes.addresses import free_port
+
+LAUNCHER_FILE = Path(__file__).resolve().parents[2] / "launcher.py"
 
 
 def launcher(*args: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-c", "from launcher.cli import main; main()", *args]
+    argv = [sys.executable, "-m", "launcher", *args]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -27,7 +31,7 @@ def test_the_help_of_serve_names_every_flag_whole_on_a_narrow_terminal(
     said = launcher("serve", "--help").stdout
     for flag in ("--max-batch-prefill-tokens", "--graceful-termination-timeout", "--num-shard"):
         assert f"  {flag} " in said
-    assert said.index("Where it runs:") < said.index("--num-shard") < said.index("Limits:")
+    assert said.index("Where it runs:") < said.index("--num-shard") < said.index("Limits of")
 
 
 def test_env_names_versions_and_hardware() -> None:
@@ -40,35 +44,42 @@ def test_env_names_versions_and_hardware() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        pytest.param(("--quantize", "awq"), "--quantize awq", id="quantize"),
-        pytest.param(("--speculate", "2"), "--speculate 2", id="speculate"),
+        pytest.param(("--quantize", "awq"), "--quantize 'awq': quantization", id="quantize"),
+        pytest.param(("--speculate", "2"), "--speculate '2': speculation", id="speculate"),
         pytest.param(("--kv-cache-dtype", "fp8_e5m2"), "the model's own", id="kv-cache-dtype"),
         pytest.param(("--rope-scaling", "linear"), "config.json says", id="rope-scaling"),
-        pytest.param(("--rope-factor", "2.0"), "--rope-factor 2.0: positions", id="rope-factor"),
+        pytest.param(("--rope-factor", "2.0"), "--rope-factor '2.0': positions", id="rope-factor"),
         pytest.param(("--lora-adapters", "a"), "adapters are not served", id="lora-adapters"),
-        pytest.param(("--ngrok",), "--ngrok: no tunnel", id="ngrok"),
+        pytest.param(("--ngrok",), "opens no tunnel", id="ngrok"),
         pytest.param(("a", "--model-id", "b"), "'a' and --model-id 'b' differ", id="two-models"),
         pytest.param(("--sharded", "--device", "cpu"), "--num-shard N", id="sharded-cpu"),
-        pytest.param(("--api-key", ""), "--api-key: must not be empty", id="empty-key"),
-        pytest.param(("--api-key", "a b"), "API_KEY: each key must be", id="bad-key"),
+        pytest.param(("--api-key", ""), "--api-key: each key must be", id="empty-key"),
+        pytest.param(("--api-key", "a b"), "--api-key: each key must be", id="bad-key"),
         pytest.param(("--cors-allow-origin", "a/"), "SCHEME://HOST", id="bad-origin"),
         pytest.param(("--otlp-endpoint", "http://a:1/v1"), "without a path", id="bad-collector"),
         pytest.param(("--ssl-certfile", __file__), "needs --ssl-keyfile", id="half-of-tls"),
-        pytest.param(("--kv-blocks", "0"), "--kv-blocks '0': must be at least 1", id="too-small"),
+        pytest.param(
+            ("--kv-blocks", "0"),
+            "--kv-blocks '0': must be a whole",
+            id="too-small",
+        ),
         pytest.param(
             ("--validation-workers", "257"),
-            "--validation-workers '257': must be at most 256",
+            "--validation-workers '257': must be a whole number, at least 1 and at most 256",
             id="too-large",
         ),
         pytest.param(("--max-beams=x",), "--max-beams 'x': must be a whole number", id="no-number"),
         pytest.param(("--body-timeout", "x"), "--body-timeout 'x': must be a number", id="no-time"),
-        pytest.param(("-p", "70000"), "--port '70000': must be at most 65535", id="short-flag"),
-        pytest.param(("--dtype", "int3"), "--dtype 'int3': 'int3' is not one of", id="no-dtype"),
+        pytest.param(("-p", "70000"), "--port '70000': must be a whole number", id="short-flag"),
+        pytest.param(("--dtype", "int3"), "--dtype 'int3': must be one of auto, bf", id="no-dtype"),
         pytest.param(("--http-uds", "/no/such/s"), "in a folder that exists", id="no-folder"),
         pytest.param(("--http-uds", __file__), "something else than a socket", id="a-file"),
         pytest.param(("--http-uds", ""), "not a folder", id="empty-path"),
         pytest.param(("--shard-uds-path", "/no/such/s"), "--shard-uds-path '/no", id="no-shards"),
         pytest.param(("--shard-uds-path", f"/tmp/{'s' * 101}"), "must be shorter", id="long-path"),
+        pytest.param(("--num-shard", "0"), "--num-shard '0': must be", id="no-rank"),
+        pytest.param(("--port", "0"), "--port '0': must be at least 1", id="any-port"),
+        pytest.param(("--nonsense",), "unrecognized arguments: --nonsense", id="unknown"),
         pytest.param(("auto", "b"), "auto is any model", id="auto-and-another"),
         pytest.param(("b", "b"), "'b' is given twice", id="model-twice"),
         pytest.param(("auto", "--trust-remote-code"), "add --no-hub-models", id="code-of-anybody"),
@@ -90,10 +101,10 @@ def test_a_variable_that_breaks_a_rule_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MAX_INPUT_LENGTH", "0")
     answer = launcher("serve")
     assert answer.returncode == 2
-    assert answer.stderr == "error: MAX_INPUT_TOKENS or MAX_INPUT_LENGTH '0': must be at least 1\n"
+    assert answer.stderr == "error: MAX_INPUT_LENGTH '0': must be a whole number, at least 1\n"
 
 
-def test_a_socket_that_is_served_is_told_at_once(tmp_path: Path) -> None:
+def test_a_socket_that_is_served_is_refused_at_once(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as taken:
         taken.bind(str(tmp_path / "s"))
         taken.listen()
@@ -102,7 +113,7 @@ def test_a_socket_that_is_served_is_told_at_once(tmp_path: Path) -> None:
     assert "must be free, and somebody listens" in answer.stderr
 
 
-def test_a_port_in_use_is_told_at_once() -> None:
+def test_a_port_in_use_is_refused_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -114,6 +125,26 @@ def test_a_port_in_use_is_told_at_once() -> None:
 
 def test_the_model_may_come_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_ID", "/no such/folder")
-    told = launcher("serve", "--port", str(free_port()))
-    assert told.returncode == 1
-    assert "/no such/folder" in told.stderr
+    run = launcher("serve", "--port", str(free_port()))
+    assert run.returncode == 1
+    assert "/no such/folder" in run.stderr
+
+
+@pytest.mark.parametrize("command", [("-m", "launcher"), ("launcher.py",)])
+def test_the_file_is_a_module_and_a_script(command: tuple[str, ...]) -> None:
+    argv = [sys.executable, *command, "serve", "--help"]
+    run = subprocess.run(
+        argv, cwd=LAUNCHER_FILE.parent, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0
+    assert "usage: launcher serve" in run.stdout
+
+
+def test_help_loads_no_engine_and_no_http_server() -> None:
+    code = "import sys, launcher; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    heavy = {"torch", "transformers", "fastapi", "starlette", "uvicorn", "grpc", "tokenizers"}
+    assert run.returncode == 0, run.stderr
+    assert not heavy & set(run.stdout.split())

@@ -1,78 +1,56 @@
-"""What is true or false on the command line is so whatever the environment says, in every process.
+"""A switch on the command line wins over the environment, in every process.
 
 The environment of a child is that of its parent, so a flag has to reach it when it says no, too.
 """
 
-from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from dataclasses import fields
+from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from fleet.config import read_config as read_front
-from launcher.declared import Told, flags_for, takes
-from launcher.options import ServeOptions
+from launcher import LaunchConfig, deployment_of, fleet_argv, serve_settings
 from model_server.config import parse as read_shard
-from processes.settings import flag_of
+from processes.settings import CommandLine, Kind, flag_of, read_settings
 from router.config import RouterConfig
 from router.config import read_config as read_router
 
 
-def switches(kind: type[Any]) -> Iterator[str]:
-    """The names of all options that are true or false, below sections too."""
-    for name, hint in get_type_hints(kind).items():
-        if hint is bool or bool in get_args(hint):
-            yield name
-        elif hasattr(hint, "__dataclass_fields__"):
-            yield from switches(hint)
-
-
-_WITHOUT_VARIABLE = {"env", "dry_run"}
-_SERVES = sorted(set(switches(ServeOptions)) - _WITHOUT_VARIABLE)
-_ROUTERS = sorted(switches(RouterConfig))
-
-
-def spelt(name: str, value: bool) -> str:
-    return f"--{'' if value else 'no-'}{name.replace('_', '-')}"
-
-
-def serve(flag: str, environ: dict[str, str]) -> ServeOptions:
-    app, got = typer.Typer(), []
-    app.command()(takes(ServeOptions)(lambda context, options: got.append(options)))
-    result = CliRunner().invoke(app, [flag], env=environ)
-    assert result.exit_code == 0, result.output
-    options: ServeOptions = got[0]
-    return options
-
-
-def found(options: ServeOptions, name: str, environ: dict[str, str]) -> list[bool]:
-    """What the launcher takes an option for, and every process that has one of its name."""
-    children: list[Any] = [
-        read_router(flags_for(Told.ROUTER, options), environ),
-        read_front([*flags_for(Told.FRONT, options), "--model", "m"], environ).config,
-        read_shard(["serve", "m", *flags_for(Told.SHARDS, options)], environ),
-    ]
-    sections = [getattr(options, section) for section in options.__slots__]
-    return [getattr(each, name) for each in [*sections, *children] if hasattr(each, name)]
-
-
-def cases(names: list[str]) -> list[tuple[str, bool]]:
-    # The router refuses a tunnel however it is asked for.
+def switches(settings: Any) -> list[tuple[str, bool]]:
+    # A tunnel is refused however it is asked for.
+    names = [each.name for each in settings if each.metadata["kind"] is Kind.SWITCH]
     both = [(name, value) for name in names for value in (True, False)]
     return [case for case in both if case != ("ngrok", True)]
 
 
-@pytest.mark.parametrize(("name", "value"), cases(_SERVES))
+def spelt(name: str, value: bool) -> str:
+    return flag_of(name if value else f"no_{name}")
+
+
+def found(name: str, flag: str, environ: dict[str, str]) -> list[bool]:
+    """The switch's value in the launcher and in every process that has one of its name."""
+    given = CommandLine(serve_settings(), "launcher serve", "").given([flag])
+    ranks = {"NUM_SHARD": "2"} if flag == "--sharded" else {}
+    config = read_settings(LaunchConfig, given, environ | ranks)
+    deployment, _ = deployment_of(config, ["m"], given, environ, "/tmp/x")
+    shard_argv = deployment.shard_argv()[3:]
+    everywhere: list[Any] = [
+        config,
+        read_router(deployment.router_flags, environ),
+        read_front(fleet_argv(["m"], {**given, "dry_run": "false"}, environ)[3:], environ).config,
+        read_shard(shard_argv, deployment.shard_environ(0, environ)),
+    ]
+    values = [getattr(each, name) for each in everywhere if hasattr(each, name)]
+    return [value for value in values if value is not None]
+
+
+@pytest.mark.parametrize(("name", "value"), switches(serve_settings()))
 def test_a_flag_of_serve_wins_over_its_variable(name: str, value: bool) -> None:
     environ = {name.upper(): str(not value).lower()}
-    options = serve(spelt(name, value), environ)
-    assert set(found(options, name, environ)) == {value}
+    assert set(found(name, spelt(name, value), environ)) == ({value} if name != "ngrok" else set())
 
 
-@pytest.mark.parametrize(("name", "value"), cases(_ROUTERS))
+@pytest.mark.parametrize(("name", "value"), switches(fields(RouterConfig)))
 def test_a_flag_of_the_router_wins_over_its_variable(name: str, value: bool) -> None:
-    is_switch = name != "prefix_caching"
-    argv = [spelt(name, value)] if is_switch else [flag_of(name), str(value).lower()]
-    config = read_router(argv, {name.upper(): str(not value).lower()})
-    assert getattr(config, name) is value
+    config = read_router([spelt(name, value)], {name.upper(): str(not value).lower()})
+    assert getattr(config, name) is (value if name != "ngrok" else None)

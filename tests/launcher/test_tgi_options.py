@@ -1,14 +1,10 @@
 """Every flag and variable of TGI's launcher is known: a command line that was its works, or says
 why it cannot."""
 
-from typing import Any
-
 import pytest
-import typer
 
-from launcher.cli import app
-from launcher.errors import BadSetting
-from launcher.tgi_options import TgiOptions, in_our_words, refuse
+from launcher import LaunchConfig, serve_settings
+from processes.settings import BadConfig, CommandLine, flag_of, read_settings, variables_of
 
 FLAGS = """
     model-id revision validation-workers sharded num-shard quantize speculate dtype kv-cache-dtype
@@ -26,39 +22,43 @@ FLAGS = """
 WITHOUT_VARIABLE = {"hostname", "env", "model-id"}
 
 
-def options() -> dict[str, Any]:
-    command: Any = typer.main.get_command(app)
-    serve = command.commands["serve"]
-    return {spelling: each for each in serve.params for spelling in each.opts}
-
-
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_flag_of_tgi_is_known_by_its_name_and_its_variable(flag: str) -> None:
-    known = options()
-    option = known["--" + flag]
-    variables = option.envvar
-    if flag not in WITHOUT_VARIABLE:
-        names = [variables] if isinstance(variables, str) else list(variables or ())
-        assert flag.upper().replace("-", "_") in names
+    known = {
+        flag_of(name): variables_of(each)
+        for each in serve_settings()
+        for name in (each.name, *each.metadata["aliases"])
+    }
+    variable = flag.upper().replace("-", "_")
+    assert f"--{flag}" in known
+    assert flag in WITHOUT_VARIABLE or variable in known[f"--{flag}"]
+
+
+def read(*argv: str) -> LaunchConfig:
+    given = CommandLine(serve_settings(), "launcher serve", "").given(argv)
+    return read_settings(LaunchConfig, given, {})
 
 
 def test_what_asks_for_nothing_is_not_refused() -> None:
-    refuse(TgiOptions(lora_adapters="", usage_stats="on"))
+    assert read("--lora-adapters", "", "--usage-stats", "on").lora_adapters is None
 
 
 def test_what_asks_for_something_is_refused_with_its_reason() -> None:
-    with pytest.raises(BadSetting, match=r"^--lora-adapters a,b: adapters are not served yet"):
-        refuse(TgiOptions(lora_adapters="a,b"))
+    with pytest.raises(BadConfig, match=r"^--lora-adapters 'a,b': adapters are not served yet"):
+        read("--lora-adapters", "a,b")
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("argv", "sharded", "models"),
     [
-        (["serve", "m", "--sharded", "true"], ["serve", "m", "--sharded"]),
-        (["serve", "--sharded", "false", "m"], ["serve", "--no-sharded", "m"]),
-        (["serve", "--sharded=true"], ["serve", "--sharded"]),
-        (["serve", "--sharded", "m", "true"], ["serve", "--sharded", "m", "true"]),
+        (["m", "--sharded", "true"], True, ("m",)),
+        (["--sharded", "false", "m"], False, ("m",)),
+        (["--sharded=true"], True, ()),
+        (["--sharded", "m", "true"], True, ("m", "true")),
     ],
 )
-def test_sharded_takes_a_word_as_tgi_s_does(said: list[str], meant: list[str]) -> None:
-    assert in_our_words(said) == meant
+def test_sharded_takes_a_word_as_tgi_s_does(
+    argv: list[str], sharded: bool, models: tuple[str, ...]
+) -> None:
+    config = read(*argv)
+    assert (config.sharded, config.model_ids) == (sharded, models)

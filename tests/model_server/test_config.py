@@ -4,7 +4,7 @@ import pytest
 
 from model_server.__main__ import main
 from model_server.config import DownloadConfig, ServeConfig, parse
-from model_server.errors import ConfigRefused
+from processes.settings import BadConfig
 
 
 def serve(*flags: str, **environ: str) -> ServeConfig:
@@ -27,7 +27,7 @@ def test_ranks_come_from_the_environment_and_name_their_own_socket() -> None:
     assert config.master_port == 4711
 
 
-def test_a_relative_socket_is_told_to_others_by_its_whole_path(
+def test_a_relative_socket_is_given_to_others_by_its_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -42,10 +42,10 @@ def test_over_tcp_each_rank_takes_the_next_port_and_the_advertised_name_is_diall
     assert config.urls == ("box:7000", "box:7001")
 
 
-def test_a_watermark_is_as_strong_as_tgi_makes_it_unless_told_otherwise() -> None:
+def test_a_watermark_is_as_strong_as_tgi_makes_it_by_default() -> None:
     assert (serve().watermark_gamma, serve().watermark_delta) == (0.5, 2.0)
-    told = serve("--watermark-gamma", "0.25", "--watermark-delta", "-1.5")
-    assert (told.watermark_gamma, told.watermark_delta) == (0.25, -1.5)
+    changed = serve("--watermark-gamma", "0.25", "--watermark-delta", "-1.5")
+    assert (changed.watermark_gamma, changed.watermark_delta) == (0.25, -1.5)
 
 
 def test_traces_go_where_tgi_s_flag_says() -> None:
@@ -64,32 +64,32 @@ def test_download_weights_has_its_own_words() -> None:
     ("flags", "environ", "said"),
     [
         pytest.param((), {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 must be below", id="rank"),
-        pytest.param((), {"WORLD_SIZE": "none"}, "WORLD_SIZE='none'", id="world-size-text"),
+        pytest.param((), {"WORLD_SIZE": "none"}, "WORLD_SIZE 'none'", id="world-size-text"),
         pytest.param((), {"WORLD_SIZE": "0"}, "at least 1", id="world-size-zero"),
-        pytest.param((), {"OMP_NUM_THREADS": "-1"}, "OMP_NUM_THREADS='-1'", id="threads"),
+        pytest.param((), {"OMP_NUM_THREADS": "-1"}, "OMP_NUM_THREADS '-1'", id="threads"),
         pytest.param(("--sharded",), {}, "--sharded needs RANK", id="sharded-alone"),
         pytest.param(("--listen", "nowhere"), {}, "must be HOST:PORT", id="listen-no-port"),
         pytest.param(("--listen", "h:70000"), {}, "1 to 65535", id="listen-big-port"),
         pytest.param(("--cuda-memory-fraction", "1.5"), {}, "at most 1", id="fraction"),
         pytest.param(("--cuda-memory-fraction", "nan"), {}, "nan", id="fraction-nan"),
         pytest.param(
-            ("--watermark-gamma", "0"), {}, "--watermark-gamma 0.0: .* above 0", id="gamma"
+            ("--watermark-gamma", "0"), {}, "--watermark-gamma '0': .* above 0", id="gamma"
         ),
         pytest.param(("--watermark-gamma", "1"), {}, "below 1", id="gamma-all"),
-        pytest.param(("--watermark-gamma", "nan"), {}, "--watermark-gamma nan", id="gamma-nan"),
-        pytest.param(("--watermark-delta", "inf"), {}, "--watermark-delta inf", id="delta"),
+        pytest.param(("--watermark-gamma", "nan"), {}, "--watermark-gamma 'nan'", id="gamma-nan"),
+        pytest.param(("--watermark-delta", "inf"), {}, "--watermark-delta 'inf'", id="delta"),
         pytest.param(("--watermark-delta", "nan"), {}, "must be finite", id="delta-nan"),
         pytest.param(("--kv-blocks", "0"), {}, "at least 1", id="kv-blocks"),
         pytest.param(("--otlp-endpoint", "http://a"), {}, "'http://a': .*HOST:PORT", id="no-port"),
         pytest.param(("--otlp-endpoint", "a:4318/v1"), {}, "without a path", id="otlp-http"),
-        pytest.param(("--quantize", "awq"), {}, "--quantize awq", id="quantize"),
-        pytest.param(("--speculate", "2"), {}, "--speculate 2", id="speculate"),
+        pytest.param(("--quantize", "awq"), {}, "--quantize 'awq'", id="quantize"),
+        pytest.param(("--speculate", "2"), {}, "--speculate '2'", id="speculate"),
     ],
 )
 def test_what_breaks_a_rule_is_refused_by_name_and_value(
     flags: tuple[str, ...], environ: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(ConfigRefused, match=said):
+    with pytest.raises(BadConfig, match=said):
         serve(*flags, **environ)
 
 
@@ -97,9 +97,9 @@ def test_a_bad_flag_is_a_line_and_an_exit_code_of_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["serve", "some/model", "--kv-blocks", "0"]) == 2
-    assert capsys.readouterr().err == "error: --kv-blocks 0: must be at least 1\n"
+    assert capsys.readouterr().err == "error: --kv-blocks '0': must be a whole number, at least 1\n"
 
 
 def test_quantize_says_what_to_do_instead() -> None:
-    with pytest.raises(ConfigRefused, match="does not write quantized checkpoints"):
+    with pytest.raises(BadConfig, match="does not write quantized checkpoints"):
         parse(["quantize", "a/b", "out"], {})

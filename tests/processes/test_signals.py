@@ -1,4 +1,4 @@
-"""Who asks a process to stop: a service, a key, a terminal that is gone; not under nohup."""
+"""Signals that stop a process: of a service, a key, a terminal that is gone; not under nohup."""
 
 import asyncio
 import signal
@@ -27,8 +27,8 @@ asyncio.run(main())
 """
 
 
-def told(signum: signal.Signals, *before: str, wait_s: float = 60.0) -> str:
-    """What a process says that gets this signal."""
+def output_after(signum: signal.Signals, *before: str, wait_s: float = 60.0) -> str:
+    """What a process prints that gets this signal."""
     argv = [*before, sys.executable, "-c", _WAITS, str(wait_s)]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
@@ -41,7 +41,7 @@ def told(signum: signal.Signals, *before: str, wait_s: float = 60.0) -> str:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_these_signals_ask_for_the_end(signum: signal.Signals) -> None:
-    assert told(signum) == "asked\n"
+    assert output_after(signum) == "asked\n"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,8 @@ def test_these_signals_ask_for_the_end(signum: signal.Signals) -> None:
 async def test_a_terminal_that_is_gone_is_no_second_signal(
     signals: tuple[signal.Signals, ...], has_second: bool
 ) -> None:
-    told = Signals(None)
+    seen: list[int] = []
+    received = Signals(None, lambda _: seen.append(1), lambda: seen.append(2))
     try:
         for signum in signals:
             signal.raise_signal(signum)
@@ -64,9 +65,10 @@ async def test_a_terminal_that_is_gone_is_no_second_signal(
     finally:
         for signum in stop_signals():
             asyncio.get_running_loop().remove_signal_handler(signum)
-    assert told.first.is_set()
-    assert told.second.is_set() == has_second
+    assert received.first.is_set()
+    assert received.second.is_set() == has_second
+    assert seen == ([1, 2] if has_second else [1])
 
 
 def test_a_terminal_that_is_gone_is_no_matter_to_what_nohup_runs() -> None:
-    assert told(signal.SIGHUP, "nohup", wait_s=0.3) == "not asked\n"
+    assert output_after(signal.SIGHUP, "nohup", wait_s=0.3) == "not asked\n"

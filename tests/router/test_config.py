@@ -1,4 +1,4 @@
-"""The router's knobs: flags, variables, rules."""
+"""The router's settings: flags, variables, rules."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_hostname_is_not_read_from_the_environment() -> None:
     assert read_config(["--hostname", "0.0.0.0"], {}).hostname == "0.0.0.0"
 
 
-def test_an_older_name_sets_the_same_knob() -> None:
+def test_an_older_name_sets_the_same_setting() -> None:
     assert read_config(["--max-input-length", "7"], {}).max_input_tokens == 7
     assert read_config([], {"MAX_INPUT_LENGTH": "8"}).max_input_tokens == 8
     assert read_config(["--max-input-length", "7"], {"MAX_INPUT_TOKENS": "9"}).max_input_tokens == 7
@@ -49,7 +49,7 @@ def test_running_sequences_default_to_what_a_step_can_carry() -> None:
     assert read_config(["--max-batch-size", "3"], {}).batch_size == 3
 
 
-def test_knobs_without_effect_are_taken_by_name() -> None:
+def test_settings_without_effect_are_taken_by_name() -> None:
     flags = ["--waiting-served-ratio", "0.3", "--max-waiting-tokens", "5", "--messages-api-enabled"]
     flags += ["--max-batch-total-tokens", "100000", "--usage-stats", "on"]
     config = read_config(flags, {})
@@ -97,7 +97,7 @@ def test_knobs_without_effect_are_taken_by_name() -> None:
         ([], {"NGROK": "true"}, ["NGROK", "opens no tunnel"]),
     ],
 )
-def test_an_error_names_the_knob_its_value_and_the_rule(
+def test_an_error_names_the_setting_its_value_and_the_rule(
     argv: list[str], environ: dict[str, str], words: list[str]
 ) -> None:
     with pytest.raises(BadConfig) as caught:
@@ -132,7 +132,7 @@ def test_nothing_shows_a_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "level"),
+    ("text", "level"),
     [
         ("WARN", "warning"),
         ("OFF", "off"),
@@ -141,8 +141,8 @@ def test_nothing_shows_a_secret() -> None:
         ("text_generation_launcher=trace", "info"),
     ],
 )
-def test_a_log_level_is_taken_as_tgi_s_users_spell_it(told: str, level: str) -> None:
-    assert read_config([], {"LOG_LEVEL": told}).log_level == level
+def test_a_log_level_is_taken_as_tgi_s_users_spell_it(text: str, level: str) -> None:
+    assert read_config([], {"LOG_LEVEL": text}).log_level == level
 
 
 def test_ngroks_own_variables_disturb_nothing() -> None:
@@ -155,13 +155,13 @@ def test_a_collector_is_taken_as_tgi_s_users_spell_it(endpoint: str) -> None:
     assert read_config([], {"OTLP_ENDPOINT": endpoint}).otlp_endpoint == endpoint
 
 
-def test_help_explains_every_knob(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read_config(["--help"], {})
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    for knob in fields(RouterConfig):
-        assert "--" + knob.name.replace("_", "-") in shown
+    for each in fields(RouterConfig):
+        assert "--" + each.name.replace("_", "-") in shown
 
 
 def test_a_chat_template_file_is_a_path(tmp_path: Path) -> None:
@@ -177,6 +177,6 @@ def test_a_request_may_be_given_a_longest_duration() -> None:
         read_config(["--max-request-duration", "0"], {})
 
 
-def test_a_step_counts_as_stuck_after_four_seconds_unless_told_otherwise() -> None:
+def test_a_step_counts_as_stuck_after_four_seconds_by_default() -> None:
     assert read_config([], {}).progress_timeout == 4.0
     assert read_config(["--progress-timeout", "30"], {}).progress_timeout == 30.0

@@ -17,9 +17,9 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from processes.instruments import Counter
-from router.front_config import FrontConfig
 from router.http.server.limits import PIECE_LEN, ConnectionLimits
 from router.http.server.protocol import HttpProtocol
+from router.http.server.settings import FrontConfig
 from router.http.server.tls import server_tls
 from router.http.server.websocket import WebSocketProtocol
 from router.request.errors import StartupFailed

@@ -4,7 +4,7 @@ import ssl
 from pathlib import Path
 
 from processes.settings import BadConfig
-from router.front_config import FrontConfig
+from router.http.server.settings import FrontConfig
 
 
 def server_tls(config: FrontConfig) -> ssl.SSLContext | None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from client.cli.client import Talk
+from client.cli.client import Chat
 from client.cli.input import HISTORY_NAME
 from client.cli.terminal import Screen
 from client.lmtp.model import LmtpModel
 from tests.client.lmtp.peer import Peer, performing
 
-ARGV = (sys.executable, "-c", "from launcher.cli import main; main()", "client")
+ARGV = (sys.executable, "-m", "launcher", "client")
 
 
 async def echo(peer: Peer) -> None:
@@ -91,8 +91,8 @@ async def talked(url: str, stdin: str) -> tuple[int, str, str]:
     """The same as `piped`, without a process of its own."""
     out, err = StringIO(), StringIO()
     async with LmtpModel(url) as model:
-        talk = Talk(model, Screen(out, err), is_interactive=False)
-        code = await talk.hold(ListedLines(stdin))
+        chat = Chat(model, Screen(out, err), is_interactive=False)
+        code = await chat.run(ListedLines(stdin))
     return code, out.getvalue(), err.getvalue()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from client.cli.input import PipedLines
-from launcher.errors import BadInput
+from client.errors import BadInput
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.cli.line import BadLine, call_of, read_line
+from client.cli.line import call_of, read_line
+from client.errors import BadInput
 from client.words import Constraint, GenerateCall, Sampling
 
 
@@ -68,7 +69,7 @@ def test_a_line_is_a_prompt_and_parameters_at_its_end(
     ],
 )
 def test_a_wrong_parameter_names_key_value_and_rule(text: str, said: str) -> None:
-    with pytest.raises(BadLine) as caught:
+    with pytest.raises(BadInput) as caught:
         read_line(text)
     assert said in str(caught.value)
 
@@ -87,7 +88,7 @@ DEEP = 100_000
     ids=["a list", "a list in an object", "in quotes", "to its end"],
 )
 def test_a_value_that_is_nested_too_deeply_is_an_error_of_its_line(text: str, key: str) -> None:
-    with pytest.raises(BadLine) as caught:
+    with pytest.raises(BadInput) as caught:
         read_line(text)
     said = str(caught.value)
     assert said.startswith(f"{key} must not be nested so deeply. Given: ")
@@ -98,7 +99,7 @@ def test_no_depth_of_a_value_is_a_bug() -> None:
     for depth in range(1, 1200):
         try:
             line = read_line("json=" + '{"a":' * depth + "1" + "}" * depth)
-        except BadLine:
+        except BadInput:
             continue
         assert line.parameters
 
@@ -116,7 +117,7 @@ def test_parameters_become_a_request() -> None:
 
 
 def test_two_constraints_exclude_each_other() -> None:
-    with pytest.raises(BadLine, match="where and regex exclude each other"):
+    with pytest.raises(BadInput, match="where and regex exclude each other"):
         call_of("Once", {"where": "len(X) < 5", "regex": "a"})
 
 
@@ -138,7 +139,7 @@ def test_what_is_written_is_what_is_read(prompt: str, num: int, stop: str) -> No
 def test_any_line_is_read_or_refused(text: str) -> None:
     try:
         line = read_line(text)
-    except BadLine:
+    except BadInput:
         return
     assert line.prompt is not None or line.parameters
 

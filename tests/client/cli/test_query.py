@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from launcher.cli import app
+from launcher import app
 from tests.client.lmtp.aside import performing_aside
 from tests.client.lmtp.peer import USAGE, Peer, performing
 
-ARGV = (sys.executable, "-c", "from launcher.cli import main; main()", "query")
+ARGV = (sys.executable, "-m", "launcher", "query")
 TWO_HOLES = 'argmax\n    "A [X] and {n} [Y]\\n"\nfrom "small"\nwhere len(X) < 4\n'
 
 

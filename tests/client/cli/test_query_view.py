@@ -58,7 +58,7 @@ def test_traces_share_the_screen(num_traces: int) -> None:
 
 def test_a_notice_stays_until_there_is_something_else() -> None:
     view = LiveView(Palette())
-    view.tell("[loading]")
+    view.show_notice("[loading]")
     assert shown(view) == ["[loading]"]
     view.show(state("<a"))
     assert shown(view) == ["<a█", "  [X]"]

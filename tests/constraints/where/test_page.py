@@ -83,10 +83,9 @@ def test_it_names_every_function(name: str) -> None:
 
 
 def test_what_it_shows_of_a_check_is_what_is_printed() -> None:
-    launcher = Path(sys.executable).with_name("launcher")
     runs = [
         subprocess.run(
-            [launcher, *shlex.split(command)],
+            [sys.executable, "-m", "launcher", *shlex.split(command)],
             capture_output=True,
             text=True,
             timeout=60,

@@ -7,7 +7,7 @@ import torch
 
 from model_server.engine import memory
 from model_server.errors import OutOfMemory
-from processes.host_memory import HostMemory
+from processes.host import HostMemory
 
 CPU = torch.device("cpu")
 GIB = 1 << 30

@@ -14,10 +14,10 @@ import pytest
 import torch
 import transformers
 
-from launcher.settings import free_port
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.step import StepInputs
 from model_server.errors import ModelRefused, RanksDiverged
+from processes.addresses import free_port
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
 from tests.model_server.model import tiny_models

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import wait_until_gone
 
 pytestmark = pytest.mark.slow

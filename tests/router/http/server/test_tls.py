@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
-from processes.readiness import answers_health
+from processes.addresses import answers_health
 from processes.settings import BadConfig
 from router.http.server.limits import ConnectionLimits
 from router.http.server.tls import load_tls

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.host_memory import HostMemory
+from processes.host import HostMemory
 
 GIB = 1 << 30
 

@@ -12,15 +12,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.errors import ChildFailed
-from launcher.settings import ServeSettings
-from launcher.stop_request import Stopped, StopRequest
-from processes.child import Child
+from processes.addresses import answers_health, socket_listens, url_of
+from processes.child import Child, ChildFailed
 from processes.console import Console, write
-from processes.readiness import address, answers_health, socket_listens
+from processes.deployment import Deployment
+from processes.signals import Signals, Stopped
 
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
@@ -31,44 +30,42 @@ ROUTER_SLACK_S = 15.0
 
 
 class Supervisor:
-    """Owner of all child processes of one `launcher serve`."""
+    """Owner of all child processes of one `launcher serve`. To be made in its event loop."""
 
     def __init__(
-        self, settings: ServeSettings, environ: Mapping[str, str], console: Console
+        self, deployment: Deployment, environ: Mapping[str, str], console: Console
     ) -> None:
-        self._settings = settings
+        self._deployment = deployment
         self._environ = environ
         self._console = console
         self._shards: list[Child] = []
         self._router: Child | None = None
-        self._stop = StopRequest(self._on_signal)
+        self._signals = Signals(deployment.parent_pid, self._announce_drain, self._kill_children)
 
     async def run(self) -> int:
-        """Serve until a signal or a death. Answers the exit code."""
-        self._stop.listen(self._settings.parent_pid)
+        """Serve until a signal or a death. Returns the exit code."""
         started_s = time.monotonic()
         try:
-            folder = await self._download()
+            folder = await self._signals.unless_stopped(self._download())
             await self._start_shards()
             await self._start_router(folder)
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
-            self._say_hello()
-            await self._watch()
+            self._print_example()
+            await self._signals.unless_stopped(self._until_a_child_ends())
         except Stopped:
             await self._drain()
-            return 0
         except ChildFailed as error:
             self._console.say(f"error: {error}", "ERROR")
             return 1
         finally:
-            self._stop.close()
-            await self._stop_everything()
+            self._signals.close()
+            await self._stop_children()
         return 0
 
-    def _on_signal(self, signum: signal.Signals, num_signals: int) -> None:
-        if num_signals == 1:
-            self._console.say(f"{signum.name}: draining; a second signal stops at once")
-            return
+    def _announce_drain(self, signum: signal.Signals) -> None:
+        self._console.say(f"{signum.name}: draining; a second signal stops at once")
+
+    def _kill_children(self) -> None:
         for child in self._children():
             child.kill_group()
         self._console.say("stopping at once")
@@ -77,54 +74,52 @@ class Supervisor:
         return [*([self._router] if self._router else []), *self._shards]
 
     async def _download(self) -> Path:
-        folder = os.path.expanduser(self._settings.model_id)
+        folder = os.path.expanduser(self._deployment.model_id)
         if os.path.isdir(folder):
             return Path(folder).resolve()
-        self._console.say(f"fetching {self._settings.model_id}")
+        self._console.say(f"fetching {self._deployment.model_id}")
         process = await asyncio.create_subprocess_exec(
-            *self._settings.download_argv(),
+            *self._deployment.download_argv(),
             env=dict(self._environ),
             stdout=asyncio.subprocess.PIPE,
             process_group=0,
         )
         # Its progress bars go straight to our stderr; the folder comes on stdout.
-        output = asyncio.ensure_future(process.communicate())
         try:
-            await self._stop.or_stop(output)
+            stdout, _ = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
-        stdout, _ = await output
         if process.returncode != 0:
-            raise ChildFailed(f"{self._settings.model_id} could not be fetched (see above)")
+            raise ChildFailed(f"{self._deployment.model_id} could not be fetched (see above)")
         return Path(stdout.decode().strip().splitlines()[-1])
 
     async def _start_shards(self) -> None:
-        settings = self._settings
-        self._console.say(f"loading {settings.model_id} on {settings.num_shard} shard(s)")
-        for rank in range(settings.num_shard):
+        deployment = self._deployment
+        self._console.say(f"loading {deployment.model_id} on {deployment.num_shard} shard(s)")
+        for rank in range(deployment.num_shard):
             self._shards.append(
                 await Child.start(
                     f"shard {rank}",
-                    settings.shard_argv(),
-                    settings.shard_environ(rank, self._environ),
+                    deployment.shard_argv(),
+                    deployment.shard_environ(rank, self._environ),
                     self._console,
                 )
             )
-        sockets = [Path(f"{settings.uds_path}-{rank}") for rank in range(settings.num_shard)]
-        await self._stop.or_stop(self._until_ready(self._shards, sockets))
+        sockets = [Path(f"{deployment.uds_path}-{rank}") for rank in range(deployment.num_shard)]
+        await self._signals.unless_stopped(self._until_ready(self._shards, sockets))
 
     async def _until_ready(self, shards: list[Child], sockets: list[Path]) -> None:
         started_s = reported_s = time.monotonic()
         while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
             self._raise_if_dead(shards)
             now_s = time.monotonic()
-            if now_s - started_s > self._settings.startup_timeout_s:
+            if now_s - started_s > self._deployment.startup_timeout_s:
                 stuck = shards[waiting[0]]
-                said = stuck.last_lines[-1] if stuck.last_lines else "nothing"
+                last_line = stuck.last_lines[-1] if stuck.last_lines else "nothing"
                 raise ChildFailed(
-                    f"{stuck.name} is not ready after {self._settings.startup_timeout_s:.0f} s "
-                    f"(--shard-startup-timeout); it said last: {said}"
+                    f"{stuck.name} is not ready after {self._deployment.startup_timeout_s:.0f} s "
+                    f"(--shard-startup-timeout); it said last: {last_line}"
                 )
             if now_s - reported_s > _REPORT_EVERY_S:
                 reported_s = now_s
@@ -135,32 +130,35 @@ class Supervisor:
     async def _start_router(self, folder: Path) -> None:
         self._router = await Child.start(
             "router",
-            self._settings.router_argv(folder),
-            self._settings.router_environ(self._environ),
+            self._deployment.router_argv(folder),
+            self._deployment.router_environ(self._environ),
             self._console,
         )
-        await self._stop.or_stop(self._until_answering(self._router))
+        await self._signals.unless_stopped(self._until_answering(self._router))
 
     async def _until_answering(self, router: Child) -> None:
-        settings = self._settings
+        deployment = self._deployment
         while not await answers_health(
-            settings.hostname, settings.port, has_tls=settings.has_tls, uds=settings.http_uds
+            deployment.hostname,
+            deployment.port,
+            has_tls=deployment.has_tls,
+            uds=deployment.http_uds,
         ):
             self._raise_if_dead([router, *self._shards])
             await asyncio.sleep(_POLL_S)
 
-    async def _watch(self) -> None:
+    async def _until_a_child_ends(self) -> None:
+        """Raises ChildFailed when one does."""
         ends = [asyncio.ensure_future(child.wait()) for child in self._children()]
-        either = asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         try:
-            await self._stop.or_stop(either)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for end in ends:
                 end.cancel()
-        # The router falls after a shard, so a shard's end is the cause and is told first.
+        # The router falls after a shard, so a shard's end is the cause and is named first.
         self._raise_if_dead([*self._shards, *self._children()])
 
-    def _raise_if_dead(self, children: list[Child]) -> None:
+    def _raise_if_dead(self, children: Sequence[Child]) -> None:
         for child in children:
             if child.returncode is not None:
                 raise ChildFailed(child.death_notice())
@@ -168,28 +166,28 @@ class Supervisor:
     async def _drain(self) -> None:
         if self._router is not None:
             self._router.signal(signal.SIGTERM)
-            patience_s = self._settings.graceful_timeout_s + ROUTER_SLACK_S
+            timeout_s = self._deployment.graceful_timeout_s + ROUTER_SLACK_S
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._router.wait(), patience_s)
+                await asyncio.wait_for(self._router.wait(), timeout_s)
 
-    async def _stop_everything(self) -> None:
+    async def _stop_children(self) -> None:
         if self._router is not None:
             await self._router.stop(_SHARD_STOP_S)
         await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))
-        for rank in range(self._settings.num_shard):
-            Path(f"{self._settings.uds_path}-{rank}").unlink(missing_ok=True)
+        for rank in range(self._deployment.num_shard):
+            Path(f"{self._deployment.uds_path}-{rank}").unlink(missing_ok=True)
         self._console.say("stopped")
 
-    def _say_hello(self) -> None:
-        settings = self._settings
-        if settings.http_uds is not None:
-            self._console.say(f"Tandem serves at unix:{settings.http_uds}")
+    def _print_example(self) -> None:
+        deployment = self._deployment
+        if deployment.http_uds is not None:
+            self._console.say(f"Tandem serves at unix:{deployment.http_uds}")
             return
-        url = address(settings.hostname, settings.port, has_tls=settings.has_tls)
+        url = url_of(deployment.hostname, deployment.port, has_tls=deployment.has_tls)
         if self._console.as_json:
             self._console.say(f"Tandem serves at {url}")
             return
-        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in settings.secrets else ""
+        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in deployment.secrets else ""
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
         write(
             sys.stdout,

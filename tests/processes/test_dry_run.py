@@ -1,4 +1,4 @@
-"""`launcher serve --dry-run`: a model and its settings looked over without being loaded."""
+"""`launcher serve --dry-run`: a model and its settings checked without being loaded."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.settings import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""How much memory processes here may still take, as Linux tells it: the machine, control groups.
+"""This machine: the memory that processes may still take, versions and hardware.
 
     /proc/meminfo        what the machine could give away
     /proc/self/cgroup    the group of this process; it and each one above it has a bound, or none
@@ -7,14 +7,17 @@ Children are born into their parent's group, so that one process asks for all of
 files that a group counts as used are given back for more, as a checkpoint's that was read.
 """
 
+import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """Where a version of control groups tells its bounds; `given_back` are lines of memory.stat."""
+    """The files of a version of control groups; `given_back` are lines of memory.stat."""
 
     limit: str
     used: str
@@ -25,24 +28,28 @@ _V1 = _Version(
     "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
 )
 _V2 = _Version("memory.max", "memory.current", ("active_file", "inactive_file"))
-# Version 1 says "none" by the largest number of whole pages.
+# Version 1 writes "none" as the largest number of whole pages.
 _UNBOUNDED = 1 << 62
+_PACKAGES = (
+    "torch", "transformers", "tokenizers", "safetensors", "accelerate", "grpcio", "protobuf",
+    "starlette", "uvicorn", "triton",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """The one place that knows. `proc` and `cgroups` are where the kernel shows itself."""
+    """Reads the kernel's files, below `proc` and `cgroups`."""
 
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
 
     def available_bytes(self) -> int | None:
-        """What could still be taken, without swap; None where the system does not tell.
+        """What could still be taken, without swap; None where it is unknown.
 
         The least of what the machine has and what the process's groups leave, at least 0.
         """
-        told = [self._of_machine(), *(_left(*group) for group in self._groups())]
-        found = [number for number in told if number is not None]
+        bounds = [self._of_machine(), *(_left(*group) for group in self._groups())]
+        found = [number for number in bounds if number is not None]
         return max(0, min(found)) if found else None
 
     def _of_machine(self) -> int | None:
@@ -61,7 +68,7 @@ class HostMemory:
         roots = {_V1: self.cgroups / "memory", _V2: self.cgroups}
         for version, root in roots.items():
             group = PurePosixPath("/", named[version])
-            # A container may see its own group as the root, and be told its name outside of it.
+            # A container may see its own group as the root, and read its name outside of it.
             for each in (group, *group.parents):
                 if ".." not in each.parts:
                     yield root / each.relative_to("/"), version
@@ -72,8 +79,8 @@ def _left(group: Path, version: _Version) -> int | None:
     limit, used = _number(group / version.limit), _number(group / version.used)
     if limit is None or used is None or limit >= _UNBOUNDED:
         return None
-    told = _numbers(group / "memory.stat")
-    return limit - used + sum(told.get(name, 0) for name in version.given_back)
+    stat = _numbers(group / "memory.stat")
+    return limit - used + sum(stat.get(name, 0) for name in version.given_back)
 
 
 def _number(path: Path) -> int | None:
@@ -94,3 +101,39 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return []
+
+
+def describe() -> str:
+    """Versions and hardware for a report of a problem: lines of `name: value`."""
+    lines = [
+        f"tandem: {_version('tandem')}",
+        f"python: {platform.python_version()}",
+        f"system: {platform.platform()}",
+        f"cpu: {_cpu_model()}, {len(os.sched_getaffinity(0))} cores usable",
+        f"memory: {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
+    ]
+    lines += [f"{package}: {_version(package)}" for package in _PACKAGES]
+    return "\n".join([*lines, *_gpus()])
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_model() -> str:
+    return _first_value(Path("/proc/cpuinfo"), "model name") or platform.processor() or "unknown"
+
+
+def _gpus() -> list[str]:
+    folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
+    models = [_first_value(folder / "information", "Model") or "unknown" for folder in folders]
+    return [f"gpu: {model}" for model in models or ["none"]]
+
+
+def _first_value(path: Path, name: str) -> str | None:
+    """Of the first line `name: value` of a file."""
+    values = (line.partition(":")[2].strip() for line in _lines(path) if line.startswith(name))
+    return next(values, None)

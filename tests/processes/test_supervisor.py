@@ -1,6 +1,6 @@
-"""What the launcher grants its children."""
+"""The time that the supervisor leaves its children to end."""
 
-from launcher.supervisor import ROUTER_SLACK_S
+from processes.supervisor import ROUTER_SLACK_S
 from router import __main__ as router
 from router.telemetry import tracing
 

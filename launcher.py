@@ -1,0 +1,409 @@
+"""The command line: serve, check, client, query, download-weights, env. The launcher's only file.
+
+`serve` offers the settings of every process that it starts, and a few of its own, with TGI's flag
+names and environment names. HOSTNAME is not read: shells and containers set it to the machine's
+name, and a server must not open itself to a network because of that.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from inspect import cleandoc
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from client.cli import commands as client_commands
+from client.errors import TandemError
+from constraints.check_command import CheckConfig, check
+from fleet.config import AUTO, FleetConfig
+from model_server.config import ServeConfig
+from model_server.config import parse as parse_shard
+from processes.addresses import AddressInUse, free_port, require_free_port, require_socket_path
+from processes.child import ChildFailed
+from processes.console import Console
+from processes.deployment import Deployment, num_shards
+from processes.dry_run import DryRun
+from processes.host import describe
+from processes.rules import Whole, seconds
+from processes.settings import (
+    BadConfig,
+    CommandLine,
+    Group,
+    Kind,
+    flags_of,
+    read_settings,
+    read_values,
+    refused,
+    setting,
+    sources_of,
+)
+from processes.supervisor import Supervisor
+from router.config import RouterConfig
+from router.http.server.tls import server_tls
+
+BUNDLED_MODEL = Path(__file__).resolve().parent / "models" / "demo"
+BUNDLED_NAME = "tandem-demo"
+# For the router alone, and by its environment: everybody on the machine sees command lines.
+SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
+# As click has it for a flag that there is not.
+_WRONG_USAGE = 2
+# TGI's launcher has other defaults than its router.
+_DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
+_OF_ONE_MODEL = {
+    "served_model_name": "each of several models goes by its own id",
+    "revision": "it is a version of one model; with several, name a downloaded folder instead",
+    "tokenizer_config_path": "it belongs to one model; with several, put it into the folder",
+    "shard_uds_path": "each of several models has sockets of its own",
+    "master_port": "each of several models takes a free port of its own",
+    "dry_run": "it is about one model; of several, ask for each alone",
+}
+
+
+# What the front of several models gives its servers.
+_OF_FRONT: Any = {"group": Group.FLEET, "env": False, "front_only": True}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """The settings of `launcher serve` that no process has which it starts."""
+
+    model_ids: tuple[str, ...] = setting(
+        (),
+        "a local folder or a hub id, also from the variable MODEL_ID; absent: the bundled model. "
+        "Several: each is loaded when a request names it. auto: any that a request names",
+        str,
+        group=Group.MODEL,
+        kind=Kind.ARGUMENT,
+        env=False,
+        spelling="MODEL_ID",
+        front_only=True,
+    )
+    model_id: str | None = setting(
+        None, "the same as MODEL_ID", str, group=Group.MODEL, env=False, front_only=True
+    )
+    huggingface_hub_cache: Path | None = setting(
+        None, "folder of the hub's cache; absent: that of huggingface_hub", Path, group=Group.MODEL
+    )
+    weights_cache_override: Path | None = setting(
+        None, "the same, and stronger than --huggingface-hub-cache", Path, group=Group.MODEL
+    )
+    sharded: bool | None = setting(
+        None, "spread the model over all visible GPUs", group=Group.PLACE, kind=Kind.SWITCH
+    )
+    num_shard: int | None = setting(None, "tensor-parallel ranks", Whole(1), group=Group.PLACE)
+    shard_uds_path: str | None = setting(
+        None, "prefix of the shards' unix sockets; absent: in a private folder", group=Group.PLACE
+    )
+    master_addr: str = setting("127.0.0.1", "where ranks meet", group=Group.PLACE)
+    master_port: int | None = setting(
+        None, "its port; absent: a free one", Whole(1, 65535), group=Group.PLACE
+    )
+    disable_custom_kernels: bool = setting(
+        False, "as --attention cpu", group=Group.PLACE, kind=Kind.SWITCH
+    )
+    shard_startup_timeout: float = setting(
+        1800.0, "seconds until a load counts as hung", seconds, group=Group.TIME, env=False
+    )
+    env: bool = setting(
+        False,
+        "print the environment first",
+        group=Group.LOGS,
+        kind=Kind.SWITCH,
+        env=False,
+        spelling="-e",
+        front_only=True,
+    )
+    dry_run: bool = setting(
+        False,
+        "check whether the model could be served, without loading it",
+        group=Group.LOGS,
+        kind=Kind.SWITCH,
+        env=False,
+        front_only=True,
+    )
+    parent_pid: int | None = setting(None, "", Whole(1), **_OF_FRONT)
+    turn_file: Path | None = setting(None, "", Path, **_OF_FRONT)
+    needs_file: Path | None = setting(None, "", Path, **_OF_FRONT)
+    cuda_graphs: str | None = setting(None, "no step is recorded", str, group=Group.INERT)
+    kv_cache_dtype: None = refused("the cache has the model's own precision")
+    rope_scaling: None = refused("positions are scaled as the checkpoint's config.json says")
+    rope_factor: None = refused("positions are scaled as the checkpoint's config.json says")
+    lora_adapters: None = refused("adapters are not served yet; merge one into the checkpoint")
+
+
+def serve_settings() -> list[Field[Any]]:
+    """Every setting of `launcher serve`: its own, then those of the processes that it starts."""
+    found: dict[str, Field[Any]] = {}
+    for kind in (LaunchConfig, ServeConfig, RouterConfig, FleetConfig):
+        for each in fields(kind):
+            if not each.metadata["internal"] and each.metadata["kind"] is not Kind.VARIABLE:
+                found.setdefault(each.name, each)
+    return list(found.values())
+
+
+def model_ids(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
+    """The ids of the command line, or of the variable MODEL_ID, whose text may have spaces.
+
+    Raises BadConfig.
+    """
+    by_flag, by_variable = config.model_id, environ.get("MODEL_ID")
+    # An empty id, of a shell's variable that is not set, is none.
+    named = [each for each in config.model_ids if each]
+    models = named or ([] if by_flag or not by_variable else [by_variable])
+    if models and by_flag is not None and models != [by_flag]:
+        raise BadConfig(f"MODEL_ID {' '.join(models)!r} and --model-id {by_flag!r} differ")
+    return models or ([by_flag] if by_flag else [])
+
+
+def given_with_defaults(
+    models: Sequence[str], given: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The flags, with the launcher's own defaults of settings that nothing sets."""
+    defaults = _DEFAULTS if models else {**_DEFAULTS, "served_model_name": BUNDLED_NAME}
+    unset = {name: text for name, text in defaults.items() if not environ.get(name.upper())}
+    return {**unset, **given}
+
+
+def deployment_of(
+    config: LaunchConfig,
+    models: Sequence[str],
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    folder: str,
+) -> tuple[Deployment, bool]:
+    """How the first of the models, or the bundled one, is served, and whether the checkpoint's own
+    code may run. `given` are the flags.
+
+    Reads the settings of router and shards as they will. Raises BadConfig, before a model is
+    loaded.
+    """
+    router = read_settings(RouterConfig, given, environ)
+    server_tls(router)
+    if router.port == 0:
+        raise BadConfig("--port '0': must be at least 1")
+    secrets = zip(SECRETS, (",".join(router.api_key), router.ssl_keyfile_password), strict=True)
+    service_name = f"{router.otlp_service_name.removesuffix('.router')}.server"
+    shard_flags = [*_flags(ServeConfig, given), f"--otlp-service-name={service_name}"]
+    device, attention = (given.get(name, "auto").lower() for name in ("device", "attention"))
+    if config.disable_custom_kernels and attention == "auto" and device != "cuda":
+        shard_flags.append("--attention=cpu")
+    deployment = Deployment(
+        model_id=models[0] if models else str(BUNDLED_MODEL),
+        revision=given.get("revision") or environ.get("REVISION") or None,
+        num_shard=num_shards(config.sharded, config.num_shard, device, environ),
+        device=device,
+        hostname=router.hostname,
+        port=router.port,
+        uds_path=config.shard_uds_path or f"{folder}/shard",
+        master_addr=config.master_addr,
+        master_port=config.master_port or free_port(),
+        graceful_timeout_s=router.graceful_termination_timeout,
+        startup_timeout_s=config.shard_startup_timeout,
+        shard_flags=tuple(shard_flags),
+        router_flags=tuple(_flags(RouterConfig, given)),
+        has_tls=router.ssl_certfile is not None,
+        json_output=router.json_output,
+        secrets={variable: text for variable, text in secrets if text},
+        http_uds=router.http_uds,
+        parent_pid=config.parent_pid,
+    )
+    shard = parse_shard(deployment.shard_argv()[3:], deployment.shard_environ(0, environ))
+    return deployment, isinstance(shard, ServeConfig) and shard.trust_remote_code
+
+
+def _flags(kind: type[Any], given: Mapping[str, Any]) -> list[str]:
+    """What was given of a process's settings; not the secrets, since everybody sees its flags."""
+    passed = (
+        each
+        for each in fields(kind)
+        if not each.metadata["internal"] and not each.metadata["secret"]
+    )
+    return flags_of(passed, given)
+
+
+def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
+    """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
+    shared = {name: value for name, value in environ.items() if name not in SECRETS}
+    # Its notes on forks and the like do not concern whoever serves a model.
+    shared.setdefault("GRPC_VERBOSITY", "ERROR")
+    return {**shared, **({"HF_HUB_CACHE": str(hub_cache)} if hub_cache else {})}
+
+
+def fleet_argv(
+    models: Sequence[str], given: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    """The command of the front of several models: its own flags, the models, and behind `--` the
+    flags of every model's server. What came from the environment reaches both the same way.
+
+    Raises BadConfig for a setting that only one model can have.
+    """
+    argv = [sys.executable, "-m", "fleet", *_flags(FleetConfig, given)]
+    argv += [f"--model={model}" for model in models]
+    argv += [f"--parent-pid={given['parent_pid']}"] if "parent_pid" in given else []
+    for each in serve_settings():
+        source, value = next(sources_of(each, given, environ), ("", ""))
+        if each.name in _OF_ONE_MODEL and value not in ("", "false"):
+            shown = source if value == "true" else f"{source} {value}"
+            raise BadConfig(f"{shown}: {_OF_ONE_MODEL[each.name]}")
+    of_front = {
+        each.name
+        for kind in (LaunchConfig, FleetConfig)
+        for each in fields(kind)
+        if each.metadata["front_only"]
+    }
+    of_servers = (each for each in serve_settings() if each.name not in of_front)
+    return [*argv, "--", *flags_of(of_servers, given)]
+
+
+def check_models(models: Sequence[str], *, trusts_code: bool, hub_models: bool) -> None:
+    """Raises BadConfig for ids that cannot be served together."""
+    if AUTO in models and len(models) > 1:
+        raise BadConfig("auto is any model, so it stands alone; for a folder of that name: ./auto")
+    twice = [name for name in models if list(models).count(name) > 1]
+    if twice:
+        raise BadConfig(f"MODEL_ID {twice[0]!r} is given twice")
+    for name in models:
+        # What cannot be an id of the hub; of one model the loader says so.
+        if name.startswith(("/", ".", "~")) and not os.path.isdir(os.path.expanduser(name)):
+            raise BadConfig(f"MODEL_ID {name!r}: must be a folder that exists, or a hub id")
+    if list(models) == [AUTO] and trusts_code and hub_models:
+        raise BadConfig(
+            "--trust-remote-code with auto: whoever asks would choose what code runs here; "
+            "name the models, or add --no-hub-models"
+        )
+
+
+app = typer.Typer(
+    name="launcher",
+    help="Serve a language model: TGI's API, OpenAI's API, one router over sharded workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+# The settings of these commands are read by `CommandLine`, --help among them.
+_UNREAD: Any = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+
+
+@app.command(context_settings=_UNREAD, short_help="Serve a model over HTTP, or several.")
+def serve(context: typer.Context) -> None:
+    """Serve a model over HTTP, from one process or from one per GPU; or several, on demand.
+
+    Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a flag or a variable
+    is wrong.
+    """
+    given = CommandLine(serve_settings(), "launcher serve [MODEL_ID] ...", _doc(serve)).given(
+        context.args
+    )
+    config = read_settings(LaunchConfig, given, os.environ)
+    models = model_ids(config, os.environ)
+    given = given_with_defaults(models, given, os.environ)
+    if config.env:
+        typer.echo(describe(), err=True)
+    hub_cache = config.weights_cache_override or config.huggingface_hub_cache
+    environ = children_environ(os.environ, hub_cache)
+    fleet = read_settings(FleetConfig, given, os.environ)
+    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+        deployment, trusts_code = deployment_of(config, models, given, os.environ, folder)
+        if not config.dry_run:
+            _require_addresses(deployment, config.shard_uds_path)
+        if len(models) > 1 or models == [AUTO]:
+            check_models(models, trusts_code=trusts_code, hub_models=fleet.hub_models)
+            argv = fleet_argv(models, given, os.environ)
+            # Nothing is to be watched but the front, so no process stays to watch it.
+            os.execve(argv[0], argv, deployment.router_environ(environ))
+        raise typer.Exit(asyncio.run(_run(config, deployment, environ)))
+
+
+def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:
+    """Raises BadConfig and AddressInUse for what cannot be listened at."""
+    if deployment.http_uds is None:
+        require_free_port(deployment.hostname, deployment.port)
+    else:
+        require_socket_path("--http-uds", deployment.http_uds)
+    if shard_uds_path:
+        # As the shards name it in their own errors.
+        require_socket_path("--shard-uds-path", Path(shard_uds_path).absolute(), "-0")
+
+
+async def _run(config: LaunchConfig, deployment: Deployment, environ: Mapping[str, str]) -> int:
+    console = Console(deployment.json_output)
+    if not config.dry_run:
+        return await Supervisor(deployment, environ, console).run()
+    files = {"--turn-file": config.turn_file, "--needs-file": config.needs_file}
+    check_flags = [f"{flag}={path}" for flag, path in files.items() if path is not None]
+    return await DryRun(deployment, environ, console, check_flags).run()
+
+
+@app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")
+def download_weights(
+    model_id: Annotated[str, typer.Argument(envvar="MODEL_ID", help="A hub id.")],
+    revision: Annotated[
+        Optional[str], typer.Option(envvar="REVISION", help="Branch, tag or commit.")
+    ] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option(help="Take .bin weights when there are no others; unpickling runs code.")
+    ] = False,
+) -> None:
+    """Fetch a checkpoint into the hub's cache and print its folder."""
+    argv = [sys.executable, "-m", "model_server", "download-weights", model_id]
+    argv += ["--revision", revision] if revision else []
+    argv += ["--allow-pickle"] if allow_pickle else []
+    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+
+
+@app.command("check", context_settings=_UNREAD, short_help="Judge texts by a constraint.")
+def check_command(context: typer.Context) -> None:
+    """Judge texts by a constraint: accepted, or where and why not. Needs no server.
+
+    Exit codes: 0 all accepted, 1 some refused, 2 the constraint or the command is at fault.
+    """
+    limits = [each for each in fields(RouterConfig) if each.name.startswith("constraint_")]
+    options = CommandLine([*fields(CheckConfig), *limits], "launcher check", _doc(check_command))
+    given = options.given(context.args)
+    config = read_settings(CheckConfig, {"tokenizer": str(BUNDLED_MODEL), **given}, os.environ)
+    bounds = RouterConfig(**read_values(limits, given, os.environ))
+    memory_bytes = bounds.constraint_memory << 20
+    code = check(config, bounds.constraint_timeout, memory_bytes, sys.stdout)
+    raise typer.Exit(code)
+
+
+def _doc(command: Any) -> str:
+    return cleandoc(command.__doc__)
+
+
+app.command("client", short_help="Talk to a served model.")(client_commands.client)
+app.command("query", short_help="Run a program of the query language.")(client_commands.query)
+
+
+@app.command("env")
+def env_command() -> None:
+    """Print versions and hardware for a report."""
+    typer.echo(describe())
+
+
+def main() -> None:
+    """The console script."""
+    if shutil.get_terminal_size().columns < 40:
+        os.environ["COLUMNS"] = "80"
+    try:
+        app()
+    except (BadConfig, AddressInUse, ChildFailed, TandemError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(_WRONG_USAGE if isinstance(error, BadConfig) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Addresses of servers on this machine: whether one is free, listens, or answers."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from pathlib import Path
+from types import MappingProxyType
+
+from processes.settings import BadConfig
+
+_HEALTH_TIMEOUT_S = 2.0
+_MAX_SOCKET_BYTES = 107
+# An address for all interfaces is one to listen at, not one to call.
+_REACHED_AT = MappingProxyType({"0.0.0.0": "127.0.0.1", "::": "::1"})
+
+
+class AddressInUse(Exception):
+    """Another process has the port, the address or the socket's path; later it may be free."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def require_free_port(hostname: str, port: int) -> None:
+    """Raises AddressInUse when `port` is taken, before minutes are spent on loading."""
+    family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((hostname, port))
+        except OSError as error:
+            raise AddressInUse(
+                f"cannot listen at {hostname}:{port}: {error.strerror}; "
+                "choose another with --port or --hostname"
+            ) from error
+
+
+def require_socket_path(flag: str, path: Path, suffix: str = "") -> None:
+    """Raises BadConfig when no unix socket can be made at `path` with `suffix`, and AddressInUse
+    when a process listens there."""
+    place, subject = Path(f"{path}{suffix}"), f"{flag} {str(path)!r}"
+    try:
+        rule = _broken_rule(place)
+    except OSError as error:
+        raise BadConfig(f"{subject}: {error.strerror}") from error
+    if rule is not None:
+        raise BadConfig(f"{subject}: {rule}")
+    if socket_listens(place):
+        raise AddressInUse(f"{subject}: must be free, and somebody listens at {place}")
+
+
+def _broken_rule(place: Path) -> str | None:
+    """Why no socket can be there. Raises OSError where the folder cannot be read."""
+    if len(os.fsencode(place)) > _MAX_SOCKET_BYTES:
+        return f"must be shorter: a unix socket's path has at most {_MAX_SOCKET_BYTES} bytes"
+    if place.is_dir():
+        return "must be a path for a socket, not a folder"
+    if not place.parent.is_dir():
+        return f"must be in a folder that exists, and {place.parent} does not"
+    if place.exists() and not place.is_socket():
+        return f"must not be taken by something else than a socket, and {place} is"
+    return None
+
+
+def socket_listens(path: Path) -> bool:
+    """True when some process accepts connections at this unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def url_of(hostname: str, port: int, *, has_tls: bool = False) -> str:
+    """The URL at which a client of this machine reaches a server that listens at `hostname`."""
+    host = _REACHED_AT.get(hostname, hostname)
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+async def answers_health(
+    hostname: str, port: int, *, has_tls: bool = False, uds: Path | None = None
+) -> bool:
+    """True when GET /health/ready answers 200, at a unix socket if one is given."""
+    host = _REACHED_AT.get(hostname, hostname)
+    tls = _trusting_tls() if has_tls else None
+    try:
+        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+            if uds is not None:
+                name = host if has_tls else None
+                reader, writer = await asyncio.open_unix_connection(
+                    str(uds), ssl=tls, server_hostname=name
+                )
+            else:
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+            with contextlib.closing(writer):
+                writer.write(
+                    b"GET /health/ready HTTP/1.1\r\nHost: health\r\nConnection: close\r\n\r\n"
+                )
+                status_line = await reader.readline()
+    except (OSError, TimeoutError):
+        return False
+    return status_line.split()[1:2] == [b"200"]
+
+
+def _trusting_tls() -> ssl.SSLContext:
+    """TLS to our own child, whose certificate is for the name that others know it by."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,116 @@
+"""The processes that serve one model on this machine: their commands and environments."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes.settings import BadConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One model to serve. `router_flags` and `shard_flags` are passed on as they are.
+
+    `secrets` are variables for the router alone, by its environment: everybody on the machine sees
+    command lines. `http_uds` takes the place of hostname and port. With `parent_pid`, that
+    process's end is a SIGTERM.
+    """
+
+    model_id: str
+    revision: str | None
+    num_shard: int
+    device: str
+    hostname: str
+    port: int
+    uds_path: str
+    master_addr: str
+    master_port: int
+    graceful_timeout_s: float
+    startup_timeout_s: float
+    shard_flags: tuple[str, ...]
+    router_flags: tuple[str, ...]
+    has_tls: bool = False
+    json_output: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    http_uds: Path | None = None
+    parent_pid: int | None = None
+
+    def shard_argv(self) -> list[str]:
+        """The command of every rank; they differ in the environment alone."""
+        return [*self._model_server("serve"), "--uds-path", self.uds_path, *self.shard_flags]
+
+    def check_argv(self, folder_file: Path) -> list[str]:
+        """The command that checks the model without loading it, and writes its folder there."""
+        argv = [*self._model_server("check"), "--folder-file", str(folder_file)]
+        return argv + list(self.shard_flags)
+
+    def download_argv(self) -> list[str]:
+        """The command that fetches the checkpoint and prints its folder."""
+        revision = [] if self.revision is None else [f"--revision={self.revision}"]
+        return self._model_server("download-weights") + revision
+
+    def router_argv(self, tokenizer_folder: Path, module: str = "router") -> list[str]:
+        """The router's command, or that of another module that reads the router's flags."""
+        argv = [sys.executable, "-m", module, "--tokenizer-name", str(tokenizer_folder)]
+        argv += ["--master-shard-uds-path", f"{self.uds_path}-0", "--parent-pid", str(os.getpid())]
+        return argv + list(self.router_flags)
+
+    def shard_environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """The environment of one rank: its number, where the ranks meet, its share of cores."""
+        num_cores = len(os.sched_getaffinity(0))
+        return {
+            "OMP_NUM_THREADS": str(max(1, num_cores // self.num_shard)),
+            # Threads that wait for each other spin; beside the router, or any busy neighbour, a
+            # short spin is several times faster than OpenMP's long one, and no slower alone.
+            "GOMP_SPINCOUNT": "20000",
+            **environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.num_shard),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            # transformers reads it to choose this rank's GPU.
+            "LOCAL_RANK": str(rank),
+            **({"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}),
+        }
+
+    def router_environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The router's environment."""
+        return {**environ, **self.secrets}
+
+    def _model_server(self, command: str) -> list[str]:
+        argv = [sys.executable, "-m", "model_server", command, self.model_id]
+        return [*argv, "--parent-pid", str(os.getpid())]
+
+
+def num_shards(
+    sharded: bool | None, num_shard: int | None, device: str, environ: Mapping[str, str]
+) -> int:
+    """How many ranks to start, by TGI's rules. Raises BadConfig for a contradiction."""
+    if sharded is False:
+        if num_shard is not None and num_shard > 1:
+            raise BadConfig(f"--no-sharded contradicts --num-shard {num_shard}")
+        return 1
+    if num_shard is not None:
+        if sharded and num_shard == 1:
+            raise BadConfig("--sharded needs --num-shard of 2 or more")
+        return num_shard
+    num_gpus = 0 if device == "cpu" else _num_gpus(environ, count_all=bool(sharded))
+    if sharded and num_gpus < 2:
+        raise BadConfig(
+            f"--sharded: {num_gpus} GPU(s) are visible, which leaves nothing to shard over; "
+            "set the number of ranks with --num-shard N"
+        )
+    return max(1, num_gpus)
+
+
+def _num_gpus(environ: Mapping[str, str], *, count_all: bool) -> int:
+    """GPUs named by the environment; where it names none, all of the machine's or none."""
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        visible = environ.get(name)
+        if visible is not None and visible != "all":
+            names = [word.strip() for word in visible.split(",")]
+            return len([word for word in names if word not in ("", "-1", "none", "void")])
+        count_all = count_all or visible == "all"
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) if count_all else 0

@@ -1,0 +1,114 @@
+"""The rules that the text of a setting must pass, each with the value that it stands for.
+
+All of them raise BadConfig with the rule, in words that follow the setting and its value.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from processes.settings import BadConfig, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `low` to `high`."""
+
+    low: int
+    high: int | None = None
+
+    def __call__(self, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise self._broken() from None
+        if number < self.low or (self.high is not None and number > self.high):
+            raise self._broken()
+        return number
+
+    def _broken(self) -> BadConfig:
+        most = "" if self.high is None else f" and at most {self.high}"
+        return BadConfig(f"must be a whole number, at least {self.low}{most}")
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadConfig("must be a number") from None
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 < number < 1e9:
+        raise BadConfig("must be a number of seconds above 0")
+    return number
+
+
+def share(text: str) -> float:
+    share = number(text)
+    if not 0.0 < share <= 1.0:
+        raise BadConfig("must be above 0 and at most 1")
+    return share
+
+
+def one_of(*words: str) -> Rule:
+    def parse(text: str) -> str:
+        if text.lower() not in words:
+            raise BadConfig(f"must be one of {', '.join(words)}")
+        return text.lower()
+
+    return parse
+
+
+def collector(text: str) -> str:
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = url.port
+    except ValueError:
+        port = None
+    if url.scheme not in ("http", "https") or not url.hostname or not port or url.path.strip("/"):
+        raise BadConfig(
+            "must be http://HOST:PORT or https://HOST:PORT, without a path: it is OTLP over gRPC, "
+            "commonly at port 4317"
+        )
+    return text
+
+
+def several(rule: Rule) -> Rule:
+    """Words between commas, each by its rule; a repeated flag is one text by then."""
+
+    def parse_all(text: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(rule(each.strip()) for each in text.split(",")))
+
+    return parse_all
+
+
+def api_key(text: str) -> str:
+    if not text or any(not "!" <= character <= "~" for character in text):
+        raise BadConfig("each key must be visible ASCII characters, without spaces and commas")
+    return text
+
+
+def origin(text: str) -> str:
+    url = urlsplit(text)
+    if text != "*" and (not url.scheme or not url.netloc or f"{url.scheme}://{url.netloc}" != text):
+        raise BadConfig("must be * or SCHEME://HOST[:PORT], without a path or a slash at the end")
+    return text
+
+
+def file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise BadConfig("must be a file that exists")
+    return path
+
+
+def route(text: str) -> str:
+    if not text.startswith("/"):
+        raise BadConfig("must be a path that begins with /")
+    return text

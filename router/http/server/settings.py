@@ -1,0 +1,154 @@
+"""Settings of an HTTP front, the router's and that of several models.
+
+It reads neither the command line nor the environment.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from processes.rules import Whole, api_key, file, one_of, origin, seconds, several
+from processes.settings import BadConfig, Group, Kind, setting
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "off")
+_TGIS_LEVELS: Mapping[str, str] = MappingProxyType({"trace": "debug", "warn": "warning"})
+
+
+def _log_level(text: str) -> str:
+    """TGI's variable holds levels of its parts, too, which are none of ours."""
+    levels = [word.strip().lower() for word in text.split(",") if "=" not in word] or ["info"]
+    return str(one_of(*LOG_LEVELS)(_TGIS_LEVELS.get(levels[0], levels[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConfig:
+    """Where a front listens, whom it admits, its limits of connections. Timeouts in seconds.
+
+    Raises BadConfig when settings contradict each other.
+    """
+
+    hostname: str = setting(
+        "127.0.0.1",
+        "address to bind; 0.0.0.0 for every interface",
+        group=Group.HTTP,
+        env=False,
+        front_only=True,
+    )
+    port: int = setting(
+        3000,
+        "port to bind; 0 takes a free one and logs it",
+        Whole(0, 65535),
+        group=Group.HTTP,
+        aliases=("aip_http_port",),
+        spelling="-p",
+        front_only=True,
+    )
+    http_uds: Path | None = setting(
+        None,
+        "bind this unix socket, for this user alone, instead of an address and a port",
+        Path,
+        group=Group.HTTP,
+        front_only=True,
+    )
+    payload_limit: int = setting(
+        2_000_000, "bytes of a request's body, at most", Whole(1), group=Group.HTTP
+    )
+    socket_message_limit: int = setting(
+        8_388_608, "bytes of a WebSocket message, at most", Whole(1024), group=Group.HTTP
+    )
+    max_socket_streams: int = setting(
+        256, "most streams that a WebSocket may have open", Whole(1), group=Group.HTTP
+    )
+
+    api_key: tuple[str, ...] = setting(
+        (),
+        "keys, between commas or by repeating the flag; every request but those for health and "
+        "metrics must bring one. The variable is safer: everybody on the machine sees flags",
+        several(api_key),
+        group=Group.ACCESS,
+        kind=Kind.LIST,
+        secret=True,
+        front_only=True,
+    )
+    protect_metrics: bool = setting(
+        False, "/metrics wants a key too", group=Group.ACCESS, kind=Kind.SWITCH
+    )
+    cors_allow_origin: tuple[str, ...] = setting(
+        ("*",),
+        "origins whose pages may ask, between commas or by repeating the flag",
+        several(origin),
+        group=Group.ACCESS,
+        front_only=True,
+        kind=Kind.LIST,
+    )
+    ssl_certfile: Path | None = setting(
+        None,
+        "serve HTTPS with this chain of certificates (PEM)",
+        file,
+        group=Group.ACCESS,
+        front_only=True,
+    )
+    ssl_keyfile: Path | None = setting(
+        None, "the certificate's private key (PEM)", file, group=Group.ACCESS, front_only=True
+    )
+    ssl_keyfile_password: str | None = setting(
+        None,
+        "what opens the private key; better by its variable",
+        group=Group.ACCESS,
+        secret=True,
+        front_only=True,
+    )
+    header_limit: int = setting(
+        32_768, "bytes of a request's headers, at most", Whole(1024), group=Group.ACCESS
+    )
+    header_timeout: float = setting(
+        30.0, "seconds that a client may take to send the headers", seconds, group=Group.ACCESS
+    )
+    body_timeout: float = setting(
+        30.0,
+        "seconds in which 16 KiB of the body must come, or the rest",
+        seconds,
+        group=Group.ACCESS,
+    )
+    write_timeout: float = setting(
+        30.0,
+        "seconds after which a client that does not take its answer is cut off",
+        seconds,
+        group=Group.ACCESS,
+    )
+    socket_ping_interval: float = setting(
+        20.0,
+        "seconds between two pings on a WebSocket, and to answer one, before it is closed",
+        seconds,
+        group=Group.ACCESS,
+    )
+
+    graceful_termination_timeout: float = setting(
+        90.0, "seconds that running requests get after the first signal", seconds, group=Group.TIME
+    )
+    parent_pid: int | None = setting(
+        None,
+        "drain and stop once this process is no longer the parent",
+        Whole(1),
+        group=Group.TIME,
+        env=False,
+        internal=True,
+    )
+    log_level: str = setting(
+        "info",
+        "least severe lines that router and front log, or off; trace and warn are known too, and "
+        "levels of TGI's parts are ignored (info,text_generation_router=debug)",
+        _log_level,
+        group=Group.LOGS,
+    )
+    json_output: bool = setting(False, "log JSON lines", group=Group.LOGS, kind=Kind.SWITCH)
+
+    def __post_init__(self) -> None:
+        if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
+            given, missing = "--ssl-certfile", "--ssl-keyfile"
+            if self.ssl_certfile is None:
+                given, missing = missing, given
+            raise BadConfig(f"{given} needs {missing} beside it")
+        if self.ssl_keyfile_password is not None and self.ssl_keyfile is None:
+            raise BadConfig("--ssl-keyfile-password needs --ssl-certfile and --ssl-keyfile")
