@@ -40,9 +40,8 @@ from router.request.errors import (
 )
 from router.request.request import Constraint
 from router.shards import wire
-from router.shards.batch import Batch, StepResult
+from router.shards.batch import Batch, Prepared, StepResult
 from router.shards.rank import Rank, answer_of, error_line
-from router.shards.wire import Prepared
 from router.telemetry.tracing import NO_TRACES, Tracer
 
 # Rank 0 has so long at least, also for a client that returns because it was not enough.
@@ -304,28 +303,28 @@ class Shards:
         first = answer_of(self._ranks[0], method, calls[0])
         if len(calls) == 1:
             return [await first]
-        asked = [asyncio.ensure_future(first)]
+        futures = [asyncio.ensure_future(first)]
         for rank, call in zip(self._ranks[1:], calls[1:], strict=True):
-            asked.append(asyncio.ensure_future(answer_of(rank, method, call)))
+            futures.append(asyncio.ensure_future(answer_of(rank, method, call)))
         try:
-            _, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+            _, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
             if pending:
                 await asyncio.wait(pending, timeout=self._timeouts.lockstep_s)
         finally:
-            for answer in asked:
-                answer.cancel()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, ShardFailed)]
+            for future in futures:
+                future.cancel()
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, ShardFailed)]
         if failures:
             is_over = any(isinstance(failure, Displaced) for failure in failures)
             kind = Displaced if is_over else ShardFailed
             raise kind("; ".join(map(str, failures)))
-        for rank, answer in zip(self._ranks, answers, strict=True):
-            if isinstance(answer, asyncio.CancelledError):
-                raise ShardFailed(f"{rank.name}, {method}: cancelled") from answer
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers
+        for rank, outcome in zip(self._ranks, outcomes, strict=True):
+            if isinstance(outcome, asyncio.CancelledError):
+                raise ShardFailed(f"{rank.name}, {method}: cancelled") from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes
 
     def _check_epoch(self, method: str, answers: Sequence[Any]) -> None:
         for rank, answer in zip(self._ranks, answers, strict=True):
