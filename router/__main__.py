@@ -39,7 +39,13 @@ from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import SocketLimits
 from router.http.operations.startup import limits_of, server_info
-from router.http.server.listen import BoundSocket, HttpServer, bind_configured, configured_limits
+from router.http.server.listen import (
+    BoundSocket,
+    HttpServer,
+    ListenFailed,
+    bind_configured,
+    configured_limits,
+)
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
@@ -81,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         # Files of TLS, which are read where the socket is made.
         sys.stderr.write(f"error: {error}\n")
         return 2
-    except (StartupFailed, ShardFailed) as error:
+    except (StartupFailed, ShardFailed, ListenFailed) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
 
@@ -181,7 +187,7 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 
 
 async def _start(config: RouterConfig) -> _Router:
-    """Raises BadConfig, StartupFailed or ShardFailed."""
+    """Raises BadConfig, StartupFailed, ShardFailed or ListenFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     bound = bind_configured(config)
     try:
