@@ -15,7 +15,7 @@ from router.http.anthropic.tools import Offered, Tool, ToolChoice, offered_tools
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Setting, Turn
-from router.http.fields import Harmless, WatchedSchema
+from router.http.fields import Harmless, StrictSchema
 from router.http.request_validator import normalize
 from router.request.errors import InvalidRequest
 from router.request.grammar import RawGrammar
@@ -30,7 +30,7 @@ _COUNTED: Mapping[str, Harmless] = MappingProxyType(
         "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
     }
 )
-_UNSERVED: Mapping[str, Harmless] = MappingProxyType(
+_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
     {**_COUNTED, "container": (), "diagnostics": {}, "inference_geo": ()}
 )
 
@@ -57,10 +57,10 @@ class OutputConfig(Schema):
     format: OutputFormat | None = None
 
 
-class CountBody(WatchedSchema):
+class CountBody(StrictSchema):
     """Body of /v1/messages/count_tokens."""
 
-    unserved = _COUNTED
+    unsupported = _COUNTED
 
     messages: Turns
     model: str | None = None
@@ -75,7 +75,7 @@ class CountBody(WatchedSchema):
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
-        self.refuse_unserved()
+        self.refuse_unsupported()
         _ = self.offered
 
     @property
@@ -104,7 +104,7 @@ class CountBody(WatchedSchema):
 class MessagesBody(CountBody):
     """Body of /v1/messages."""
 
-    unserved = _UNSERVED
+    unsupported = _UNSUPPORTED
 
     max_tokens: int
     metadata: Metadata | None = None
