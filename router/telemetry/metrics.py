@@ -218,7 +218,7 @@ class Metrics(Collector):
         )
         self.batch_filter_duration = _seconds(
             "tgi_batch_filter_duration",
-            "Seconds until the shards have dropped what a step drops",
+            "Seconds of dropping sequences from the shards",
             label="method",
         )
         self.batch_next_size = Histogram(
