@@ -43,10 +43,9 @@ from processes.signals import Signals, first_of
 from router.http.app import openapi_without_server
 from router.http.lmtp.services import SocketLimits
 from router.http.server.access import Access
-from router.http.server.auth import Guard
+from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors
-from router.http.server.listen import HttpServer, bind_configured, configured_limits
-from router.request.errors import StartupFailed
+from router.http.server.listen import HttpServer, ListenFailed, bind_configured, configured_limits
 
 _logger = logging.getLogger("fleet")
 _LAST_BYTES_S = 5.0
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         # Files of TLS, which are read where the socket is made.
         sys.stderr.write(f"error: {error}\n")
         return 2
-    except StartupFailed as error:
+    except ListenFailed as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
 
@@ -151,7 +150,7 @@ def _app(
         max_body_len=config.payload_limit,
     )
     if config.api_key:
-        app = Guard(
+        app = ApiKeyAuth(
             app,
             config.api_key,
             metrics.rejected,

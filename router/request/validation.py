@@ -26,7 +26,7 @@ from router.request.parameters import (
     stop_params,
 )
 from router.request.request import Constraint, GenerateRequest
-from router.text.fitting import check_fits
+from router.text.prompt_tokens import check_fits
 from router.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]

@@ -12,8 +12,7 @@ from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
 from router.scheduler.scheduler import SchedulerStats
-from router.shards.batch import Batch, StepResult
-from router.shards.wire import Prepared
+from router.shards.batch import Batch, Prepared, StepResult
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer
 

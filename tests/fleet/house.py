@@ -25,7 +25,7 @@ from fleet.names import ListedModels, Names
 from router.http.app import openapi_without_server
 from router.http.lmtp.services import SocketLimits
 from router.http.server.access import Access
-from router.http.server.auth import Guard
+from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors
 from router.http.server.limits import ConnectionLimits
 from router.http.server.listen import HttpServer, bind, bind_unix
@@ -205,7 +205,9 @@ async def fleet_house(
             comments=comments,
         )
         if keys:
-            app = Guard(app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000)
+            app = ApiKeyAuth(
+                app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000
+            )
         front = HttpServer(Access(Cors(app)), bind("127.0.0.1", 0), 1.0, ConnectionLimits())
         await front.start()
         stack.push_async_callback(front.stop)

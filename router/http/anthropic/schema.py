@@ -12,7 +12,7 @@ from constraints.spec import Kind
 from router.http.anthropic.turns import System, Turns
 from router.http.body import Schema
 from router.http.conversation import Setting, Turn
-from router.http.fields import Harmless, WatchedSchema
+from router.http.fields import Harmless, StrictSchema
 from router.http.request_validator import normalize
 from router.http.tools.grammar import AllowedTools, OfferedTool, arguments_schema
 from router.request.error_text import quoted, wrong
@@ -118,7 +118,7 @@ _COUNTED: Mapping[str, Harmless] = MappingProxyType(
         "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
     }
 )
-_UNSERVED: Mapping[str, Harmless] = MappingProxyType(
+_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
     {**_COUNTED, "container": (), "diagnostics": {}, "inference_geo": ()}
 )
 
@@ -145,10 +145,10 @@ class OutputConfig(Schema):
     format: OutputFormat | None = None
 
 
-class CountBody(WatchedSchema):
+class CountBody(StrictSchema):
     """Body of /v1/messages/count_tokens."""
 
-    unserved = _COUNTED
+    unsupported = _COUNTED
 
     messages: Turns
     model: str | None = None
@@ -163,7 +163,7 @@ class CountBody(WatchedSchema):
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
-        self.refuse_unserved()
+        self.refuse_unsupported()
         _ = self.offered
 
     @property
@@ -192,7 +192,7 @@ class CountBody(WatchedSchema):
 class MessagesBody(CountBody):
     """Body of /v1/messages."""
 
-    unserved = _UNSERVED
+    unsupported = _UNSUPPORTED
 
     max_tokens: int
     metadata: Metadata | None = None

@@ -9,8 +9,7 @@ from router.http.lmtp.schema import PromptBody
 from router.request.error_text import wrong
 from router.request.errors import InvalidRequest
 from router.text.chat_template import ChatTemplate
-from router.text.fitting import check_fits
-from router.text.plain_text import plain_ids
+from router.text.prompt_tokens import check_fits, continuation_ids
 from router.text.tokenizer import Tokenizer, check_unicode
 
 _MAX_NAME_LEN = 128
@@ -155,7 +154,7 @@ class Prompts:
         if begun is None:
             return self._begun(prompt)
         if isinstance(prompt.content, str):
-            prompt = Prompt(await self.plain_ids(prompt.content, field), field)
+            prompt = Prompt(await self.continuation_ids(prompt.content, field), field)
         assert not isinstance(prompt.content, str)
         return Prompt(begun + prompt.content, field)
 
@@ -173,10 +172,10 @@ class Prompts:
         self._check_ids(content, prompt.field, vocab_size)
         return content
 
-    async def plain_ids(self, text: str, field: str) -> tuple[int, ...]:
+    async def continuation_ids(self, text: str, field: str) -> tuple[int, ...]:
         """The tokens of a text that goes on another one. Raises InvalidRequest."""
         await self._check(text, field)
-        return tuple(await plain_ids(self.tokenizer, text))
+        return tuple(await continuation_ids(self.tokenizer, text))
 
     async def _check(self, text: str, field: str) -> None:
         check_unicode(text, field)

@@ -1,4 +1,4 @@
-"""/constraints/check: what a grammar means for texts, without generating any."""
+"""/constraints/check: whether texts satisfy a grammar, without generating any."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -31,7 +31,7 @@ class ConstraintCheckBody(Schema):
 
 class JudgedText(AnswerModel):
     """One text. `position`: characters of it that can stand, null where it is accepted.
-    `expected`: what may come there. `error`: why it could not be judged to its end."""
+    `expected`: what may follow there. `error`: why it could not be checked to its end."""
 
     text: str
     accepted: bool

@@ -68,7 +68,7 @@ class Batches:
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Lets the errors of one prompt's rules say which prompt they mean."""
+    """Adds the place of a prompt to the errors about it."""
     try:
         yield
     except ConstraintRefused as error:

@@ -46,7 +46,7 @@ class _ModelName(StringConvertor):
         self.regex = "|".join(names)  # type: ignore[misc]  # its own in each application
 
     def convert(self, value: str) -> str:
-        """The name that is meant."""
+        """The served name."""
         return self._names.get(value, value)
 
     def to_string(self, value: str) -> str:
@@ -92,7 +92,7 @@ class KServeRoutes:
         return routes
 
     async def server(self, request: Request) -> Response:
-        """What this server is, in KServe's words."""
+        """KServe's description of the server."""
         extensions = ["health", "models", "metrics"]
         name = "text-generation-inference"
         return _json({"name": name, "version": self._info.version, "extensions": extensions})
@@ -112,7 +112,7 @@ class KServeRoutes:
         return _json({"name": request.path_params["model_name"], "live": True, "ready": True})
 
     async def model(self, request: Request) -> Response:
-        """What the model takes and gives."""
+        """KServe's description of a model: its inputs and outputs."""
         version = request.path_params.get("model_version")
         metadata = {
             "name": request.path_params["model_name"],

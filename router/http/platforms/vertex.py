@@ -109,7 +109,7 @@ def _check_whole(chat: ChatBody) -> None:
 
 
 def _sampling(body: GenerateBody) -> GenerateBody:
-    """Vertex' instances are sampled unless they say otherwise."""
+    """Vertex' instances are sampled unless `do_sample` is false."""
     if body.parameters is None or body.parameters.do_sample is not None:
         return body
     sampling = body.parameters.model_copy(update={"do_sample": True})

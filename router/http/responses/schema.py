@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 from constraints.spec import Kind
 from router.http.body import Schema
 from router.http.conversation import Setting
-from router.http.fields import Harmless, SamplingFields, Strings, WatchedSchema
+from router.http.fields import Harmless, SamplingFields, StrictSchema, Strings
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.request_validator import normalize
 from router.http.responses.items import Items
@@ -122,7 +122,7 @@ _COUNTED: Mapping[str, Harmless] = MappingProxyType(
         "reasoning": {"effort": _EFFORTS},
     }
 )
-_UNSERVED: Mapping[str, Harmless] = MappingProxyType(
+_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
     {
         **_COUNTED,
         "access_programs": {},
@@ -170,10 +170,10 @@ class TextConfig(Schema):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class CountInputBody(WatchedSchema):
+class CountInputBody(StrictSchema):
     """Body of /v1/responses/input_tokens."""
 
-    unserved = _COUNTED
+    unsupported = _COUNTED
 
     input: Items
     model: str | None = None
@@ -224,7 +224,7 @@ class CountInputBody(WatchedSchema):
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
-        self.refuse_unserved()
+        self.refuse_unsupported()
         check_tools(self.tools or ())
         _ = self.offer
 
@@ -232,7 +232,7 @@ class CountInputBody(WatchedSchema):
 class ResponseBody(SamplingFields, CountInputBody):
     """Body of /v1/responses. The second group are extensions, as on OpenAI's other routes."""
 
-    unserved = _UNSERVED
+    unsupported = _UNSUPPORTED
 
     include: list[_Includable] | None = Field(default=None, fail_fast=True)
     max_output_tokens: int | None = None

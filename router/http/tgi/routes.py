@@ -42,7 +42,7 @@ from router.text.tokenizer import Tokenizer
 
 
 class TgiRoutes:
-    """The handlers, over what they need."""
+    """The handlers."""
 
     def __init__(
         self,

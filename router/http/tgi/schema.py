@@ -62,7 +62,7 @@ class GenerateBody(Schema):
 
     @property
     def chosen(self) -> Parameters:
-        """The parameters, or those of their absence."""
+        """The parameters, or the defaults where there are none."""
         return self.parameters or Parameters(do_sample=True)
 
 
@@ -102,7 +102,7 @@ class BestOfSequence(ConstrainedAnswer):
 
 
 class Details(ConstrainedAnswer):
-    """What `details` asks for."""
+    """The `details` of an answer."""
 
     finish_reason: FinishReason
     generated_tokens: int
@@ -121,7 +121,7 @@ class GenerateResponse(AnswerModel):
 
 
 class StreamDetails(ConstrainedAnswer):
-    """What `details` asks for, in the last event of a stream."""
+    """The `details` of a stream's last event."""
 
     finish_reason: FinishReason
     generated_tokens: int

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from processes.instruments import Counter
-from router.http.server.auth import Guard
+from router.http.server.auth import ApiKeyAuth
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, record
 
@@ -255,7 +255,7 @@ async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
             reached.append(str(message["status"]))
 
     reached: list[str] = []
-    guard = Guard(
+    guard = ApiKeyAuth(
         *(app, (*KEYS, "schlüssel"), Counter("rejected", "", "reason")),
         protects_metrics=False,
         max_body_len=9,

@@ -1,10 +1,8 @@
-"""What each token adds to a text, laid out by token id.
+"""The table of token texts: what each token adds to a text, by token id.
 
-Most decoders look at tokens one by one, so a token's share of the text is known before any text
-is. `build_pieces` recognises those decoders and lays the shares out in a table; for the others
-it answers None, and a text must be decoded through the library, window by window.
-
-This module knows token strings and decoder settings; it knows no files, no streams, no requests.
+Most decoders look at tokens one by one, so a token's part of the text does not depend on the text.
+`build_token_texts` recognises those decoders and makes the table; for the others it returns None,
+and text is decoded by the library, window by window. It knows no files, no streams, no requests.
 """
 
 import codecs
@@ -17,27 +15,27 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
-# Text, or bytes that need their neighbours to be text, or nothing at all (an id that has no
-# token, or a special token that is not shown).
-Piece = str | bytes | None
+# Text, bytes of a character that other tokens complete, or None: an id without a token, or a
+# special token that is not shown.
+TokenText = str | bytes | None
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """A token's text by id, as it reads behind other text, and how a text begins.
+class TokenTexts:
+    """Each token's text by id, as it reads behind other text, and how a text begins.
 
     `all` holds every token, `shown` has None for the special ones.
-    `first` answers the text of a token that begins the text, for decoders that treat it apart;
-    None otherwise. `num_stripped` is how many `stripped` characters fall off the very beginning.
+    `first` returns the text of a token that begins the text, for decoders that treat it
+    differently; else None. Up to `num_stripped` characters `stripped` are cut off the beginning.
     `marks_bytes`: each byte that belongs to no character becomes a U+FFFD of its own
     (sentencepiece's byte fallback); otherwise one U+FFFD stands for each broken character.
     """
 
-    all: tuple[Piece, ...]
-    shown: tuple[Piece, ...]
+    all: tuple[TokenText, ...]
+    shown: tuple[TokenText, ...]
     first: Callable[[int], str] | None = None
     stripped: str = " "
     num_stripped: int = 0
@@ -69,10 +67,10 @@ class Pieces:
         return self.strip(text, self.num_stripped)[0]
 
 
-def build_pieces(
+def build_token_texts(
     backend: Backend, tokens: Sequence[str | None], special_ids: frozenset[int]
-) -> Pieces | None:
-    """The table for `backend`'s decoder, or None when tokens cannot be taken one by one.
+) -> TokenTexts | None:
+    """The table for `backend`'s decoder, or None when a token's text depends on its neighbours.
 
     `tokens` are the token strings by id, None where an id has no token.
     """
@@ -106,15 +104,15 @@ def _steps(backend: Backend) -> list[dict[str, Any]]:
     return steps
 
 
-def _table(pieces: Iterable[Piece], special_ids: frozenset[int], **settings: Any) -> Pieces:
+def _table(pieces: Iterable[TokenText], special_ids: frozenset[int], **settings: Any) -> TokenTexts:
     every = tuple(pieces)
     shown = tuple(
         None if token_id in special_ids else piece for token_id, piece in enumerate(every)
     )
-    return Pieces(all=every, shown=shown, **settings)
+    return TokenTexts(all=every, shown=shown, **settings)
 
 
-def _byte_level(tokens: Sequence[str | None]) -> Iterable[Piece]:
+def _byte_level(tokens: Sequence[str | None]) -> Iterable[TokenText]:
     """GPT-2's decoder: characters stand for bytes; a token with any other character is itself."""
     # The alphabet writes printable Latin-1 as itself, and the other bytes, in their order, as
     # U+0100 and up. Characters below that which stand for no byte must not pass for one.
@@ -139,7 +137,7 @@ def _byte_level(tokens: Sequence[str | None]) -> Iterable[Piece]:
 
 def _by_example(
     backend: Backend, tokens: Sequence[str | None], special_ids: frozenset[int]
-) -> Pieces:
+) -> TokenTexts:
     """Metaspace, WordPiece, no decoder: only the first token of a text is treated apart."""
     decoder = backend.decoder
     if decoder is None:
@@ -167,12 +165,12 @@ def _takes_tokens_apart(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 def _replaced(
     steps: Sequence[Mapping[str, Any]], tokens: Sequence[str | None], special_ids: frozenset[int]
-) -> Pieces:
+) -> TokenTexts:
     """Sentencepiece's way: U+2581 is a space, <0xNN> a byte, the text's first space falls off."""
     pairs = [(s["pattern"]["String"], s["content"]) for s in steps if s["type"] == "Replace"]
     has_bytes = any(step["type"] == "ByteFallback" for step in steps)
 
-    def piece(token: str | None) -> Piece:
+    def piece(token: str | None) -> TokenText:
         if token is None:
             return None
         for pattern, content in pairs:
