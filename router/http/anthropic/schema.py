@@ -15,8 +15,7 @@ from router.http.conversation import Setting, Turn
 from router.http.fields import Harmless, StrictSchema
 from router.http.request_validator import normalize
 from router.http.tools.grammar import AllowedTools, OfferedTool, arguments_schema
-from router.request.error_text import quoted, wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.grammar import RawGrammar
 from router.request.validation import Limits, RawParams
 

@@ -20,8 +20,7 @@ from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
 from router.http.tools.functions import OfferedFunctions
 from router.http.tools.tool_prompt import add_tools, offering
-from router.request.error_text import wrong
-from router.request.errors import Unsupported
+from router.request.errors import Unsupported, wrong
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams
 from router.text.chat_template import ChatTemplate

@@ -12,8 +12,7 @@ from router.http.fields import SamplingFields, Strings
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.openai.formats import Formats
 from router.http.request_validator import normalize
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.validation import Limits, RawParams
 
 # Field: values that ask for nothing, and why all others are refused.

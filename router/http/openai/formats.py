@@ -17,8 +17,7 @@ from constraints.where.terms import Contains, Expression, Matches, Not, all_of
 from constraints.where.writing import text
 from router.http.body import Schema
 from router.http.fields import CUTS
-from router.request.error_text import cut, quoted
-from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported
+from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut, quoted
 from router.request.grammar import RawGrammar
 
 # Half of what an expression may have, so that one beside them has room.
@@ -49,7 +48,7 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
     terms = list(absent.values())
     told = {text(term): f"`bad_words` {quoted(word)}" for word, term in absent.items()}
     if shaped is None:
-        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), told=told)
+        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), spellings=told)
     name, grammar = shaped
     match grammar.kind, grammar.value:
         case Kind.REGEX, str(pattern) if pattern:
@@ -69,7 +68,7 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
             raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
         case _:
             return shaped
-    return name, replace(grammar, kind=Kind.WHERE, value=value, told=told)
+    return name, replace(grammar, kind=Kind.WHERE, value=value, spellings=told)
 
 
 def _joined(terms: list[Expression], name: str) -> str:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from router.http.conversation import Turn
-from router.request.error_text import quoted, wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from router.http.request_validator import normalize
 from router.http.responses.items import Items
 from router.http.tools.functions import Function, Name, ToolChoice, offered_functions, read_choice
 from router.http.tools.grammar import AllowedTools
-from router.request.error_text import quoted, wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.grammar import RawGrammar
 from router.request.validation import Limits, RawParams
 

@@ -10,7 +10,7 @@ from constraints.errors import ConstraintError
 from constraints.grammars.schema.drafts import draft_of
 from constraints.grammars.schema.reading import at
 from constraints.grammars.schema.references import References
-from router.request.error_text import wrong
+from router.request.errors import wrong
 from router.text.call_syntax import CallSyntax
 
 # Where there is room for it; a pointer may lead to any place of a document.
