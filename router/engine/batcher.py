@@ -98,7 +98,7 @@ class Batcher:
         )
         self._backpressure = Backpressure(scheduler.pause)
         self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
-        self._cancel_latency = CancelLatency(scheduler.has_left, observer.gone)
+        self._cancel_latency = CancelLatency(scheduler.has_left, observer.freed)
         self._num_submitted = 0
         self._num_checked = 0
         self._wake = asyncio.Event()
@@ -291,7 +291,7 @@ class Batcher:
         self._cancel_latency.check(answered_s)
         applied_s = self._clock() - answered_s
         self._observer.finished(batch, result, answered_s - begun_s, applied_s)
-        self._observer.books(self._scheduler.stats())
+        self._observer.scheduler_stats(self._scheduler.stats())
         self._observer.paused(len(self._backpressure))
 
     def _add(self, generations: Iterable[Generation], now_s: float) -> None:
@@ -345,14 +345,14 @@ class Batcher:
             self._expire(now_s)
             self._groups.advance()
             self._streams.wake_readers()
-            self._observer.drains(self._admission.drain_rate(now_s))
+            self._observer.drain_rate(self._admission.drain_rate(now_s))
 
     async def _idle(self) -> None:
         """Waits for a request, and checks the shards' health now and then."""
         self._streams.wake_readers()
         if self._streams and not self._backpressure and not self._preparing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
-        self._observer.books(self._scheduler.stats())
+        self._observer.scheduler_stats(self._scheduler.stats())
         self._wake.clear()
         if self._backpressure:
             # Readers do not signal that they took events.

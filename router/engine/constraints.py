@@ -174,19 +174,7 @@ class ConstraintCheck:
             self._metrics.constraint_check_duration.observe(
                 self._clock() - begun_s, constraint.spec.kind.value
             )
-        return CheckedConstraint(
-            replace(
-                constraint,
-                dropped_phrases=passed.dropped_phrases,
-                has_dead_ends=passed.has_dead_ends,
-                is_quick=passed.compile_s <= _QUICK_S,
-                prepare_by_s=until_s + _PREPARE_S,
-                translation=passed.translation,
-            ),
-            passed.min_len,
-            passed.dropped_phrases,
-            passed.not_enforced,
-        )
+        return _checked(constraint, passed, until_s + _PREPARE_S)
 
     async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
         """Each of the texts under a constraint.
@@ -307,6 +295,22 @@ class ConstraintCheck:
         refused = _refusal(error)
         self._metrics.constraint_refusals.inc(refused.reason)
         return refused
+
+
+def _checked(constraint: Constraint, passed: Passed, prepare_by_s: float) -> CheckedConstraint:
+    return CheckedConstraint(
+        replace(
+            constraint,
+            dropped_phrases=passed.dropped_phrases,
+            has_dead_ends=passed.has_dead_ends,
+            is_quick=passed.compile_s <= _QUICK_S,
+            prepare_by_s=prepare_by_s,
+            translation=passed.translation,
+        ),
+        passed.min_len,
+        passed.dropped_phrases,
+        passed.not_enforced,
+    )
 
 
 def _key(job: Check) -> _Key:

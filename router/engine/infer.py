@@ -7,7 +7,7 @@ last event waits for that, and says what was found.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
@@ -165,10 +165,12 @@ class Infer:
         completions = iter(
             await self.complete_all([one.draw(index) for one, n in draws for index in range(n)])
         )
-        return [
-            sorted(islice(completions, n), key=lambda completion: -completion.mean_logprob)
-            for _, n in draws
-        ]
+        return [ranked(islice(completions, n)) for _, n in draws]
+
+
+def ranked(completions: Iterable[Completion]) -> list[Completion]:
+    """The completions by their mean log-probability, the best first."""
+    return sorted(completions, key=lambda completion: -completion.mean_logprob)
 
 
 class _Group:

@@ -14,8 +14,7 @@ from constraints.where.cursor import MAX_TEXT_LEN
 from constraints.where.parser import parse
 from constraints.where.terms import Contains, Expression, Matches, Not, all_of
 from constraints.where.writing import text
-from router.request.error_text import cut, quoted
-from router.request.errors import ConstraintRefused, InvalidRequest
+from router.request.errors import ConstraintRefused, InvalidRequest, cut, quoted
 from router.request.grammar import RawGrammar
 
 # Half of what an expression may have, so that one beside them has room.
@@ -46,7 +45,7 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
     terms = list(absent.values())
     told = {text(term): f"`bad_words` {quoted(word)}" for word, term in absent.items()}
     if shaped is None:
-        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), told=told)
+        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), spellings=told)
     name, grammar = shaped
     match grammar.kind, grammar.value:
         case Kind.REGEX, str(pattern) if pattern:
@@ -66,7 +65,7 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
             raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
         case _:
             return shaped
-    return name, replace(grammar, kind=Kind.WHERE, value=value, told=told)
+    return name, replace(grammar, kind=Kind.WHERE, value=value, spellings=told)
 
 
 def _joined(terms: list[Expression], name: str) -> str:

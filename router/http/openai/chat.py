@@ -22,8 +22,7 @@ from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
 from router.http.tools.tool_prompt import offering, tell_tools
-from router.request.error_text import wrong
-from router.request.errors import Unsupported
+from router.request.errors import Unsupported, wrong
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams
 from router.text.chat_template import ChatTemplate

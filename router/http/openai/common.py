@@ -14,8 +14,7 @@ from router.http.fields import SamplingFields, Strings
 from router.http.openai.formats import Formats
 from router.http.openai.promises import Promises
 from router.http.request_validator import normalize
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 from router.request.validation import Limits, RawParams
 
 # What OpenAI's and vLLM's APIs promise, whatever the server's limit for TGI's.

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proto.contract import FinishReason
-from router.engine.infer import Completion
+from router.engine.infer import Completion, ranked
 from router.http.openai.answers import LAST_EVENT, TextCompletion, TextCompletionChunk
 from router.http.openai.frames import OpenAiFrames
 from router.http.openai.front import OpenAiFront
@@ -143,10 +143,7 @@ def _best(completions: Sequence[Completion], num_draws: int, num_choices: int) -
         return list(completions)
     kept: list[Completion] = []
     for start in range(0, len(completions), num_draws):
-        ranked = sorted(
-            completions[start : start + num_draws], key=lambda completion: -completion.mean_logprob
-        )
-        kept += ranked[:num_choices]
+        kept += ranked(completions[start : start + num_draws])[:num_choices]
     return kept
 
 

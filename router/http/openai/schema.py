@@ -16,8 +16,7 @@ from router.http.openai.tools import (
     offered_tools,
     shown_functions,
 )
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.validation import Limits, RawParams
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")

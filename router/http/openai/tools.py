@@ -15,8 +15,7 @@ from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 from router.http.body import Schema
 from router.http.tools.arguments_schema import arguments_schema
 from router.http.tools.grammar import AllowedTools, OfferedTool
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest, ToolsRefused, Unsupported
+from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _WORDS = ("none", "auto", "required")

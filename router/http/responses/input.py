@@ -17,8 +17,7 @@ from router.http.responses.items import (
     Message,
     new_item_id,
 )
-from router.request.error_text import quoted, wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 
 _ROLES = ("user", "assistant", "system", "developer")
 _STATUSES = ("completed", "incomplete", "in_progress")

@@ -19,8 +19,7 @@ from router.http.request_validator import normalize
 from router.http.responses.input import Items
 from router.http.responses.tools import Choice, Tool, check_tools, offered_tools, shown_tools
 from router.http.tools.grammar import AllowedTools
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 from router.request.grammar import RawGrammar
 from router.request.validation import Limits, RawParams
 

@@ -8,8 +8,7 @@ from pydantic import PlainValidator, WithJsonSchema
 from router.http.body import Schema
 from router.http.openai.tools import Function, Name, ToolChoice, offered_functions, read_choice
 from router.http.tools.grammar import AllowedTools
-from router.request.error_text import quoted
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, quoted
 
 _FLAT = '{"type": "function", "name": ...}'
 

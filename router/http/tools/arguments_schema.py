@@ -7,7 +7,7 @@ from constraints.errors import ConstraintError
 from constraints.grammars.schema.drafts import draft_of
 from constraints.grammars.schema.reading import at
 from constraints.grammars.schema.references import References
-from router.request.error_text import wrong
+from router.request.errors import wrong
 
 # Where there is room for it; a pointer may lead to any place of a document.
 _PLACE = "arguments"

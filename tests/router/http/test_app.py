@@ -238,14 +238,13 @@ async def test_health_is_empty_or_a_503() -> None:
 
 
 async def test_info_has_tgi_s_fields_first() -> None:
-    tagged = housing(FakeShard(), pipeline_tag="text-generation")
-    async with tagged as house, house.client as client:
+    async with housing(FakeShard()) as house, house.client as client:
         info = (await client.get("/info")).json()
 
     assert dict(list(info.items())[:14]) == {
         "model_id": "fake/model",
         "model_sha": None,
-        "model_pipeline_tag": "text-generation",
+        "model_pipeline_tag": None,
         "max_concurrent_requests": 8,
         "max_best_of": 2,
         "max_stop_sequences": 4,
