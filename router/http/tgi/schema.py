@@ -9,7 +9,7 @@ from pydantic import Field
 
 from router.http.body import AnswerModel, ConstrainedAnswer, Schema
 from router.http.fields import Grammar, SamplingFields, bounded
-from router.request.error_text import wrong
+from router.request.errors import wrong
 from router.request.validation import RawParams
 
 FinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
