@@ -10,7 +10,7 @@ import torch
 from model_server.config import ServeConfig
 from model_server.engine.cores import bound, own_cores
 from model_server.engine.distributed import World
-from model_server.engine.malloc import keep_freed_memory
+from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
 from model_server.engine.threads import ThreadCount
 from model_server.errors import ConfigRefused

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model_server.sampling.choosing import Choice, TopLogprobs, best_of, take
 from model_server.sampling.logprobs import pad_rows
-from model_server.sampling.plan import Plan, RawRows, Top
+from model_server.sampling.plan import RawRows, SamplingPlan, Top
 from proto.contract import TopToken
 
 Floats = npt.NDArray[np.float64]
@@ -42,7 +42,7 @@ class Outcome:
         self.tops |= {int(rows[row]): tokens for row, tokens in other.tops.items()}
 
 
-def gather_outcome(plan: Plan, choices: Sequence[Choice], logits: Tensor) -> Outcome:
+def gather_outcome(plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor) -> Outcome:
     """The step's results in the order of its rows. The device is waited for here, and only here."""
     tokens = _merge(plan, [choice.tokens for choice in choices])
     parts = [
@@ -77,7 +77,7 @@ def gather_outcome(plan: Plan, choices: Sequence[Choice], logits: Tensor) -> Out
     return outcome
 
 
-def _merge(plan: Plan, columns: Sequence[Tensor]) -> Tensor:
+def _merge(plan: SamplingPlan, columns: Sequence[Tensor]) -> Tensor:
     merged = columns[0] if len(columns) == 1 else torch.cat(list(columns))
     return merged if plan.order is None else merged[plan.order]
 

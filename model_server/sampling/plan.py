@@ -117,7 +117,7 @@ class Edited:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class SamplingPlan:
     """A step's work."""
 
     rows: Rows  # of the table
@@ -136,7 +136,7 @@ class Plan:
         return any(group.kind is not Kind.GREEDY for group in self.groups)
 
 
-class Planner:
+class SamplingPlanner:
     """Makes plans from the table's rows. It keeps none."""
 
     def __init__(self, rows: SamplingRows, device: torch.device, width: int) -> None:
@@ -144,7 +144,9 @@ class Planner:
         self._device = device
         self._width = width
 
-    def plan(self, rows: Rows, *, masked: Rows | None = None, complete: bool = False) -> Plan:
+    def plan(
+        self, rows: Rows, *, masked: Rows | None = None, complete: bool = False
+    ) -> SamplingPlan:
         """The work for these rows of the table.
 
         masked: rows of the step that have a mask. complete: candidates are the whole vocabulary.
@@ -160,7 +162,7 @@ class Planner:
         groups = tuple(self._groups(table, ~raw, complete))
         merged = np.concatenate([group.places for group in groups])
         in_order = bool((merged == np.arange(len(rows))).all())
-        return Plan(
+        return SamplingPlan(
             rows=rows,
             may_not_end=may_not_end,
             edited=self._edited(np.flatnonzero(edited), len(rows)),

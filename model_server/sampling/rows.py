@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_server.errors import InvalidStep
+from model_server.sampling.draw import uniforms
 from model_server.sampling.filters import nucleus_share
-from model_server.sampling.philox import uniforms
 from proto.contract import LogprobParams, SamplingParams, StopParams
 
 # A token that is drawn again is drawn as if at another position, out of reach of any sequence.

@@ -37,7 +37,7 @@ from model_server.sampling.logprobs import padded_width, score_tokens
 from model_server.sampling.masks import DeviceMasks, Masks
 from model_server.sampling.outcome import Outcome, gather_outcome
 from model_server.sampling.penalty_history import PenaltyHistory
-from model_server.sampling.plan import Penalties, Plan, Planner
+from model_server.sampling.plan import Penalties, SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows
 from model_server.sampling.watermark import Watermark
 from proto.contract import LogprobParams, SamplingParams, StopParams, TopToken
@@ -82,8 +82,8 @@ class Sampler:
         self._rows = SamplingRows(vocab_size, eos_token_ids, max_rows)
         self._history = PenaltyHistory(vocab_size, device)
         self._watermark = Watermark(vocab_size, device, watermark_gamma, watermark_delta)
-        self._planner = Planner(self._rows, device, self._width)
-        self._plan: Plan | None = None
+        self._planner = SamplingPlanner(self._rows, device, self._width)
+        self._plan: SamplingPlan | None = None
         self._plan_key: tuple[object, ...] = ()
         self._scratch = self._new_scratch(max_rows)
 
@@ -153,7 +153,9 @@ class Sampler:
         self._append(plan, outcome)
         return self._answer(outcome, logits, () if masks is None else masks.places.tolist())
 
-    def _redraw_refused(self, plan: Plan, outcome: Outcome, logits: Tensor, masks: Masks) -> None:
+    def _redraw_refused(
+        self, plan: SamplingPlan, outcome: Outcome, logits: Tensor, masks: Masks
+    ) -> None:
         """Let the masked rows' tokens be judged, and draw those anew that are refused."""
         places = masks.places
         num_refused = np.zeros(len(places), dtype=np.int64)
@@ -180,7 +182,7 @@ class Sampler:
             indices = refused
 
     def _draw(
-        self, plan: Plan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
+        self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
     ) -> Outcome:
         """What the rows draw with these numbers, [num_rows] float64; nothing is appended."""
         outcome = self._run(plan, logits, masks, draws)
@@ -193,7 +195,7 @@ class Sampler:
             outcome.overwrite(short, self._run(again, logits[rows], among, draws[rows]))
         return outcome
 
-    def _plan_for(self, request_ids: Sequence[int], masked: Rows | None) -> Plan:
+    def _plan_for(self, request_ids: Sequence[int], masked: Rows | None) -> SamplingPlan:
         which = None if masked is None else masked.tobytes()
         key = (self._rows.version, which, tuple(request_ids))
         if self._plan is not None and key == self._plan_key and self._holds(self._plan):
@@ -202,13 +204,15 @@ class Sampler:
         self._plan, self._plan_key = self._planner.plan(rows, masked=masked), key
         return self._plan
 
-    def _holds(self, plan: Plan) -> bool:
+    def _holds(self, plan: SamplingPlan) -> bool:
         """No row has reached its least length since the plan was made."""
         if plan.bias is None:
             return True
         return bool((self._rows.may_not_end(plan.rows) == plan.may_not_end).all())
 
-    def _run(self, plan: Plan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor) -> Outcome:
+    def _run(
+        self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
+    ) -> Outcome:
         if not self._are_scores(logits) or plan.edited.is_most:
             scores = self._copied(logits)
             self._edit(scores, plan, masks)
@@ -219,7 +223,7 @@ class Sampler:
                 choices = [choose(group, logits, draws) for group in plan.groups]
         return gather_outcome(plan, choices, logits)
 
-    def _uniforms(self, plan: Plan) -> Tensor:
+    def _uniforms(self, plan: SamplingPlan) -> Tensor:
         """The draws of the step's rows, [num_rows] float64."""
         if not plan.is_drawn:
             return torch.zeros(len(plan.rows), dtype=torch.float64, device=self._device)
@@ -239,7 +243,7 @@ class Sampler:
         scores[:, : self._vocab_size].copy_(logits)
         return scores
 
-    def _edit(self, scores: Tensor, plan: Plan, masks: DeviceMasks | None) -> None:
+    def _edit(self, scores: Tensor, plan: SamplingPlan, masks: DeviceMasks | None) -> None:
         """Everything that comes before the filters, in place."""
         if plan.watermarked is not None:
             previous = self._rows.table["previous_token"][plan.watermarked.rows_on_host]
@@ -267,7 +271,7 @@ class Sampler:
             penalties.frequency,
         )
 
-    def _append(self, plan: Plan, outcome: Outcome) -> None:
+    def _append(self, plan: SamplingPlan, outcome: Outcome) -> None:
         drawn = ~outcome.failed
         if plan.penalties is not None:
             places = plan.penalties.places[drawn[plan.penalties.places]]
