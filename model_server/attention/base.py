@@ -42,7 +42,7 @@ class LayerOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scale, mask and softmax are all there is, as in SDPA."""
+        """Whether it is scale, mask and softmax alone, as in SDPA."""
         return self.softcap is None and self.sinks is None
 
     def first_key(self, position: int) -> int:
@@ -58,7 +58,7 @@ class AttentionBackend(CacheLayout, Protocol):
 
     @property
     def name(self) -> str:
-        """What `--attention` calls it."""
+        """The value of `--attention`."""
 
     def attend(
         self,

@@ -1,4 +1,4 @@
-"""Which attention backend serves a model here: by name, or the fastest that fits."""
+"""The choice of the attention backend: by name, or the fastest that fits."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -192,10 +192,10 @@ def _require_room(device: torch.device, rank_bytes: int, world: World) -> None:
 
 def _log_patches(patched: patches.Patched) -> None:
     _log.info("%d linear layers were packed", patched.num_packed)
-    if patched.num_unsteady:
+    if patched.num_variant:
         _log.info(
             "%d of %d matrix products may differ in their last bits with the number of tokens in "
             "a step",
-            patched.num_unsteady,
-            patched.num_unsteady + patched.num_steady,
+            patched.num_variant,
+            patched.num_variant + patched.num_invariant,
         )

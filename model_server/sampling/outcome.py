@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """Results by row of the step. Rows that were short are overwritten when they were repeated."""
+    """Results by row of the step. Rows whose candidates did not suffice are overwritten later."""
 
     tokens: npt.NDArray[np.int64]
     logprobs: Floats
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def gather_outcome(plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor) -> Outcome:
-    """The step's results in the order of its rows. The device is waited for here, and only here."""
+    """The step's results in the order of its rows. This is the only wait for the device."""
     tokens = _merge(plan, [choice.tokens for choice in choices])
     parts = [
         tokens.double(),

@@ -45,7 +45,7 @@ from proto.contract import LogprobParams, SamplingParams, StopParams, TopToken
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What a step's rows drew, in the order in which they were asked for.
+    """The tokens that a step's rows sampled, in the order of the call.
 
     errors: row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
     and it has no top tokens.
@@ -98,7 +98,7 @@ class Sampler:
         token_ids: Sequence[int],
         prompt_len: int,
     ) -> None:
-        """Takes a request in. token_ids: its prompt and, after a preemption, its output so far.
+        """Add a request. token_ids: its prompt and, after a preemption, its output so far.
 
         Raises InvalidStep for parameters out of range and for an id that is held already.
         """
@@ -114,13 +114,13 @@ class Sampler:
             raise InvalidStep(f"request {request_id}: {error}") from None
 
     def remove(self, request_id: int) -> None:
-        """Forgets a request. Raises InvalidStep for an unknown id."""
+        """Remove a request. Raises InvalidStep for an unknown id."""
         row = self._rows.remove(request_id)
         if self._rows.table["is_penalised"][row]:
             self._history.close(int(self._rows.table["slot"][row]))
 
     def extend(self, request_id: int, token_ids: Sequence[int]) -> None:
-        """Appends tokens that nobody drew to a request's history. Raises InvalidStep."""
+        """Append forced tokens to a request's history. Raises InvalidStep."""
         row = self._rows.row_of(request_id)
         entry = self._rows.table[row]
         if entry["is_penalised"]:
@@ -131,7 +131,7 @@ class Sampler:
     def sample(
         self, request_ids: Sequence[int], logits: Tensor, masks: Masks | None = None
     ) -> SampledRows:
-        """Draws one token for each request and appends it to the request's history.
+        """Sample one token for each request and append it to the request's history.
 
         logits: [num_rows, vocab_size] of any float dtype, row i for request_ids[i]; not changed
         masks:  of those rows that have one; what they drew is appended once it is accepted
@@ -156,7 +156,7 @@ class Sampler:
     def _redraw_refused(
         self, plan: SamplingPlan, outcome: Outcome, logits: Tensor, masks: Masks
     ) -> None:
-        """Let the masked rows' tokens be judged, and draw those anew that are refused."""
+        """Check the masked rows' tokens, and sample again where one is refused."""
         places = masks.places
         num_refused = np.zeros(len(places), dtype=np.int64)
         indices: Sequence[int] = range(len(places))
@@ -184,7 +184,7 @@ class Sampler:
     def _draw(
         self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
     ) -> Outcome:
-        """What the rows draw with these numbers, [num_rows] float64; nothing is appended."""
+        """The tokens that the rows sample with `draws`, [num_rows] float64; appends nothing."""
         outcome = self._run(plan, logits, masks, draws)
         short = np.flatnonzero(outcome.short)
         if len(short) > 0:
@@ -205,7 +205,7 @@ class Sampler:
         return self._plan
 
     def _holds(self, plan: SamplingPlan) -> bool:
-        """No row has reached its least length since the plan was made."""
+        """Whether no row has reached its minimum length since the plan was made."""
         if plan.bias is None:
             return True
         return bool((self._rows.may_not_end(plan.rows) == plan.may_not_end).all())
@@ -244,7 +244,7 @@ class Sampler:
         return scores
 
     def _edit(self, scores: Tensor, plan: SamplingPlan, masks: DeviceMasks | None) -> None:
-        """Everything that comes before the filters, in place."""
+        """Apply watermark, bias, penalties and masks, in place."""
         if plan.watermarked is not None:
             previous = self._rows.table["previous_token"][plan.watermarked.rows_on_host]
             self._watermark.apply(scores, plan.watermarked.rows, previous)
@@ -312,13 +312,13 @@ class Sampler:
         return torch.from_numpy(values).to(self._device)
 
     def _new_scratch(self, num_rows: int) -> Tensor:
-        """Room for scores; what lies beyond the vocabulary is -inf and stays so."""
+        """A buffer of scores; columns beyond the vocabulary are -inf and stay so."""
         return torch.full((num_rows, self._width), -torch.inf, device=self._device)
 
 
 @contextmanager
 def _restored(logits: Tensor, rows: Tensor | None) -> Iterator[None]:
-    """Put these rows back at the end; None: none of them changes.
+    """Restore these rows at the end; None: none of them changes.
 
     So whoever has neither mask nor bias nor penalty pays nothing for those beside it who have.
     """
@@ -334,7 +334,7 @@ def _restored(logits: Tensor, rows: Tensor | None) -> Iterator[None]:
 
 
 def _reason(logits: Tensor, *, is_masked: bool) -> str:
-    """Why no token could be drawn from a row. Only asked when it has happened."""
+    """The reason why no token could be sampled from a row."""
     if logits.isnan().any():
         return "the model's logits hold NaN"
     if logits.isposinf().any():
