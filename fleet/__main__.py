@@ -35,9 +35,8 @@ from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
 from fleet.names import AnyModel, ListedModels, Names
 from fleet.servers import LaunchedServers
-from processes.console import Console
 from processes.hub import HuggingFaceHub
-from processes.logs import start_logging
+from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
 from router.http.app import openapi_without_server
@@ -161,7 +160,7 @@ def _app(
 
 
 def _names(command: FleetCommand) -> Names:
-    if not command.takes_any:
+    if not command.config.takes_any:
         return ListedModels(command.models)
     config = command.config
     hub = HuggingFaceHub() if config.hub_models else None

@@ -20,9 +20,9 @@ from fleet.memory import anonymous_bytes
 from fleet.names import Model
 from processes.addresses import answers_health
 from processes.child import Child
-from processes.console import Console
 from processes.host import HostMemory
 from processes.hub import has_weights_cached
+from processes.logs import Console
 
 _logger = logging.getLogger("fleet")
 

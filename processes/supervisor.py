@@ -17,8 +17,8 @@ from pathlib import Path
 
 from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
-from processes.console import Console, write
 from processes.deployment import Deployment
+from processes.logs import Console, write
 from processes.signals import Signals, Stopped
 
 _POLL_S = 0.05
@@ -98,14 +98,8 @@ class Supervisor:
         deployment = self._deployment
         self._console.say(f"loading {deployment.model_id} on {deployment.num_shard} shard(s)")
         for rank in range(deployment.num_shard):
-            self._shards.append(
-                await Child.start(
-                    f"shard {rank}",
-                    deployment.shard_argv(),
-                    deployment.shard_environ(rank, self._environ),
-                    self._console,
-                )
-            )
+            argv, environ = deployment.shard_argv(), deployment.shard_environ(rank, self._environ)
+            self._shards.append(await Child.start(f"shard {rank}", argv, environ, self._console))
         sockets = [Path(f"{deployment.uds_path}-{rank}") for rank in range(deployment.num_shard)]
         await self._signals.unless_stopped(self._until_ready(self._shards, sockets))
 
@@ -128,22 +122,15 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     async def _start_router(self, folder: Path) -> None:
-        self._router = await Child.start(
-            "router",
-            self._deployment.router_argv(folder),
-            self._deployment.router_environ(self._environ),
-            self._console,
-        )
+        environ = self._deployment.router_environ(self._environ)
+        argv = self._deployment.router_argv(folder)
+        self._router = await Child.start("router", argv, environ, self._console)
         await self._signals.unless_stopped(self._until_answering(self._router))
 
     async def _until_answering(self, router: Child) -> None:
-        deployment = self._deployment
-        while not await answers_health(
-            deployment.hostname,
-            deployment.port,
-            has_tls=deployment.has_tls,
-            uds=deployment.http_uds,
-        ):
+        plan = self._deployment
+        place = (plan.hostname, plan.port)
+        while not await answers_health(*place, has_tls=plan.has_tls, uds=plan.http_uds):
             self._raise_if_dead([router, *self._shards])
             await asyncio.sleep(_POLL_S)
 

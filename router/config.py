@@ -241,5 +241,5 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
 
     Raises BadConfig. `--help` prints to stdout and raises SystemExit(0).
     """
-    given = CommandLine(fields(RouterConfig), _PROG, _ABOUT).given(argv)
-    return read_settings(RouterConfig, given, os.environ if environ is None else environ)
+    by_flag = CommandLine(fields(RouterConfig), _PROG, _ABOUT).parse(argv)
+    return read_settings(RouterConfig, by_flag, os.environ if environ is None else environ)

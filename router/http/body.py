@@ -13,8 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from router.http.server.body import parse_json
-from router.request.error_text import cut, quoted, wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, WrongPart, cut, quoted, wrong
 
 Place = tuple[int | str, ...]
 
@@ -99,7 +98,8 @@ def _first_fault(error: ValidationError, place: Place) -> InvalidRequest:
     if fault["type"] == "value_error":
         rule = str(fault["ctx"]["error"])
         # Of a field with parts, the part that breaks the rule.
-        given = getattr(fault["ctx"]["error"], "given", given)
+        cause = fault["ctx"]["error"]
+        given = cause.value if isinstance(cause, WrongPart) else given
     elif fault["type"] == "too_short":
         rule = f"must have at least {fault['ctx']['min_length']} item"
     else:

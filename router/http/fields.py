@@ -16,8 +16,7 @@ from pydantic_core import CoreSchema
 
 from constraints.spec import Whitespace
 from router.http.body import Schema
-from router.request.error_text import WrongPart, quoted, wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, WrongPart, quoted, wrong
 from router.request.grammar import GRAMMAR_TYPES, RawGrammar
 
 Prompt = str | tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a client asked for, checked: a value of this module that exists is valid.
+"""A checked request: a value of this module that exists is valid.
 
 Built by `validation.py` alone from raw parameters; everything below reads it. It knows no HTTP
 and no field names of a particular API.
@@ -40,8 +40,8 @@ class Constraint:
     def for_shard(self) -> OutputConstraint:
         """What a shard needs with the request.
 
-        The translation goes along where it is not prepared ahead: then the shard hears of the
-        constraint for the first time.
+        The translation is part of it where the constraint is not compiled ahead: then the shard
+        gets the constraint for the first time.
         """
         translation = self.translation if self.is_quick else None
         return OutputConstraint(self.spec, self.cuts, translation)
@@ -62,8 +62,8 @@ class GenerateRequest:
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
-    `account` is told once, at its end, good or bad, how many of its prompt tokens were cached and
-    how many tokens were generated.
+    `account` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
+    and of its generated tokens.
     """
 
     prompt_ids: tuple[int, ...]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from router.http.lmtp.schema import PromptBody
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 from router.text.chat_template import ChatTemplate
 from router.text.prompt_tokens import check_fits, continuation_ids
 from router.text.tokenizer import Tokenizer, check_unicode

@@ -37,7 +37,7 @@ class FrontConfig:
     )
     port: int = setting(
         3000,
-        "port to bind; 0 takes a free one and logs it",
+        "port to bind; a bare router or front takes a free one for 0 and logs it",
         Whole(0, 65535),
         group=Group.HTTP,
         aliases=("aip_http_port",),

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from router.http.body import AnswerModel, ConstrainedAnswer, Schema
 from router.http.fields import Grammar, SamplingFields, bounded
-from router.request.error_text import wrong
+from router.request.errors import wrong
 from router.request.validation import RawParams
 
 FinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
@@ -65,11 +65,21 @@ class GenerateBody(Schema):
         """The parameters, or the defaults where there are none."""
         return self.parameters or Parameters(do_sample=True)
 
+    @property
+    def prefix(self) -> str:
+        """The text before the generated one: the prompt, where the full text is asked for."""
+        return self.inputs if self.chosen.return_full_text else ""
+
 
 class CompatBody(GenerateBody):
     """Body of POST /."""
 
     stream: bool | None = None
+
+    @property
+    def prefix(self) -> str:
+        """As GenerateBody, but that the full text is the default."""
+        return "" if self.chosen.return_full_text is False else self.inputs
 
 
 class Token(AnswerModel):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.request.error_text import cut, quoted, wrong
+from router.request.errors import cut, quoted, wrong
 
 
 @pytest.mark.parametrize(
