@@ -25,8 +25,7 @@ from router.request.parameters import (
     stop_params,
 )
 from router.request.request import Constraint, GenerateRequest
-from router.text.prompt_tokens import check_fits
-from router.text.tokenizer import Tokenizer, check_unicode
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
 
