@@ -21,7 +21,6 @@ from time import monotonic
 
 from proto.contract import FinishReason, Generation
 from router.engine.admission import Admission, Slots
-from router.engine.output_text import OutputText
 from router.engine.preparing import Preparing
 from router.engine.progress import Progress, Wait
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
@@ -42,6 +41,7 @@ from router.scheduler.scheduler import Scheduler
 from router.shards.batch import Batch
 from router.shards.shards import Shards
 from router.telemetry.step_observer import StepObserver
+from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)

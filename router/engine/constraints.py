@@ -14,7 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from constraints.errors import (
@@ -32,7 +32,7 @@ from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error
 from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from router.request.errors import ConstraintRefused, Overloaded, RouterError, Unsupported
-from router.request.request import Constraint
+from router.request.request import CheckedConstraint, Constraint
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("router")
@@ -52,22 +52,6 @@ _PREPARE_S = 0.2
 # kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
 _Key = tuple[object, ...]
 _Finding = Passed | ConstraintError
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedConstraint:
-    """A constraint that some text satisfies within the request's tokens.
-
-    constraint:      the client's, with its `dropped_phrases` and whether it `is_quick`
-    min_len:         tokens of the shortest such text that was looked for and found
-    dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
-    not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
-    """
-
-    constraint: Constraint
-    min_len: int = 0
-    dropped_phrases: tuple[str, ...] = ()
-    not_enforced: tuple[str, ...] = ()
 
 
 class ConstraintMemory(Generic[F]):

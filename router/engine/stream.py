@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from math import inf
 
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
-from router.engine.output_text import HeldTokens, OutputText
 from router.request.errors import RouterError
 from router.request.events import (
     Event,
@@ -27,6 +26,7 @@ from router.request.events import (
     TokenLogprob,
 )
 from router.request.request import GenerateRequest
+from router.text.output_text import HeldTokens, OutputText
 from router.text.tokenizer import Tokenizer
 
 _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})

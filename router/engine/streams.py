@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from proto.contract import NewSequence
-from router.engine.output_text import OutputText
 from router.engine.stream import Stream
 from router.request.errors import RouterError
 from router.request.request import GenerateRequest
+from router.text.output_text import OutputText
 
 # The output's text so far of each request, where it is known.
 Texts: TypeAlias = Sequence[OutputText | None] | None

@@ -205,7 +205,7 @@ def test_a_token_by_itself_reads_as_it_does_behind_others(folders: dict[str, Pat
 
 
 LOSSLESS = ("byte_level", "byte_fallback", "byte_fallback_unstripped", "metaspace")
-TEXTS = ("the", " the", "  the quick", "quick brown", "3 + 4", "", " ", "over 3", "naïve")
+CONTINUATIONS = ("the", " the", "  the quick", "quick brown", "3 + 4", "", " ", "over 3", "naïve")
 WORDS = "the quick brown fox jumps over the lazy dog. "
 
 
@@ -243,7 +243,7 @@ async def test_a_text_that_may_be_a_little_too_long_passes(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", CONTINUATIONS)
 async def test_the_tokens_are_the_text_and_nothing_else(
     kind: str, text: str, tmp_path: Path
 ) -> None:
