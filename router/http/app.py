@@ -24,10 +24,10 @@ from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
+from router.http.logprobs import TokenNames
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
-from router.http.openai.front import OpenAiFront
-from router.http.openai.logprobs import TokenNames
+from router.http.openai.routes import OpenAiRoutes
 from router.http.operations.constraints_check import ConstraintRoutes, Judges
 from router.http.operations.routes import OperationsRoutes
 from router.http.platforms.batches import Batches
@@ -154,7 +154,7 @@ def _api_routes(services: Services, max_body_len: int) -> list[ApiRoute]:
     infer, info, tokenizer = services.infer, services.info, services.tokenizer
     bodies = BodyReader(max_body_len)
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
-    front = OpenAiFront(infer, validator, bodies, info, tokenizer)
+    front = OpenAiRoutes(infer, validator, bodies, info, tokenizer)
     conversations = Conversations(infer, validator, bodies, services.chat_template, tokenizer, info)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from router.http.body import AnswerModel, Schema, parse, parse_part
 from router.http.openai.chat import ChatRoutes
-from router.http.openai.front import OpenAiFront
+from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.request_record import RequestRecord
@@ -51,7 +51,7 @@ class VertexRoutes:
         validator: RequestValidator,
         bodies: BodyReader,
         batches: Batches,
-        front: OpenAiFront,
+        front: OpenAiRoutes,
         chat: ChatRoutes,
     ) -> None:
         self._validator = validator

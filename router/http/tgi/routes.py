@@ -15,7 +15,7 @@ from starlette.responses import Response
 from router.engine.infer import Infer
 from router.http.body import parse
 from router.http.openai.chat import ChatRoutes
-from router.http.openai.front import OpenAiFront
+from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
@@ -51,7 +51,7 @@ class TgiRoutes:
         tokenizer: Tokenizer,
         bodies: BodyReader,
         info: ServerInfo,
-        front: OpenAiFront,
+        front: OpenAiRoutes,
         chat: ChatRoutes,
     ) -> None:
         """`front` and `chat` read the chats of /chat_tokenize."""

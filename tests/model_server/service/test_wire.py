@@ -48,15 +48,15 @@ def test_what_is_known_of_a_constraint_arrives() -> None:
     sequence = prefill(message).new[0]
     assert sequence.constraint is not None
     assert sequence.constraint.translation is None
-    told = message.constraint.translation
-    told.grammar = "start: /a/"
-    told.not_enforced.append("/a")
-    told.hints.append(b"\xff")
-    told.may_run_on = True
+    translation = message.constraint.translation
+    translation.grammar = "start: /a/"
+    translation.not_enforced.append("/a")
+    translation.hints.append(b"\xff")
+    translation.may_run_on = True
     for token_ids in (None, (), (4, 5)):
         if token_ids is not None:
-            told.completion.token_ids[:] = token_ids
-            told.completion.SetInParent()
+            translation.completion.token_ids[:] = token_ids
+            translation.completion.SetInParent()
         constraint = prefill(message).new[0].constraint
         assert constraint is not None
         assert constraint.translation == Translation(
@@ -199,8 +199,12 @@ def test_a_late_row_is_told_with_the_scores_of_its_prompt() -> None:
         sample_ns=2,
         total_ns=3,
     )
-    (told,) = wire.step_to_pb(output, epoch=9).generations
-    assert (told.is_late, list(told.prompt_logprobs), list(told.tokens)) == (True, [-1.0], [])
+    (generation,) = wire.step_to_pb(output, epoch=9).generations
+    assert (generation.is_late, list(generation.prompt_logprobs), list(generation.tokens)) == (
+        True,
+        [-1.0],
+        [],
+    )
 
 
 def test_a_step_that_leaves_nothing_names_no_batch() -> None:

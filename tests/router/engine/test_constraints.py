@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.pool import PoolRules, VocabularyFile
-from router.engine.constraints import CheckedConstraint, ConstraintCheck, ConstraintMemory
+from router.engine.constraints import ConstraintCheck, ConstraintMemory
 from router.request.errors import ConstraintRefused, Overloaded, Unsupported
-from router.request.request import Constraint
+from router.request.request import CheckedConstraint, Constraint
 from router.telemetry.metrics import Metrics
 from tests.byte_tokenizer import byte_ids
 from tests.constraints.worker.pools import MAX_LEN, costly, vocabulary_file

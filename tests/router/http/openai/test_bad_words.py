@@ -6,7 +6,7 @@ import time
 import pytest
 
 from constraints.spec import Kind
-from router.http.openai.bad_words import without
+from router.http.openai.formats import without
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.grammar import RawGrammar
 

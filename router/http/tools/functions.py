@@ -13,8 +13,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
 from router.http.body import Schema
-from router.http.tools.arguments_schema import arguments_schema
-from router.http.tools.grammar import AllowedTools, OfferedTool
+from router.http.tools.grammar import AllowedTools, OfferedTool, arguments_schema
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -116,7 +115,7 @@ class Function(Schema):
         return shown if arguments is None else {"parameters": arguments, **shown}
 
 
-class Tool(Schema):
+class ChatTool(Schema):
     """A tool; only functions are served."""
 
     model_config = ConfigDict(extra="allow")
@@ -126,7 +125,7 @@ class Tool(Schema):
 
 
 def shown_functions(
-    tools: Sequence[Tool] | None, functions: Sequence[Function] | None
+    tools: Sequence[ChatTool] | None, functions: Sequence[Function] | None
 ) -> list[dict[str, Any]] | None:
     """What the chat template sees; None without tools."""
     found = [tool.function for tool in tools or () if tool.function is not None]
@@ -135,7 +134,7 @@ def shown_functions(
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedFunctions:
     """What may be called. `field` is where it stands: `tools`, or of old `functions`."""
 
     field: str
@@ -143,14 +142,14 @@ class Offered:
 
 
 def offered_tools(
-    tools: Sequence[Tool] | None,
+    tools: Sequence[ChatTool] | None,
     choice: ToolChoice | None,
     functions: Sequence[Function] | None,
     function_choice: ToolChoice | None,
     *,
     in_parallel: bool,
     format_field: str | None,
-) -> Offered | None:
+) -> OfferedFunctions | None:
     """What may be called; None: nothing. Raises InvalidRequest for what contradicts itself."""
     _check_each(tools or ())
     found = [
@@ -183,7 +182,7 @@ def offered_functions(
     choice: ToolChoice | None,
     *,
     in_parallel: bool,
-) -> Offered | None:
+) -> OfferedFunctions | None:
     """What may be called of the functions in `field`, the one at an index in `place.format(index)`.
 
     None: nothing. Raises InvalidRequest.
@@ -210,7 +209,7 @@ def offered_functions(
         # Of old there is one call, and who names a tool means one.
         may_repeat=in_parallel and field == "tools" and chosen.word != _NAMED,
     )
-    return Offered(field, offer)
+    return OfferedFunctions(field, offer)
 
 
 def _parameters(function: Function, place: str) -> dict[str, Any]:
@@ -219,7 +218,7 @@ def _parameters(function: Function, place: str) -> dict[str, Any]:
     return _NO_PARAMETERS if schema is None else arguments_schema(schema, place)
 
 
-def _check_each(tools: Sequence[Tool]) -> None:
+def _check_each(tools: Sequence[ChatTool]) -> None:
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if tool.type == "custom":

@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from router.http.openai.reply import logprob
 from router.request.events import PromptScored, TokenGenerated, TokenLogprob
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
+
+# Minus infinity is no number of JSON; this is what OpenAI says in its place.
+_LOWEST_LOGPROB = -9999.0
+# What OpenAI's and vLLM's APIs promise, whatever the server's limit for TGI's.
+MAX_TOP_LOGPROBS = 20
 
 
 class TokenNames:
@@ -204,3 +208,8 @@ def _is_partial(data: bytes) -> bool:
     except UnicodeDecodeError:
         return True
     return False
+
+
+def logprob(value: float | None) -> float | None:
+    """A log-probability that JSON can hold; None is that of a first token."""
+    return None if value is None else max(_LOWEST_LOGPROB, value)

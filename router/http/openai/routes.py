@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
 from router.http.body import parse
-from router.http.openai.common import OpenAiBody
-from router.http.openai.frames import OpenAiFrames
-from router.http.openai.logprobs import TokenNames
+from router.http.logprobs import TokenNames
+from router.http.openai.fields import OpenAiBody
 from router.http.openai.reply import Envelope, Usage
+from router.http.openai.stream import OpenAiFrames
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.server.body import BodyReader, unless_disconnected
@@ -31,7 +31,7 @@ from router.text.tokenizer import Tokenizer
 B = TypeVar("B", bound=OpenAiBody)
 
 
-class OpenAiFront:
+class OpenAiRoutes:
     """The way in and out of both routes."""
 
     def __init__(
@@ -90,6 +90,12 @@ class OpenAiFront:
         Raises InvalidRequest, which names `field`.
         """
         most = self._info.max_concurrent_requests // len(requests)
+        if most < 1:
+            raise InvalidRequest(
+                f"`prompt` must have at most {self._info.max_concurrent_requests} prompts "
+                f"(--max-concurrent-requests). Given: {len(requests)}",
+                "prompt",
+            )
         if not 1 <= num_draws <= most:
             raise InvalidRequest(
                 f"`{field}` must be between 1 and {most} for this number of prompts. "
