@@ -6,9 +6,15 @@ from time import monotonic
 
 import pytest
 
+from router.http.server.limits import CUT_CAUSES
+from router.telemetry.metrics import CUTS
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import housing, listening
 from tests.router.http.server.connection import GET, PATIENCE_S, QUICK, error_of, hello, rules, say
+
+
+def test_the_causes_are_those_of_the_metric() -> None:
+    assert CUT_CAUSES == CUTS
 
 
 async def test_a_connection_that_is_never_used_is_closed_in_silence() -> None:
