@@ -314,9 +314,7 @@ async def _run(config: LaunchConfig, deployment: Deployment, environ: Mapping[st
 
 @app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")
 def download_weights(
-    model_id: Annotated[
-        str, typer.Argument(metavar="MODEL_ID", envvar="MODEL_ID", help="A hub id.")
-    ],
+    model_id: Annotated[str, typer.Argument(metavar="ID", envvar="MODEL_ID", help="A hub id.")],
     revision: Annotated[
         str | None, typer.Option(envvar="REVISION", help="Branch, tag or commit.")
     ] = None,
