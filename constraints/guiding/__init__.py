@@ -1,1 +1,1 @@
-"""What a guide is made of: completions that are known, the search for them, stop strings."""
+"""What an output state is made of: completions that are known, the search for them, stop strings."""
