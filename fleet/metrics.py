@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from processes.instruments import Counter, Gauge, Histogram
-from router.telemetry.metrics import CUTS
+from router.http.server.limits import CUT_CAUSES
 
 # From a tiny model on a warm disk to a large one from the hub.
 _LOAD_BUCKETS = tuple(0.5 * 2**k for k in range(13))
@@ -65,7 +65,7 @@ class FleetMetrics(Collector):
             "tandem_fleet_connections_cut",
             "Connections that were cut because their client was too slow, by what it was slow at",
             label="cause",
-            label_values=CUTS,
+            label_values=CUT_CAUSES,
         )
         registry.register(self)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from model_server import config
 from model_server.errors import FetchStalled, ShardError
-from model_server.model.check_command import look_over
+from model_server.model.check_command import check_model
 from model_server.model.checkpoint import find_checkpoint
 from model_server.model.loading import load
 from model_server.service.server import listening
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         if isinstance(settings, config.CheckConfig):
             start_logging(settings.logger_level, json_output=settings.json_output)
             end_when_orphaned(settings.parent_pid)
-            sys.stdout.write(f"{look_over(settings)}\n")
+            sys.stdout.write(f"{check_model(settings)}\n")
             return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)

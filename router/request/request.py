@@ -53,6 +53,22 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckedConstraint:
+    """A constraint that some text satisfies within the request's tokens.
+
+    constraint:      the client's, with its `dropped_phrases` and whether it `is_quick`
+    min_len:         tokens of the shortest such text that was looked for and found
+    dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
+    not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
+    """
+
+    constraint: Constraint
+    min_len: int = 0
+    dropped_phrases: tuple[str, ...] = ()
+    not_enforced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One sequence to generate. `prompt_ids` is never empty and fits the pool with its output.
 

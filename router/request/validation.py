@@ -11,8 +11,6 @@ from typing import Protocol
 
 from constraints.spec import StopRule
 from proto.contract import StopParams
-from router.engine.constraints import CheckedConstraint
-from router.engine.output_text import OutputText
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut
 from router.request.parameters import (
     Limits,
@@ -24,9 +22,9 @@ from router.request.parameters import (
     sampling_params,
     stop_params,
 )
-from router.request.request import Constraint, GenerateRequest
-from router.text.prompt_tokens import check_fits
-from router.text.tokenizer import Tokenizer, check_unicode
+from router.request.request import CheckedConstraint, Constraint, GenerateRequest
+from router.text.output_text import OutputText
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
 

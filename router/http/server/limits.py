@@ -116,6 +116,10 @@ class Expected(Enum):
     BODY = "slow_body"
 
 
+# The label values of `ConnectionLimits.cuts`.
+CUT_CAUSES = (*(part.value for part in Expected), "slow_reader", "no_pong")
+
+
 class ReadTimer:
     """Calls `on_timeout`, once, with what was expected and did not come in time."""
 

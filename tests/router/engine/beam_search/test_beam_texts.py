@@ -12,8 +12,8 @@ from tokenizers import decoders
 from constraints.spec import ConstraintSpec, Kind
 from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.types import Hole
-from router.engine.output_text import OutputText
 from router.request.request import Constraint, GenerateRequest
+from router.text.output_text import OutputText
 from router.text.token_texts import TokenText
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, byte_ids

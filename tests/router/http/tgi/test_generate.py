@@ -36,7 +36,7 @@ async def refuse(house: House, path: str = "/generate", **body: Any) -> tuple[in
 
 
 def sampling_of(house: House) -> Any:
-    """What the shard was told about drawing, for the first request."""
+    """The sampling parameters that the shard got, for the first request."""
     return (
         next(call for method, call in house.shard.calls if method == "Prefill")
         .batch.requests[0]
@@ -91,7 +91,7 @@ async def test_top_tokens_come_one_list_for_each_token() -> None:
     ]
 
 
-async def test_best_of_answers_the_best_and_tells_of_the_others() -> None:
+async def test_best_of_answers_the_best_and_details_the_others() -> None:
     async with housing(saying_after_prompt("wo")) as house:
         answer = await post(house, best_of=2, do_sample=True, details=True)
 
@@ -183,7 +183,7 @@ async def test_without_parameters_a_request_is_sampled_with_them_it_is_not() -> 
             assert sampling_of(house).do_sample is samples, body
 
 
-async def test_a_given_seed_is_used_and_told_back() -> None:
+async def test_a_seed_of_the_request_is_used_and_answered() -> None:
     async with housing(saying_after_prompt("w")) as house:
         answer = await post(house, do_sample=True, seed=2**64 - 1, details=True)
 

@@ -1,4 +1,4 @@
-"""What every refusal tells: the field, the rule, and the value that broke it."""
+"""Every refusal quotes the field, the rule, and the value that broke it."""
 
 from typing import Any
 
@@ -139,14 +139,14 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "told"), CASES)
-async def test_a_refusal_tells_field_rule_and_value(path: str, body: Any, told: str) -> None:
+@pytest.mark.parametrize(("path", "body", "refusal"), CASES)
+async def test_a_refusal_quotes_field_rule_and_value(path: str, body: Any, refusal: str) -> None:
     async with housing(FakeShard()) as house:
         answer = await house.client.post(path, json=body)
 
     assert 400 <= answer.status_code < 500
     error = answer.json()["error"]
     message = error if isinstance(error, str) else error["message"]
-    begin, _, given = told.partition(". Given: ")
+    begin, _, given = refusal.partition(". Given: ")
     for part in (begin, given):
         assert part in message

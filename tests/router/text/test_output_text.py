@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engine.output_text import HeldTokens
 from router.request.events import TokenGenerated, TokenLogprob
+from router.text.output_text import HeldTokens
 
 
 def token(text: str) -> TokenGenerated:

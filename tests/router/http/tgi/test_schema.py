@@ -84,7 +84,7 @@ async def test_an_event_is_of_its_model() -> None:
         ("/v2/models/a/versions/1/ready", ReadyResponse),
     ],
 )
-async def test_what_is_told_of_the_server_is_of_its_model(
+async def test_a_description_of_the_server_is_of_its_model(
     path: str, model: type[BaseModel]
 ) -> None:
     async with housing(FakeShard()) as house, house.client as client:

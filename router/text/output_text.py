@@ -2,11 +2,11 @@
 
     token ids -> Detokenizer -> StopMatcher -> what may be shown now
 
-An output that was cut and is gone on with has tokens that were made before. Their text was shown
-by then, all but what was held back: bytes of a character that is not complete, and what may become
-a stop string that is dropped. Those are shown with the tokens that follow, so the pieces of all
-parts, without what a part flushed at its end, are the text of the whole, wherever it was cut. It
-knows no events and no reader.
+An output that was cut and continues has tokens that were made before. Their text was shown by then,
+all but what was held back: bytes of an incomplete character, and the start of a possible stop
+string that is dropped. Those are shown with the tokens that follow, so the pieces of all parts,
+without what a part flushed at its end, are the text of the whole, wherever it was cut. It knows no
+reader.
 """
 
 from collections import deque
@@ -44,25 +44,25 @@ class OutputText:
         self.text_before = self._replay(request.output_ids)
 
     def fork(self) -> "OutputText":
-        """Another one that stands where this one stands: neither hears of the other's tokens."""
+        """An independent copy."""
         other = copy(self)
         other._detokenizer = self._detokenizer.fork()
         other._matcher = None if self._matcher is None else self._matcher.fork()
         return other
 
     def grown(self, token_id: int) -> "OutputText":
-        """The text of the output that has one token more which was made before."""
+        """A copy with one more token made before."""
         other = self.fork()
         other.text_before += other.push(token_id)[1]
         return other
 
     def standing(self) -> tuple[str, str]:
-        """What was shown of the tokens made before, and what was held back if no other comes."""
+        """Of the tokens made before: the text shown, and the text held back."""
         return self.text_before, self.fork().flush()
 
     @property
     def is_watched(self) -> bool:
-        """There are strings that may end it."""
+        """True if strings may end it."""
         return self._matcher is not None
 
     @property

@@ -74,15 +74,15 @@ async def test_every_error_has_the_shape_of_its_path() -> None:
 
 
 @pytest.mark.parametrize("path", GENERATING)
-async def test_a_route_that_generates_tells_of_all_its_refusals(path: str) -> None:
-    told = (await fetch())["paths"][path]["post"]["responses"]
+async def test_a_route_that_generates_documents_all_its_refusals(path: str) -> None:
+    found = (await fetch())["paths"][path]["post"]["responses"]
 
     wanted = "200 400 401 408 413 415 422 424 429 431 500 503".split()
-    assert [status for status in wanted if status not in told] == []
+    assert [status for status in wanted if status not in found] == []
 
 
 @pytest.mark.parametrize("path", CHOOSING)
-async def test_a_route_that_takes_a_model_s_name_tells_of_others(path: str) -> None:
+async def test_a_route_that_takes_a_model_s_name_documents_others(path: str) -> None:
     assert "404" in (await fetch())["paths"][path]["post"]["responses"]
 
 
@@ -101,7 +101,7 @@ async def test_every_part_of_a_path_is_a_parameter() -> None:
     assert names == ["model_name", "model_version"]
 
 
-async def test_a_success_tells_its_media_types() -> None:
+async def test_a_success_has_its_media_types() -> None:
     paths = (await fetch())["paths"]
 
     def kinds(method: str, path: str) -> list[str]:
@@ -125,17 +125,17 @@ async def test_a_success_tells_its_media_types() -> None:
     ],
 )
 async def test_an_event_may_be_an_error(path: str, schemas: set[str]) -> None:
-    told = (await fetch())["paths"][path]["post"]["responses"]["200"]["content"]
+    found = (await fetch())["paths"][path]["post"]["responses"]["200"]["content"]
 
-    data = told["text/event-stream"]["itemSchema"]["properties"]["data"]
+    data = found["text/event-stream"]["itemSchema"]["properties"]["data"]
     assert {name.rsplit("/", 1)[-1] for name in references(data)} == schemas
 
 
-async def test_only_streams_of_openai_tell_of_a_last_event_that_is_no_json() -> None:
-    told = (await fetch())["paths"]
+async def test_only_streams_of_openai_document_a_last_event_that_is_no_json() -> None:
+    found = (await fetch())["paths"]
 
     def data(path: str) -> Any:
-        content = told[path]["post"]["responses"]["200"]["content"]
+        content = found[path]["post"]["responses"]["200"]["content"]
         return content["text/event-stream"]["itemSchema"]["properties"]["data"]
 
     for path in ("/v1/chat/completions", "/v1/completions"):
@@ -144,7 +144,7 @@ async def test_only_streams_of_openai_tell_of_a_last_event_that_is_no_json() -> 
     assert data("/generate_stream")["contentMediaType"] == "application/json"
 
 
-def test_an_answer_is_told_by_its_model_or_its_schema() -> None:
+def test_an_answer_is_documented_by_its_model_or_its_schema() -> None:
     class Thing(BaseModel):
         """A thing."""
 

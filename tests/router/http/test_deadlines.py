@@ -35,10 +35,10 @@ def timed(path: str, body: dict[str, Any], max_time: float) -> dict[str, Any]:
 
 def reason_and_text(path: str, answer: httpx.Response) -> tuple[str, str]:
     assert answer.status_code == 200, answer.text
-    told = answer.json()
+    body = answer.json()
     if path == "/generate":
-        return told["details"]["finish_reason"], told["generated_text"]
-    choice = told["choices"][0]
+        return body["details"]["finish_reason"], body["generated_text"]
+    choice = body["choices"][0]
     return choice["finish_reason"], choice["message"]["content"] if "message" in choice else choice[
         "text"
     ]
