@@ -1,4 +1,4 @@
-"""Where a request waits, as its client is told."""
+"""The place of a waiting request in the queue."""
 
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -22,7 +22,7 @@ def test_places_count_from_the_next_one_and_end_with_the_first_step() -> None:
     assert [books.place(request_id) for request_id in (2, 3, 99)] == [None, 1, None]
 
 
-def test_who_is_held_has_the_place_that_it_would_have() -> None:
+def test_a_held_sequence_has_the_place_that_it_would_have() -> None:
     books = scheduler()
     books.add(1, asking("abcd"), 0.0)
     books.add(2, asking("efgh"), 0.0, is_ready=False)
