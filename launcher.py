@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -314,9 +314,9 @@ async def _run(config: LaunchConfig, deployment: Deployment, environ: Mapping[st
 
 @app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")
 def download_weights(
-    model_id: Annotated[str, typer.Argument(envvar="MODEL_ID", help="A hub id.")],
+    model_id: Annotated[str, typer.Argument(metavar="ID", envvar="MODEL_ID", help="A hub id.")],
     revision: Annotated[
-        Optional[str], typer.Option(envvar="REVISION", help="Branch, tag or commit.")
+        str | None, typer.Option(envvar="REVISION", help="Branch, tag or commit.")
     ] = None,
     allow_pickle: Annotated[
         bool, typer.Option(help="Take .bin weights when there are no others; unpickling runs code.")
@@ -362,7 +362,7 @@ def main() -> None:
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "80"
     try:
-        app()
+        app(prog_name="launcher")
     except (BadConfig, AddressInUse, ChildFailed, TandemError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2 if isinstance(error, BadConfig) else 1)
