@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -52,8 +52,6 @@ BUNDLED_MODEL = Path(__file__).resolve().parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
-# As click has it for a flag that there is not.
-_WRONG_USAGE = 2
 # TGI's launcher has other defaults than its router.
 _DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
 _CODE_OF_ANYBODY = (
@@ -183,7 +181,7 @@ def deployment_of(
         raise BadConfig("--port '0': must be at least 1")
     secrets = zip(SECRETS, (",".join(router.api_key), router.ssl_keyfile_password), strict=True)
     service_name = f"{router.otlp_service_name.removesuffix('.router')}.server"
-    shard_flags = [*_flags(ServeConfig, by_flag), f"--otlp-service-name={service_name}"]
+    shard_flags = [*flags_of(fields(ServeConfig), by_flag), f"--otlp-service-name={service_name}"]
     device, attention = (by_flag.get(name, "auto").lower() for name in ("device", "attention"))
     if config.disable_custom_kernels and attention == "auto" and device != "cuda":
         shard_flags.append("--attention=cpu")
@@ -200,7 +198,7 @@ def deployment_of(
         graceful_timeout_s=router.graceful_termination_timeout,
         startup_timeout_s=config.shard_startup_timeout,
         shard_flags=tuple(shard_flags),
-        router_flags=tuple(_flags(RouterConfig, by_flag)),
+        router_flags=tuple(flags_of(fields(RouterConfig), by_flag)),
         has_tls=router.ssl_certfile is not None,
         json_output=router.json_output,
         secrets={variable: text for variable, text in secrets if text},
@@ -209,16 +207,6 @@ def deployment_of(
     )
     shard = parse_shard(deployment.shard_argv()[3:], deployment.shard_environ(0, environ))
     return deployment, isinstance(shard, ServeConfig) and shard.trust_remote_code
-
-
-def _flags(kind: type[Any], by_flag: Mapping[str, Any]) -> list[str]:
-    """The flags that a process has; no secrets, since everybody on the machine sees flags."""
-    passed = (
-        each
-        for each in fields(kind)
-        if not each.metadata["internal"] and not each.metadata["secret"]
-    )
-    return flags_of(passed, by_flag)
 
 
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
@@ -237,7 +225,7 @@ def fleet_argv(
 
     Raises BadConfig for a setting that only one model can have.
     """
-    argv = [sys.executable, "-m", "fleet", *_flags(FleetConfig, by_flag)]
+    argv = [sys.executable, "-m", "fleet", *flags_of(fields(FleetConfig), by_flag)]
     argv += [f"--model={model}" for model in models]
     argv += [f"--parent-pid={by_flag['parent_pid']}"] if "parent_pid" in by_flag else []
     for each in serve_settings():
@@ -326,9 +314,9 @@ async def _run(config: LaunchConfig, deployment: Deployment, environ: Mapping[st
 
 @app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")
 def download_weights(
-    model_id: Annotated[str, typer.Argument(envvar="MODEL_ID", help="A hub id.")],
+    model_id: Annotated[str, typer.Argument(metavar="ID", envvar="MODEL_ID", help="A hub id.")],
     revision: Annotated[
-        Optional[str], typer.Option(envvar="REVISION", help="Branch, tag or commit.")
+        str | None, typer.Option(envvar="REVISION", help="Branch, tag or commit.")
     ] = None,
     allow_pickle: Annotated[
         bool, typer.Option(help="Take .bin weights when there are no others; unpickling runs code.")
@@ -374,10 +362,10 @@ def main() -> None:
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "80"
     try:
-        app()
+        app(prog_name="launcher")
     except (BadConfig, AddressInUse, ChildFailed, TandemError) as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(_WRONG_USAGE if isinstance(error, BadConfig) else 1)
+        sys.exit(2 if isinstance(error, BadConfig) else 1)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def main(argv: list[str]) -> int:
-    """Run one command of this tier; answers the exit code."""
+    """Run one command of this tier; returns the exit code."""
     try:
         settings = config.parse(argv)
     except BadConfig as error:
@@ -116,8 +116,8 @@ async def _load_unless_stopped(
         # A load cannot be interrupted; nothing outside this process holds on to it yet.
         os._exit(0)
     stopped.cancel()
-    runner, info, languages = await loading
-    return TextGenerationService(runner, info, settings.urls, device_thread, tracer, languages)
+    runner, info, constraints = await loading
+    return TextGenerationService(runner, info, settings.urls, device_thread, tracer, constraints)
 
 
 if __name__ == "__main__":

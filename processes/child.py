@@ -13,7 +13,7 @@ from processes.logs import Console
 _KEPT_LINES = 20
 # A progress bar redraws one "line" without end; what is longer is cut there.
 _MAX_LINE_BYTES = 64 * 1024
-_LAST_WORDS_S = 1.0
+_LAST_OUTPUT_S = 1.0
 
 
 class ChildFailed(Exception):
@@ -82,8 +82,7 @@ class Child:
         """Wait for its end, and for the last of its output. Answers the exit code."""
         code = await asyncio.shield(self._exit)
         # Output ends when the last descendant closes it; do not wait for a stray one for ever.
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._relay), _LAST_WORDS_S)
+        await asyncio.wait({self._relay}, timeout=_LAST_OUTPUT_S)
         return code
 
     def signal(self, signum: signal.Signals) -> None:
@@ -100,12 +99,10 @@ class Child:
     async def stop(self, timeout_s: float) -> None:
         """Ask it to end; after `timeout_s` seconds end its group."""
         self.signal(signal.SIGTERM)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._exit), timeout_s)
+        await asyncio.wait({self._exit}, timeout=timeout_s)
         self.kill_group()
         # The process is dead; only a stray descendant outside its group could keep its output open.
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._exit), _LAST_WORDS_S)
+        await asyncio.wait({self._exit}, timeout=_LAST_OUTPUT_S)
         self._relay.cancel()
 
     def death_notice(self) -> str:

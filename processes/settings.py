@@ -130,7 +130,7 @@ def variables_of(each: Field[Any]) -> tuple[str, ...]:
 
 
 class _Switched(argparse.Action):
-    """Notes which of a switch's two flags was by_flag, as its variable would say it."""
+    """Stores which of a switch's two flags was used, as its variable would say it."""
 
     def __call__(
         self,
@@ -174,7 +174,7 @@ class CommandLine(argparse.ArgumentParser):
     def _declare(self, section: Any, each: Field[Any]) -> None:
         meta = each.metadata
         options: dict[str, Any] = {"help": _help_of(each) if meta["help"] else argparse.SUPPRESS}
-        if _is_argument(each):
+        if meta["kind"] is Kind.ARGUMENT:
             is_optional = each.default is not MISSING
             metavar = meta["spelling"] or each.name.upper()
             nargs = "*" if is_optional else None
@@ -205,10 +205,6 @@ class CommandLine(argparse.ArgumentParser):
                 yield flag if switch(value) else f"--no-{flag[2:]}"
             else:
                 yield f"{flag}{equals}{value}"
-
-
-def _is_argument(each: Field[Any]) -> bool:
-    return each.metadata["kind"] is Kind.ARGUMENT
 
 
 def default_of(each: Field[Any]) -> str:
@@ -273,9 +269,14 @@ def sources_of(
 
 
 def flags_of(settings: Iterable[Field[Any]], by_flag: Mapping[str, Any]) -> list[str]:
-    """The flags that set these settings, for another process that has them."""
+    """The flags that set these settings, for another process that has them.
+
+    No secrets, since everybody on the machine sees flags, and nothing that the launcher sets.
+    """
     flags: list[str] = []
     for each in settings:
+        if each.metadata["internal"] or each.metadata["secret"]:
+            continue
         for name in (each.name, *each.metadata["aliases"]):
             if name not in by_flag:
                 continue

@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 
 from model_server.config import ServeConfig
-from model_server.engine.cores import bound, own_cores
 from model_server.engine.distributed import World
 from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
-from model_server.engine.threads import ThreadCount
+from model_server.engine.threads import ThreadCount, bound, own_cores
 from model_server.errors import ConfigRefused
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -45,14 +44,14 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
     _log.info("loading %s on %s", settings.model_id, device)
     model = PagedModel.load(model_settings(settings, folder, device), world)
     sampler = _sampler(settings, model) if world.is_first else None
-    languages = (
+    constraints = (
         ConstraintCache(folder, model.vocab_size, model.eos_token_ids) if world.is_first else None
     )
     runner = Runner(
         model,
         sampler,
         world,
-        guides=None if languages is None else _guides(model, languages),
+        guides=None if constraints is None else _guides(model, constraints),
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
         threads=_threads(model, settings),
@@ -63,7 +62,7 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         "loaded %s in %.1f s: %s, %s attention",
         *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),
     )
-    return runner, _info(settings, model), languages
+    return runner, _info(settings, model), constraints
 
 
 def device_of(name: str, rank: int) -> torch.device:
@@ -103,9 +102,9 @@ def _sampler(settings: ServeConfig, model: PagedModel) -> Sampler:
     )
 
 
-def _guides(model: PagedModel, languages: ConstraintCache) -> MaskScheduler:
+def _guides(model: PagedModel, constraints: ConstraintCache) -> MaskScheduler:
     return MaskScheduler(
-        languages,
+        constraints,
         model.vocab_size,
         model.eos_token_ids,
         num_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1),

@@ -160,7 +160,7 @@ class PagedModel:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.
 
-        Answers logits [len(inputs.logits_indices), vocab_size] in the model's dtype.
+        Returns logits [len(inputs.logits_indices), vocab_size] in the model's dtype.
         """
         logits = self._model.paged_logits(
             inputs.token_ids, inputs.positions, inputs.head_indices, partial(self._attend, inputs)

@@ -25,12 +25,12 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.obvious import obvious_len
 from constraints.spec import ConstraintSpec, StopRule
+from constraints.trivial_schemas import obvious_len
 from constraints.verdict import Judged, Passed, Verified
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
-from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
+from constraints.worker.zygote_client import ZygoteFailed
 from router.request.errors import ConstraintRefused, Overloaded, RouterError, Unsupported
 from router.request.request import CheckedConstraint, Constraint
 from router.telemetry.metrics import Metrics
@@ -262,7 +262,7 @@ class ConstraintCheck:
         except PoolBusy as error:
             self._metrics.constraint_refusals.inc("overloaded")
             raise Overloaded(str(error), _RETRY_AFTER_S) from error
-        except NurseryFailed as error:
+        except ZygoteFailed as error:
             self._metrics.constraint_refusals.inc("unserved")
             raise Unsupported(f"this model's outputs cannot be constrained: {error}") from error
         except WorkerBug as error:

@@ -24,8 +24,7 @@ from router.request.parameters import (
 )
 from router.request.request import CheckedConstraint, Constraint, GenerateRequest
 from router.text.output_text import OutputText
-from router.text.prompt_tokens import check_fits
-from router.text.tokenizer import Tokenizer, check_unicode
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
 

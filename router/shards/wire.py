@@ -1,7 +1,7 @@
 """Between protobuf and the contract: the only file of this tier that names message fields.
 
-It knows no connection and no rank. What a shard says is judged here by its form alone (known enum
-values, the right epoch); whether it fits the books is the scheduler's to say. A malformed answer
+It knows no connection and no rank. Answers are checked here by their form alone (known enum values,
+the right epoch); the scheduler checks whether they fit what was scheduled. A malformed answer
 raises ShardFailed; a log-probability that is not a number is the error of its row alone.
 """
 

@@ -8,8 +8,7 @@ from time import monotonic
 from router.http.lmtp.schema import PromptFields
 from router.request.errors import InvalidRequest, wrong
 from router.text.chat_template import ChatTemplate
-from router.text.prompt_tokens import check_fits, continuation_ids
-from router.text.tokenizer import Tokenizer, check_unicode
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continuation_ids
 
 _MAX_NAME_LEN = 128
 # Fields of which at most one is present.

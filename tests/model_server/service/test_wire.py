@@ -75,7 +75,7 @@ def test_a_pause_and_where_scores_begin_arrive() -> None:
     assert prefill(request()).new[0].pause_len is None
 
 
-def test_a_watermark_is_made_for_those_who_ask() -> None:
+def test_a_watermark_is_made_on_request() -> None:
     asking = prefill(request(sampling=pb.SamplingParameters(watermark=True))).new[0]
     assert asking.sampling.watermark
     assert not prefill(request()).new[0].sampling.watermark
@@ -114,7 +114,7 @@ def test_a_cached_batch_of_id_zero_is_not_absence() -> None:
     assert wire.prefill_from_pb(pb.PrefillRequest()).cached_batch_id is None
 
 
-def test_growth_tells_zero_tokens_from_the_default() -> None:
+def test_an_update_of_zero_tokens_is_not_the_default() -> None:
     call = wire.decode_from_pb(
         pb.DecodeRequest(
             batch_ids=[1],
@@ -189,7 +189,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     assert (message.mask_ns, message.num_masked_rows, message.mask_wait_ns) == (4, 5, 6)
 
 
-def test_a_late_row_is_told_with_the_scores_of_its_prompt() -> None:
+def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:
     late = Generation(1, prompt_logprobs=(-1.0,), is_late=True)
     output = StepOutput(
         generations=(late,),

@@ -179,7 +179,7 @@ async def test_a_failing_rank_does_not_leave_the_others_waiting_for_long() -> No
 
 
 @pytest.mark.parametrize("method", ["Prefill", "Decode", "FilterBatch"])
-async def test_a_refused_call_tells_rank_method_code_and_reason(method: str) -> None:
+async def test_a_refused_call_names_rank_method_code_and_reason(method: str) -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
         shard.faults.fails.append((method, grpc.StatusCode.RESOURCE_EXHAUSTED, "out of memory"))
