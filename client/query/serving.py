@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from client.calls import Model
 from client.config import read_config
 from client.lmtp.address import read_address
 from client.lmtp.connection import OnNotice
 from client.lmtp.model import LmtpModel, ignore_notice
-from client.model import Model
 from client.query.errors import BadProgram
-from client.query.running.session import surroundings
+from client.query.running.session import job_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ async def opened(
     `wanted` goes before the program's `from` clause, and that before the model of the program that
     calls; a Server without a name takes that of the clause. `url` is where names are looked for.
     """
-    around = surroundings()
+    around = job_context()
     chosen = _chosen(wanted, clause)
     if isinstance(chosen, Server) and chosen.url is None and url is None and around is not None:
         yield Opened(around.model, chosen.name or around.model_name)

@@ -23,8 +23,8 @@ from client.query.running.backtracking import exhausted
 from client.query.running.branches import (
     DEAD,
     Branch,
-    Finished,
     Landed,
+    RankedTrace,
     beam_hole,
     behind,
     branch_of,
@@ -76,7 +76,7 @@ class _Filled:
 @dataclass(frozen=True, slots=True)
 class _Scored:
     score: float
-    trace: Finished | _Filled
+    trace: RankedTrace | _Filled
 
 
 class _Search:
@@ -213,9 +213,9 @@ class _Search:
         del self._ended[self._beam.n :]
 
 
-async def _told(trace: Finished | _Filled) -> Ended | None:
+async def _told(trace: RankedTrace | _Filled) -> Ended | None:
     """The trace at its end, once its program knows the last text; None if that does not end it."""
-    if isinstance(trace, Finished):
+    if isinstance(trace, RankedTrace):
         return trace.trace
     try:
         ended = await trace.branch.at.answered(trace.branch.filled(trace.text))

@@ -44,7 +44,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class RankedTrace:
     """A trace at its end, with what it is judged by."""
 
     trace: Ended
@@ -52,7 +52,7 @@ class Finished:
     num_tokens: int
 
 
-Landed = Branch | Finished
+Landed = Branch | RankedTrace
 
 
 async def landed(trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0) -> Landed:
@@ -66,7 +66,7 @@ async def landed(trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: i
         answer = await asker.fill(trace)
         logprob, num_tokens = logprob + answer.logprob, num_tokens + answer.num_tokens
         trace = await trace.answered(answer)
-    return Finished(trace=trace, logprob=logprob, num_tokens=num_tokens)
+    return RankedTrace(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
 async def behind(branch: Branch, text: str, asker: Asker) -> Landed:

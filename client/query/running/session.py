@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from client.calls import Answer, Model, Scores, Usage
 from client.errors import TandemError
-from client.model import Model
 from client.query.running.decoders import Decoding
 from client.query.running.decoding import Choice, Ended
 from client.query.running.execution import Job
@@ -21,13 +21,12 @@ from client.query.running.request_sender import Books, OnState, ended
 from client.query.running.results import Request, Result
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of
-from client.words import Answer, Scores, Usage
 
 AnswerT = TypeVar("AnswerT", Answer, Scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class JobContext:
     """What a job runs in. `account`: where its requests are booked besides its own ledger."""
 
     model: Model
@@ -37,17 +36,17 @@ class Surroundings:
     account: Account | None = None
 
 
-_SURROUNDINGS: ContextVar[Surroundings | None] = ContextVar("_SURROUNDINGS", default=None)
+_JOB_CONTEXT: ContextVar[JobContext | None] = ContextVar("_JOB_CONTEXT", default=None)
 
 
-def surroundings() -> Surroundings | None:
+def job_context() -> JobContext | None:
     """Those of the program that calls, None outside of programs."""
-    return _SURROUNDINGS.get()
+    return _JOB_CONTEXT.get()
 
 
 async def booked(kind: str, call: object, answering: Awaitable[AnswerT]) -> AnswerT:
     """The answer to a call without a program; booked with the program whose Python makes it."""
-    around, began_s = surroundings(), time.perf_counter()
+    around, began_s = job_context(), time.perf_counter()
     if around is None or around.account is None:
         return await answering
     try:
@@ -64,7 +63,7 @@ def _book(
     began_s: float,
     call: object,
     answer: Answer | Scores | TandemError,
-    around: Surroundings,
+    around: JobContext,
     account: Account,
 ) -> None:
     request = Request(
@@ -82,7 +81,7 @@ def _book(
         around.calls.write(request, call, answer)
 
 
-async def run_job(job: Job, decoding: Decoding, within: Surroundings) -> tuple[Result[object], ...]:
+async def run_job(job: Job, decoding: Decoding, within: JobContext) -> tuple[Result[object], ...]:
     """All results of the decoder, in its order."""
     ledger = Ledger(within.account)
     books = Books(
@@ -104,10 +103,10 @@ async def run_job(job: Job, decoding: Decoding, within: Surroundings) -> tuple[R
     return tuple(_result(trace, ledger) for trace in made)
 
 
-def _enter(within: Surroundings, ledger: Ledger, trace: int) -> None:
+def _enter(within: JobContext, ledger: Ledger, trace: int) -> None:
     """What queries find that are called in a body of this trace; they show no states."""
-    _SURROUNDINGS.set(
-        Surroundings(
+    _JOB_CONTEXT.set(
+        JobContext(
             model=within.model,
             model_name=within.model_name,
             calls=within.calls,
