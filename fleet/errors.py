@@ -1,15 +1,16 @@
-"""What can go wrong between a request and its model, in domain words.
+"""The fleet's errors, in domain words.
 
 FleetError
  +-- NoModelNamed     the request names no model, and there is no default
  +-- UnknownModel     no such model, or none that may be loaded; says why
- +-- NotNow           a good request at a bad moment; `retry_after_s`
+ +-- NotNow           a valid request at a bad moment; `retry_after_s`
  |    +-- LoadFailed      the model could not be loaded lately; says why
  |    +-- StillLoading    it is being loaded, for longer than the request may wait
  |    +-- NoRoom          other models are busy, for longer than the request may wait
  |    +-- ServerGone      its server stopped before it answered
- |    +-- ShuttingDown    nothing new is taken
- +-- Cut              an answer that ended before it was whole
+ |    +-- ShuttingDown    no new requests are accepted
+ +-- ResponseCut      the response of a model's server ended before it was complete
+ +-- DidNotStart      a model's server ended, or was cancelled, before it was ready; says why
 """
 
 
@@ -18,11 +19,11 @@ class FleetError(Exception):
 
 
 class NoModelNamed(FleetError):
-    """The request names no model, and there is none to take for it."""
+    """The request names no model, and there is no default."""
 
 
 class UnknownModel(FleetError):
-    """A name that means no model here. `name` as it was asked for."""
+    """No model has this name. `name` is as the request has it."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"the model {name[:200]!r} does not exist: {reason}")
@@ -30,9 +31,9 @@ class UnknownModel(FleetError):
 
 
 class NotNow(FleetError):
-    """A good request at a bad moment; `retry_after_s` seconds later may be a better one."""
+    """A valid request at a bad moment; it may succeed `retry_after_s` seconds later."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -54,8 +55,15 @@ class ServerGone(NotNow):
 
 
 class ShuttingDown(NotNow):
-    """The front is being stopped."""
+    """The front is shutting down."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
 
 
-class Cut(FleetError):
-    """The answer ended before it was whole."""
+class ResponseCut(FleetError):
+    """The response of a model's server ended before it was complete."""
+
+
+class DidNotStart(FleetError):
+    """A model's server ended, or was cancelled, before it was ready; the message is one line."""

@@ -1,4 +1,4 @@
-"""The use of a loaded model by one request, and the requests that wait for one."""
+"""A request's use of a loaded model, and the queues of requests that wait for one."""
 
 import asyncio
 from collections import deque
@@ -12,24 +12,26 @@ from fleet.servers import Server
 
 
 class Lease:
-    """One request's use of a loaded model, which stays for as long as it lasts."""
+    """One request's use of a loaded model, which is not unloaded before `release`."""
 
-    def __init__(self, model: Model, server: Server, generation: int, end: Callable[[], None]):
+    def __init__(
+        self, model: Model, server: Server, server_id: int, on_release: Callable[[], None]
+    ) -> None:
         self.model = model
-        self.generation = generation
+        self.server_id = server_id
         self._server = server
-        self._end: Callable[[], None] | None = end
+        self._on_release: Callable[[], None] | None = on_release
 
     @property
     def socket(self) -> Path:
-        """Where the model's server answers."""
+        """The unix socket of the model's server."""
         return self._server.socket
 
     def release(self) -> None:
-        """Gives it back; once more does nothing."""
-        if self._end is not None:
-            end, self._end = self._end, None
-            end()
+        """End the use; a second call does nothing."""
+        if self._on_release is not None:
+            on_release, self._on_release = self._on_release, None
+            on_release()
 
     def __enter__(self) -> "Lease":
         return self
@@ -44,52 +46,51 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRequest:
     """A request that waits for a model."""
 
     model: Model
     granted: "asyncio.Future[Lease]"
 
 
-class WaitingRoom:
-    """Who waits for which model, in the order of their coming. Changed by the keeper alone."""
+class WaitingQueues:
+    """The waiting requests of each model, in order of arrival."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[Waiting]] = {}
+        self._queues: dict[str, deque[WaitingRequest]] = {}
 
-    def enter(self, model: Model) -> Waiting:
-        """Another request waits for it."""
-        waiting = Waiting(model, asyncio.get_running_loop().create_future())
-        self._queues.setdefault(model.name, deque()).append(waiting)
-        return waiting
+    def append(self, model: Model) -> WaitingRequest:
+        """Queue another request."""
+        request = WaitingRequest(model, asyncio.get_running_loop().create_future())
+        self._queues.setdefault(model.name, deque()).append(request)
+        return request
 
-    def leave(self, waiting: Waiting) -> bool:
-        """One who waits no more; whether it still did."""
-        queue = self._queues.get(waiting.model.name, ())
-        if waiting not in queue:
+    def remove(self, request: WaitingRequest) -> bool:
+        """Remove a request; False: it was queued no longer."""
+        name = request.model.name
+        if request not in self._queues.get(name, ()):
             return False
-        self._queues[waiting.model.name].remove(waiting)
-        self._forget_empty(waiting.model.name)
-        waiting.granted.cancel()
+        self._queues[name].remove(request)
+        self._drop_if_empty(name)
+        request.granted.cancel()
         return True
 
     def names(self) -> list[str]:
-        """The models that somebody waits for."""
+        """The models with waiting requests."""
         return list(self._queues)
 
-    def next(self, name: str) -> Waiting | None:
-        """Who waits longest for a model, and from here on does not."""
-        queue = self._queues.get(name)
-        if not queue:
+    def pop(self, name: str) -> WaitingRequest | None:
+        """Take the first request of a model's queue."""
+        if name not in self._queues:
             return None
-        waiting = queue.popleft()
-        self._forget_empty(name)
-        return waiting
+        request = self._queues[name].popleft()
+        self._drop_if_empty(name)
+        return request
 
-    def clear(self, name: str) -> list[Waiting]:
-        """All who wait for a model, and from here on do not."""
+    def pop_all(self, name: str) -> list[WaitingRequest]:
+        """Take all requests of a model's queue."""
         return list(self._queues.pop(name, ()))
 
-    def _forget_empty(self, name: str) -> None:
+    def _drop_if_empty(self, name: str) -> None:
         if not self._queues[name]:
             del self._queues[name]

@@ -1,7 +1,6 @@
-"""The fleet's errors as a client reads them: the one place where they meet status codes."""
+"""The fleet's errors as HTTP answers and LMTP error objects."""
 
 from collections.abc import Mapping
-from math import ceil
 from types import MappingProxyType
 
 from fleet.errors import (
@@ -15,11 +14,8 @@ from fleet.errors import (
     StillLoading,
     UnknownModel,
 )
-from router.http.lmtp.objects import error_fields
 from router.http.server.errors import HttpError
-from router.request.errors import RouterError
 
-_UNAVAILABLE = 503
 ERROR_TYPES: Mapping[type[FleetError], str] = MappingProxyType(
     {
         LoadFailed: "model_load_failed",
@@ -34,25 +30,22 @@ ERROR_TYPES: Mapping[type[FleetError], str] = MappingProxyType(
 
 
 def http_error(error: FleetError) -> HttpError:
-    """The error as the edge answers it, in whichever dialect."""
+    """The error with its status; TGI's, OpenAI's and Anthropic's bodies come from it."""
     error_type = next(ERROR_TYPES[kind] for kind in type(error).__mro__ if kind in ERROR_TYPES)
-    if isinstance(error, UnknownModel):
-        return HttpError(404, error_type, str(error), field="model")
-    if isinstance(error, NoModelNamed):
-        return HttpError(400, error_type, str(error), field="model")
-    assert isinstance(error, NotNow)
-    headers = {
-        "retry-after": str(ceil(error.retry_after_s)),
-        "retry-after-ms": str(ceil(1000 * error.retry_after_s)),
-    }
-    return HttpError(_UNAVAILABLE, error_type, str(error), headers=headers)
-
-
-def fields_of(error: FleetError | HttpError | RouterError) -> dict[str, object]:
-    """The fields of LMTP's error object."""
-    if not isinstance(error, FleetError):
-        return error_fields(error)
-    fields = error_fields(http_error(error))
     if isinstance(error, NotNow):
+        return HttpError(503, error_type, str(error), retry_after_s=error.retry_after_s)
+    status = 404 if isinstance(error, UnknownModel) else 400
+    return HttpError(status, error_type, str(error), field="model")
+
+
+def lmtp_error(error: FleetError | HttpError) -> dict[str, object]:
+    """The fields of LMTP's error object, but for the stream's id."""
+    if isinstance(error, FleetError):
+        error = http_error(error)
+    fields: dict[str, object] = {"error": str(error), "error_type": error.error_type}
+    if error.field is not None:
+        fields["field"] = error.field
+    if error.retry_after_s is not None:
         fields["retry_after_s"] = error.retry_after_s
+    fields["retryable"] = error.status >= 500
     return fields

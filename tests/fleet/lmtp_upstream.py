@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from tests.fleet.house import Upstreams
+from tests.fleet.harness import Upstreams
 
 
 async def speak(upstreams: Upstreams, model: str, receive: Receive, send: Send) -> None:
@@ -60,8 +60,9 @@ class _Speaker:
             generating = self._generate(stream_id, payload, self._version)
             self._streams[stream_id] = asyncio.create_task(generating)
         elif command == "CANCEL":
-            self._streams[stream_id].cancel()
-            await self._say("DONE", stream_id, finish_reason="cancelled")
+            if running := self._streams.pop(stream_id, None):
+                running.cancel()
+                await self._say("DONE", stream_id, finish_reason="cancelled")
         else:
             await self._say("MSG", stream_id, model_info={"model": self._model})
 

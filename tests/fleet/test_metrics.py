@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.http.scraping import merge
-from fleet.metrics import FleetMetrics
+from fleet.metrics import FleetMetrics, merge
 from router.telemetry.metrics import Metrics
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "models-on-demand.md").read_text()

@@ -169,7 +169,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
             answers.wait(30)
 
     hub = SlowHub("some/where")
-    names = AnyModel(root, hub, 1.0, lambda: 0.0, patience_s=0.05)
+    names = AnyModel(root, hub, 1.0, lambda: 0.0, hub_timeout_s=0.05)
     with pytest.raises(LoadFailed, match=r"the hub did not answer for 'some/where' within 0\.05 s"):
         await names.find("some/where")
     answers.set()
@@ -213,7 +213,7 @@ async def test_what_the_cache_has_waits_for_nobody(root: Path) -> None:
         def require(self, name: str) -> None:
             answers.wait(30)
 
-    names = AnyModel(root, SlowHub(cached="org/known"), 1.0, lambda: 0.0, patience_s=30.0)
+    names = AnyModel(root, SlowHub(cached="org/known"), 1.0, lambda: 0.0, hub_timeout_s=30.0)
     asking = [asyncio.create_task(names.find(f"org/{number}")) for number in range(9)]
     await asyncio.sleep(0)
     async with asyncio.timeout(10):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.commands import ServerRules
-from fleet.exit_reason import reason_of
+from fleet.errors import DidNotStart
+from fleet.launched_server import LaunchedServer, ServerRules, exit_reason
 from fleet.names import Model
-from fleet.servers import DidNotStart, LaunchedServer, LaunchedServers
+from fleet.servers import LaunchedServers
 from processes.child import Child
 from processes.console import Console
 from tests.fleet.fakes import model
@@ -94,7 +94,7 @@ async def test_the_reason_is_the_first_error_that_was_told(
     lines: Sequence[str], reason: str
 ) -> None:
     script = f"import sys; [print(line) for line in {list(lines)!r}]; sys.exit(3)"
-    assert reason_of(await ended_with(script)) == reason
+    assert exit_reason(await ended_with(script)) == reason
 
 
 async def test_a_server_that_ends_before_it_is_ready_did_not_start(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_a_folder_is_at_hand_and_what_cannot_be_one_is_asked_of_the_cache(
     cached = {"org/here"}.__contains__
     servers = LaunchedServers(RULES, {}, Console(), lambda: None, cached)
     sources = [str(tmp_path), "org/here", "org/far", "a" * 300]
-    found = [await servers.is_at_hand(Model("m", source)) for source in sources]
+    found = [await servers.is_local(Model("m", source)) for source in sources]
     assert found == [True, True, False, False]
 
 
@@ -297,13 +297,13 @@ async def test_the_cache_is_looked_into_once_for_all_who_ask_meanwhile() -> None
         return True
 
     servers = LaunchedServers(RULES, {}, Console(), lambda: None, look)
-    asking = [asyncio.create_task(servers.is_at_hand(model("a"))) for _ in range(100)]
+    asking = [asyncio.create_task(servers.is_local(model("a"))) for _ in range(100)]
     while not looks:
         await asyncio.sleep(0.001)
     asking.pop(0).cancel()
     may_answer.set()
     assert await asyncio.gather(*asking) == [True] * 99
-    assert await servers.is_at_hand(model("a"))
+    assert await servers.is_local(model("a"))
     assert len(looks) == 2
 
 

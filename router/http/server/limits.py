@@ -116,6 +116,10 @@ class Expected(Enum):
     BODY = "slow_body"
 
 
+# Why a connection is cut.
+CUT_CAUSES = (Expected.HEAD.value, Expected.BODY.value, "slow_reader", "no_pong")
+
+
 class ReadTimer:
     """Calls `on_timeout`, once, with what was expected and did not come in time."""
 

@@ -32,6 +32,10 @@ _POLL_S = 0.01
 _KERNEL_UNSENT_LEN = 16_384
 
 
+class ListenFailed(StartupFailed):
+    """The server cannot accept connections at the configured address."""
+
+
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -61,7 +65,7 @@ class BoundSocket:
 
 
 def bind(hostname: str, port: int, tls: ssl.SSLContext | None = None) -> BoundSocket:
-    """A bound socket that does not listen yet. Raises StartupFailed with the address."""
+    """A bound socket that does not listen yet. Raises ListenFailed with the address."""
     try:
         found = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # A name with addresses of both kinds (localhost) means the one that clients try anyway.
@@ -69,7 +73,7 @@ def bind(hostname: str, port: int, tls: ssl.SSLContext | None = None) -> BoundSo
         bound = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise StartupFailed(f"--hostname {hostname}: {reason}") from error
+        raise ListenFailed(f"--hostname {hostname}: {reason}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit it.
@@ -78,12 +82,12 @@ def bind(hostname: str, port: int, tls: ssl.SSLContext | None = None) -> BoundSo
     except OSError as error:
         bound.close()
         reason = error.strerror or str(error)
-        raise StartupFailed(f"cannot listen at {hostname}:{port}: {reason}") from error
+        raise ListenFailed(f"cannot listen at {hostname}:{port}: {reason}") from error
     return BoundSocket(bound, tls)
 
 
 def bind_unix(path: Path, tls: ssl.SSLContext | None = None) -> BoundSocket:
-    """A unix socket, for this process's user alone. Raises StartupFailed with the path."""
+    """A unix socket, for this process's user alone. Raises ListenFailed with the path."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # What a server that was killed left; a file of another kind is not ours to remove.
@@ -93,12 +97,12 @@ def bind_unix(path: Path, tls: ssl.SSLContext | None = None) -> BoundSocket:
         path.chmod(0o600)
     except OSError as error:
         bound.close()
-        raise StartupFailed(f"--http-uds {path}: {error.strerror or error}") from error
+        raise ListenFailed(f"--http-uds {path}: {error.strerror or error}") from error
     return BoundSocket(bound, tls)
 
 
 def bind_configured(config: FrontConfig) -> BoundSocket:
-    """The socket that the flags name. Raises BadConfig for TLS files, StartupFailed otherwise."""
+    """The socket that the flags name. Raises BadConfig for TLS files, ListenFailed otherwise."""
     tls = server_tls(config)
     if config.http_uds is not None:
         return bind_unix(config.http_uds, tls)
@@ -163,7 +167,7 @@ class HttpServer:
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
-                raise StartupFailed(f"the HTTP server at {self.address} did not start")
+                raise ListenFailed(f"the HTTP server at {self.address} did not start")
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
