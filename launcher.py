@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import Field, dataclass, fields
-from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -27,10 +27,10 @@ from model_server.config import ServeConfig
 from model_server.config import parse as parse_shard
 from processes.addresses import AddressInUse, free_port, require_free_port, require_socket_path
 from processes.child import ChildFailed
-from processes.console import Console
 from processes.deployment import Deployment, num_shards
-from processes.dry_run import DryRun
+from processes.dry_run import dry_run
 from processes.host import describe
+from processes.logs import Console
 from processes.rules import Whole, seconds
 from processes.settings import (
     BadConfig,
@@ -52,10 +52,12 @@ BUNDLED_MODEL = Path(__file__).resolve().parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
-# As click has it for a flag that there is not.
-_WRONG_USAGE = 2
 # TGI's launcher has other defaults than its router.
 _DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
+_CODE_OF_ANYBODY = (
+    "--trust-remote-code with auto: whoever asks would choose what code runs here; "
+    "name the models, or add --no-hub-models"
+)
 _OF_ONE_MODEL = {
     "served_model_name": "each of several models goes by its own id",
     "revision": "it is a version of one model; with several, name a downloaded folder instead",
@@ -64,10 +66,9 @@ _OF_ONE_MODEL = {
     "master_port": "each of several models takes a free port of its own",
     "dry_run": "it is about one model; of several, ask for each alone",
 }
-
-
 # What the front of several models gives its servers.
 _OF_FRONT: Any = {"group": Group.FLEET, "env": False, "front_only": True}
+_OWN_SWITCH: Any = {**_OF_FRONT, "group": Group.LOGS, "kind": Kind.SWITCH}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +112,9 @@ class LaunchConfig:
     shard_startup_timeout: float = setting(
         1800.0, "seconds until a load counts as hung", seconds, group=Group.TIME, env=False
     )
-    env: bool = setting(
-        False,
-        "print the environment first",
-        group=Group.LOGS,
-        kind=Kind.SWITCH,
-        env=False,
-        spelling="-e",
-        front_only=True,
-    )
+    env: bool = setting(False, "print the environment first", spelling="-e", **_OWN_SWITCH)
     dry_run: bool = setting(
-        False,
-        "check whether the model could be served, without loading it",
-        group=Group.LOGS,
-        kind=Kind.SWITCH,
-        env=False,
-        front_only=True,
+        False, "check whether the model could be served, without loading it", **_OWN_SWITCH
     )
     parent_pid: int | None = setting(None, "", Whole(1), **_OF_FRONT)
     turn_file: Path | None = setting(None, "", Path, **_OF_FRONT)
@@ -145,6 +133,9 @@ def serve_settings() -> list[Field[Any]]:
         for each in fields(kind):
             if not each.metadata["internal"] and each.metadata["kind"] is not Kind.VARIABLE:
                 found.setdefault(each.name, each)
+    for name, default in _DEFAULTS.items():
+        found[name] = copy(found[name])
+        found[name].default = default
     return list(found.values())
 
 
@@ -162,41 +153,41 @@ def model_ids(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
     return models or ([by_flag] if by_flag else [])
 
 
-def given_with_defaults(
-    models: Sequence[str], given: Mapping[str, Any], environ: Mapping[str, str]
+def with_defaults(
+    models: Sequence[str], by_flag: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """The flags, with the launcher's own defaults of settings that nothing sets."""
     defaults = _DEFAULTS if models else {**_DEFAULTS, "served_model_name": BUNDLED_NAME}
     unset = {name: text for name, text in defaults.items() if not environ.get(name.upper())}
-    return {**unset, **given}
+    return {**unset, **by_flag}
 
 
 def deployment_of(
     config: LaunchConfig,
     models: Sequence[str],
-    given: Mapping[str, Any],
+    by_flag: Mapping[str, Any],
     environ: Mapping[str, str],
     folder: str,
 ) -> tuple[Deployment, bool]:
     """How the first of the models, or the bundled one, is served, and whether the checkpoint's own
-    code may run. `given` are the flags.
+    code may run. `by_flag` are the flags.
 
     Reads the settings of router and shards as they will. Raises BadConfig, before a model is
     loaded.
     """
-    router = read_settings(RouterConfig, given, environ)
+    router = read_settings(RouterConfig, by_flag, environ)
     server_tls(router)
     if router.port == 0:
         raise BadConfig("--port '0': must be at least 1")
     secrets = zip(SECRETS, (",".join(router.api_key), router.ssl_keyfile_password), strict=True)
     service_name = f"{router.otlp_service_name.removesuffix('.router')}.server"
-    shard_flags = [*_flags(ServeConfig, given), f"--otlp-service-name={service_name}"]
-    device, attention = (given.get(name, "auto").lower() for name in ("device", "attention"))
+    shard_flags = [*flags_of(fields(ServeConfig), by_flag), f"--otlp-service-name={service_name}"]
+    device, attention = (by_flag.get(name, "auto").lower() for name in ("device", "attention"))
     if config.disable_custom_kernels and attention == "auto" and device != "cuda":
         shard_flags.append("--attention=cpu")
     deployment = Deployment(
         model_id=models[0] if models else str(BUNDLED_MODEL),
-        revision=given.get("revision") or environ.get("REVISION") or None,
+        revision=by_flag.get("revision") or environ.get("REVISION") or None,
         num_shard=num_shards(config.sharded, config.num_shard, device, environ),
         device=device,
         hostname=router.hostname,
@@ -207,7 +198,7 @@ def deployment_of(
         graceful_timeout_s=router.graceful_termination_timeout,
         startup_timeout_s=config.shard_startup_timeout,
         shard_flags=tuple(shard_flags),
-        router_flags=tuple(_flags(RouterConfig, given)),
+        router_flags=tuple(flags_of(fields(RouterConfig), by_flag)),
         has_tls=router.ssl_certfile is not None,
         json_output=router.json_output,
         secrets={variable: text for variable, text in secrets if text},
@@ -216,16 +207,6 @@ def deployment_of(
     )
     shard = parse_shard(deployment.shard_argv()[3:], deployment.shard_environ(0, environ))
     return deployment, isinstance(shard, ServeConfig) and shard.trust_remote_code
-
-
-def _flags(kind: type[Any], given: Mapping[str, Any]) -> list[str]:
-    """What was given of a process's settings; not the secrets, since everybody sees its flags."""
-    passed = (
-        each
-        for each in fields(kind)
-        if not each.metadata["internal"] and not each.metadata["secret"]
-    )
-    return flags_of(passed, given)
 
 
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
@@ -237,18 +218,18 @@ def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict
 
 
 def fleet_argv(
-    models: Sequence[str], given: Mapping[str, Any], environ: Mapping[str, str]
+    models: Sequence[str], by_flag: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[str]:
     """The command of the front of several models: its own flags, the models, and behind `--` the
     flags of every model's server. What came from the environment reaches both the same way.
 
     Raises BadConfig for a setting that only one model can have.
     """
-    argv = [sys.executable, "-m", "fleet", *_flags(FleetConfig, given)]
+    argv = [sys.executable, "-m", "fleet", *flags_of(fields(FleetConfig), by_flag)]
     argv += [f"--model={model}" for model in models]
-    argv += [f"--parent-pid={given['parent_pid']}"] if "parent_pid" in given else []
+    argv += [f"--parent-pid={by_flag['parent_pid']}"] if "parent_pid" in by_flag else []
     for each in serve_settings():
-        source, value = next(sources_of(each, given, environ), ("", ""))
+        source, value = next(sources_of(each, by_flag, environ), ("", ""))
         if each.name in _OF_ONE_MODEL and value not in ("", "false"):
             shown = source if value == "true" else f"{source} {value}"
             raise BadConfig(f"{shown}: {_OF_ONE_MODEL[each.name]}")
@@ -259,25 +240,7 @@ def fleet_argv(
         if each.metadata["front_only"]
     }
     of_servers = (each for each in serve_settings() if each.name not in of_front)
-    return [*argv, "--", *flags_of(of_servers, given)]
-
-
-def check_models(models: Sequence[str], *, trusts_code: bool, hub_models: bool) -> None:
-    """Raises BadConfig for ids that cannot be served together."""
-    if AUTO in models and len(models) > 1:
-        raise BadConfig("auto is any model, so it stands alone; for a folder of that name: ./auto")
-    twice = [name for name in models if list(models).count(name) > 1]
-    if twice:
-        raise BadConfig(f"MODEL_ID {twice[0]!r} is given twice")
-    for name in models:
-        # What cannot be an id of the hub; of one model the loader says so.
-        if name.startswith(("/", ".", "~")) and not os.path.isdir(os.path.expanduser(name)):
-            raise BadConfig(f"MODEL_ID {name!r}: must be a folder that exists, or a hub id")
-    if list(models) == [AUTO] and trusts_code and hub_models:
-        raise BadConfig(
-            "--trust-remote-code with auto: whoever asks would choose what code runs here; "
-            "name the models, or add --no-hub-models"
-        )
+    return [*argv, "--", *flags_of(of_servers, by_flag)]
 
 
 app = typer.Typer(
@@ -304,24 +267,26 @@ def serve(context: typer.Context) -> None:
     Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a flag or a variable
     is wrong.
     """
-    given = CommandLine(serve_settings(), "launcher serve [MODEL_ID] ...", _doc(serve)).given(
-        context.args
-    )
-    config = read_settings(LaunchConfig, given, os.environ)
+    by_flag = CommandLine(
+        serve_settings(), "launcher serve [MODEL_ID] ...", serve.__doc__ or ""
+    ).parse(context.args)
+    config = read_settings(LaunchConfig, by_flag, os.environ)
     models = model_ids(config, os.environ)
-    given = given_with_defaults(models, given, os.environ)
+    by_flag = with_defaults(models, by_flag, os.environ)
     if config.env:
         typer.echo(describe(), err=True)
     hub_cache = config.weights_cache_override or config.huggingface_hub_cache
     environ = children_environ(os.environ, hub_cache)
-    fleet = read_settings(FleetConfig, given, os.environ)
+    several = {"model": models} if len(models) > 1 or models == [AUTO] else {}
+    fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-        deployment, trusts_code = deployment_of(config, models, given, os.environ, folder)
+        deployment, trusts_code = deployment_of(config, models, by_flag, os.environ, folder)
         if not config.dry_run:
             _require_addresses(deployment, config.shard_uds_path)
-        if len(models) > 1 or models == [AUTO]:
-            check_models(models, trusts_code=trusts_code, hub_models=fleet.hub_models)
-            argv = fleet_argv(models, given, os.environ)
+        if fleet.model:
+            if fleet.takes_any and fleet.hub_models and trusts_code:
+                raise BadConfig(_CODE_OF_ANYBODY)
+            argv = fleet_argv(models, by_flag, os.environ)
             # Nothing is to be watched but the front, so no process stays to watch it.
             os.execve(argv[0], argv, deployment.router_environ(environ))
         raise typer.Exit(asyncio.run(_run(config, deployment, environ)))
@@ -344,14 +309,14 @@ async def _run(config: LaunchConfig, deployment: Deployment, environ: Mapping[st
         return await Supervisor(deployment, environ, console).run()
     files = {"--turn-file": config.turn_file, "--needs-file": config.needs_file}
     check_flags = [f"{flag}={path}" for flag, path in files.items() if path is not None]
-    return await DryRun(deployment, environ, console, check_flags).run()
+    return await dry_run(deployment, environ, console, check_flags)
 
 
 @app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")
 def download_weights(
-    model_id: Annotated[str, typer.Argument(envvar="MODEL_ID", help="A hub id.")],
+    model_id: Annotated[str, typer.Argument(metavar="ID", envvar="MODEL_ID", help="A hub id.")],
     revision: Annotated[
-        Optional[str], typer.Option(envvar="REVISION", help="Branch, tag or commit.")
+        str | None, typer.Option(envvar="REVISION", help="Branch, tag or commit.")
     ] = None,
     allow_pickle: Annotated[
         bool, typer.Option(help="Take .bin weights when there are no others; unpickling runs code.")
@@ -371,17 +336,15 @@ def check_command(context: typer.Context) -> None:
     Exit codes: 0 all accepted, 1 some refused, 2 the constraint or the command is at fault.
     """
     limits = [each for each in fields(RouterConfig) if each.name.startswith("constraint_")]
-    options = CommandLine([*fields(CheckConfig), *limits], "launcher check", _doc(check_command))
-    given = options.given(context.args)
-    config = read_settings(CheckConfig, {"tokenizer": str(BUNDLED_MODEL), **given}, os.environ)
-    bounds = RouterConfig(**read_values(limits, given, os.environ))
+    options = CommandLine(
+        [*fields(CheckConfig), *limits], "launcher check", check_command.__doc__ or ""
+    )
+    by_flag = options.parse(context.args)
+    config = read_settings(CheckConfig, {"tokenizer": str(BUNDLED_MODEL), **by_flag}, os.environ)
+    bounds = RouterConfig(**read_values(limits, by_flag, os.environ))
     memory_bytes = bounds.constraint_memory << 20
     code = check(config, bounds.constraint_timeout, memory_bytes, sys.stdout)
     raise typer.Exit(code)
-
-
-def _doc(command: Any) -> str:
-    return cleandoc(command.__doc__)
 
 
 app.command("client", short_help="Talk to a served model.")(client_commands.client)
@@ -399,10 +362,10 @@ def main() -> None:
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "80"
     try:
-        app()
+        app(prog_name="launcher")
     except (BadConfig, AddressInUse, ChildFailed, TandemError) as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(_WRONG_USAGE if isinstance(error, BadConfig) else 1)
+        sys.exit(2 if isinstance(error, BadConfig) else 1)
 
 
 if __name__ == "__main__":

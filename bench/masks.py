@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
@@ -73,7 +73,7 @@ def main() -> None:
     end_id = tokenizer.token_to_id(_END)
     vocabulary = Vocabulary.load(args.tokenizer, None, () if end_id is None else (end_id,))
     began = time.perf_counter()
-    walk = TokenWalk(vocabulary)
+    walk = TokenTrie(vocabulary)
     found: dict[str, Any] = {
         "vocab_size": len(vocabulary.tokens),
         "walk_ms": _ms(time.perf_counter() - began),
@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _measured(
-    written: str, vocabulary: Vocabulary, walk: TokenWalk, token_ids: list[int], rounds: int
+    written: str, vocabulary: Vocabulary, walk: TokenTrie, token_ids: list[int], rounds: int
 ) -> dict[str, float]:
     compile_s: list[_Took] = []
     for _ in range(2):

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from model_server.engine.distributed import World
-from model_server.engine.malloc import keep_freed_memory
+from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
 from model_server.engine.step import StepOutput
 from model_server.model.checkpoint_check import ModelSettings

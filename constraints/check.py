@@ -11,7 +11,7 @@ from dataclasses import replace
 from constraints.errors import ConstraintError
 from constraints.expected import Expectation, byte_ids
 from constraints.grammars.instances import violations
-from constraints.guiding.witness import spelled
+from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement

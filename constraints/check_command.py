@@ -24,8 +24,8 @@ from constraints.errors import ConstraintError, TooComplex
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.verdict import Judged, Judgement
 from constraints.worker.jobs import Judge
-from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
+from constraints.worker.zygote_client import ZygoteFailed
 from processes.hub import HubError, find_folder
 from processes.rules import one_of
 from processes.settings import BadConfig, Group, setting
@@ -171,7 +171,7 @@ async def _check(
     except ConstraintError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n{_about_files(spec.text)}")
         return BAD_CONSTRAINT
-    except NurseryFailed as error:
+    except ZygoteFailed as error:
         raise BadConfig(f"--tokenizer {config.tokenizer}: {error}") from error
     except (PoolBusy, WorkerBug) as error:
         raise BadConfig(f"the constraint could not be checked: {error}") from error

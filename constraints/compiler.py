@@ -18,12 +18,12 @@ from constraints.grammars import (
 )
 from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.gbnf import translation as gbnf
-from constraints.grammars.hints import hints_of
 from constraints.grammars.json_schema import SchemaGrammar
 from constraints.grammars.limits import LIMITS
+from constraints.grammars.source_hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
-from constraints.token_walk import TokenWalk, walk_of
+from constraints.token_trie import TokenTrie, walk_of
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
@@ -52,7 +52,7 @@ class Compiler:
         self.vocabulary = vocabulary
         self._max_cached = max_cached
         self._lock = threading.Lock()
-        # Least recently used first. A future is there from the start of its compilation.
+        # ExampleInstances recently used first. A future is there from the start of its compilation.
         self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._cached_chars = 0
         self._walk_lock = threading.Lock()
@@ -118,7 +118,7 @@ class Compiler:
                 # A bug of ours, or this thread is being ended: nobody may wait for ever.
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
 
-    def _token_walk(self) -> TokenWalk:
+    def _token_walk(self) -> TokenTrie:
         """The vocabulary's, made when it is first needed: it takes half a second."""
         with self._walk_lock:
             return walk_of(self.vocabulary)

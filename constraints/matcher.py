@@ -8,7 +8,7 @@ thread at a time. Every mask is exact: a token is allowed if and only if some te
 begins with what was accepted so far followed by the token's bytes; end tokens are allowed if and
 only if what was accepted so far is in the language. Where a vocabulary lacks single bytes, so that
 it cannot spell every text, masks that know distances allow what tokens can complete; of the others
-only a guide knows.
+only an output state knows.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ class Language(Protocol):
     def is_equipped(self) -> bool:
         """Whether all is there that searches from the middle of a text use."""
 
-    def equip(self) -> None:
+    def prepare_search(self) -> None:
         """Make it, which may take as long as compiling; any thread may ask, again and again.
 
         Nobody has to: a search makes what it lacks, while whoever asked for it waits.

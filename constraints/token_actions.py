@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.token_walk import PLACE_MASK, Packed, TokenWalk
+from constraints.token_trie import PLACE_MASK, Packed, TokenTrie
 
 # Places times actions of one depth, and of all: beyond it walks are as quick.
 _MAX_AT_ONCE = 1 << 21
@@ -34,7 +34,7 @@ class Actions:
 
 
 def actions_of(
-    walk: TokenWalk, table: Packed, columns: Sequence[npt.NDArray[np.int64]], starts: Packed
+    walk: TokenTrie, table: Packed, columns: Sequence[npt.NDArray[np.int64]], starts: Packed
 ) -> Actions | None:
     """What tokens do from some packed places; None where they do too many different things.
 
@@ -89,7 +89,7 @@ def _distinct(rows: Packed) -> tuple[Packed, npt.NDArray[np.int64]]:
 
 
 def _joined(
-    walk: TokenWalk, found: list[Packed], of_tokens: npt.NDArray[np.int64], num_places: int
+    walk: TokenTrie, found: list[Packed], of_tokens: npt.NDArray[np.int64], num_places: int
 ) -> Actions | None:
     """The actions of all depths, each once, and a dead one."""
     is_done = np.zeros(sum(map(len, found)) + 1, dtype=np.bool_)

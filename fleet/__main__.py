@@ -36,13 +36,12 @@ from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import AnyModel, ListedModels, ModelNames
 from fleet.servers import LaunchedServers
-from processes.console import Console
 from processes.hub import HuggingFaceHub
-from processes.logs import start_logging
+from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
 from router.http.server.access import Access
-from router.http.server.auth import Guard
+from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors
 from router.http.server.listen import HttpServer, ListenFailed, bind_configured, configured_limits
 
@@ -139,7 +138,7 @@ def _app(
         manager, names, front_routes, metrics, sockets, max_body_len=config.payload_limit
     )
     if config.api_key:
-        app = Guard(
+        app = ApiKeyAuth(
             app,
             config.api_key,
             metrics.rejected,
@@ -159,7 +158,7 @@ async def _openapi_document() -> dict[str, Any]:
 
 
 def _names(command: FleetCommand) -> ModelNames:
-    if not command.takes_any:
+    if not command.config.takes_any:
         return ListedModels(command.models)
     config = command.config
     hub = HuggingFaceHub() if config.hub_models else None

@@ -31,7 +31,8 @@ def _folder(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig(FrontConfig):
-    """Settings of `python -m fleet`. Times in seconds."""
+    """Settings of `python -m fleet`. Times in seconds. Raises BadConfig for models that cannot be
+    served together."""
 
     model: tuple[str, ...] = setting(
         (),
@@ -99,6 +100,24 @@ class FleetConfig(FrontConfig):
         front_only=True,
     )
 
+    def __post_init__(self) -> None:
+        FrontConfig.__post_init__(self)
+        if AUTO in self.model and len(self.model) > 1:
+            raise BadConfig(
+                "auto is any model, so it stands alone; for a folder of that name: ./auto"
+            )
+        for name in self.model:
+            if self.model.count(name) > 1:
+                raise BadConfig(f"MODEL_ID {name!r} is given twice")
+            # What cannot be an id of the hub; of one model the loader says so.
+            if name.startswith(("/", ".", "~")) and not os.path.isdir(os.path.expanduser(name)):
+                raise BadConfig(f"MODEL_ID {name!r}: must be a folder that exists, or a hub id")
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether requests may name models that the command line does not."""
+        return self.model == (AUTO,)
+
 
 @dataclass(frozen=True, slots=True)
 class FleetCommand:
@@ -113,11 +132,6 @@ class FleetCommand:
         """The models that the command line names."""
         return self.config.model
 
-    @property
-    def takes_any(self) -> bool:
-        """Whether requests may name models that the command line does not."""
-        return self.models == (AUTO,)
-
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> FleetCommand:
     """What a command line without the program's name, and an environment, say. Raises BadConfig."""
@@ -126,8 +140,8 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     if "--" in own:
         cut = own.index("--")
         own, child_flags = own[:cut], own[cut + 1 :]
-    given = CommandLine(fields(FleetConfig), _PROG, _ABOUT).given(own)
-    config = read_settings(FleetConfig, given, environ)
+    by_flag = CommandLine(fields(FleetConfig), _PROG, _ABOUT).parse(own)
+    config = read_settings(FleetConfig, by_flag, environ)
     if not config.model:
         raise BadConfig("--model: at least one must be given; see --help")
     return FleetCommand(config, tuple(child_flags), environ)

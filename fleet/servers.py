@@ -14,9 +14,9 @@ from fleet.launched_server import LaunchedServer, ServerRules, exit_reason
 from fleet.names import Model
 from processes.addresses import answers_health
 from processes.child import Child
-from processes.console import Console
 from processes.host import HostMemory, anonymous_bytes
 from processes.hub import has_weights_cached
+from processes.logs import Console
 
 _HOST = HostMemory()
 _POLL_S = 0.05

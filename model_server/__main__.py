@@ -18,7 +18,7 @@ from typing import Any
 
 from model_server import config
 from model_server.errors import FetchStalled, ShardError
-from model_server.model.check_command import look_over
+from model_server.model.check_command import check_model
 from model_server.model.checkpoint import find_checkpoint
 from model_server.model.loading import load
 from model_server.service.server import listening
@@ -37,7 +37,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def main(argv: list[str]) -> int:
-    """Run one command of this tier; answers the exit code."""
+    """Run one command of this tier; returns the exit code."""
     try:
         settings = config.parse(argv)
     except BadConfig as error:
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         if isinstance(settings, config.CheckConfig):
             start_logging(settings.logger_level, json_output=settings.json_output)
             end_when_orphaned(settings.parent_pid)
-            sys.stdout.write(f"{look_over(settings)}\n")
+            sys.stdout.write(f"{check_model(settings)}\n")
             return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -116,8 +116,8 @@ async def _load_unless_stopped(
         # A load cannot be interrupted; nothing outside this process holds on to it yet.
         os._exit(0)
     stopped.cancel()
-    runner, info, languages = await loading
-    return TextGenerationService(runner, info, settings.urls, device_thread, tracer, languages)
+    runner, info, constraints = await loading
+    return TextGenerationService(runner, info, settings.urls, device_thread, tracer, constraints)
 
 
 if __name__ == "__main__":

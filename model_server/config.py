@@ -285,5 +285,5 @@ def parse(
     if command not in _COMMANDS:
         raise BadConfig(f"{command}: must be one of {commands}; see --help")
     kind, about = _COMMANDS[command]
-    given = CommandLine(fields(kind), f"python -m model_server {command}", about).given(rest)
-    return read_settings(kind, given, os.environ if environ is None else environ)
+    by_flag = CommandLine(fields(kind), f"python -m model_server {command}", about).parse(rest)
+    return read_settings(kind, by_flag, os.environ if environ is None else environ)

@@ -6,14 +6,13 @@ import os
 import socket
 import ssl
 from pathlib import Path
-from types import MappingProxyType
 
 from processes.settings import BadConfig
 
 _HEALTH_TIMEOUT_S = 2.0
 _MAX_SOCKET_BYTES = 107
 # An address for all interfaces is one to listen at, not one to call.
-_REACHED_AT = MappingProxyType({"0.0.0.0": "127.0.0.1", "::": "::1"})
+_REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class AddressInUse(Exception):

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from processes.console import Console
+from processes.logs import Console
 
 _KEPT_LINES = 20
 # A progress bar redraws one "line" without end; what is longer is cut there.
 _MAX_LINE_BYTES = 64 * 1024
-_LAST_WORDS_S = 1.0
+_LAST_OUTPUT_S = 1.0
 
 
 class ChildFailed(Exception):
@@ -26,13 +26,10 @@ class Child:
     Everything that the child writes appears on the console, a line at a time, with its name.
     """
 
-    def __init__(
-        self, name: str, process: asyncio.subprocess.Process, console: Console, *, quiet: bool
-    ) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, console: Console) -> None:
         self.name = name
         self._process = process
         self._console = console
-        self._quiet = quiet
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._relay = asyncio.create_task(self._pass_on())
         self._exit = asyncio.create_task(process.wait())
@@ -45,20 +42,16 @@ class Child:
         environ: Mapping[str, str],
         console: Console,
         *,
-        quiet: bool = False,
         own_session: bool = False,
     ) -> "Child":
-        """Start `argv` in a process group of its own. `quiet` keeps its lines without showing
-        them.
+        """Start `argv` in a process group of its own.
 
         Not in a session of its own: Linux shares processors out between sessions before it looks
         at priorities in one (sched(7), autogroup), so the router's workers, which give way to
         everything, would not give way to a shard. `own_session` is for a whole server.
         """
         # uvloop knows no groups of processes.
-        place: dict[str, Any] = {"process_group": 0}
-        if own_session:
-            place = {"start_new_session": True}
+        place: dict[str, Any] = {"start_new_session": True} if own_session else {"process_group": 0}
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(environ),
@@ -68,7 +61,7 @@ class Child:
             **place,
             limit=_MAX_LINE_BYTES,
         )
-        return cls(name, process, console, quiet=quiet)
+        return cls(name, process, console)
 
     @property
     def pid(self) -> int:
@@ -82,15 +75,14 @@ class Child:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """What it said last, oldest first."""
+        """The last lines of its output, oldest first."""
         return tuple(self._last_lines)
 
     async def wait(self) -> int:
         """Wait for its end, and for the last of its output. Answers the exit code."""
         code = await asyncio.shield(self._exit)
         # Output ends when the last descendant closes it; do not wait for a stray one for ever.
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._relay), _LAST_WORDS_S)
+        await asyncio.wait({self._relay}, timeout=_LAST_OUTPUT_S)
         return code
 
     def signal(self, signum: signal.Signals) -> None:
@@ -107,16 +99,14 @@ class Child:
     async def stop(self, timeout_s: float) -> None:
         """Ask it to end; after `timeout_s` seconds end its group."""
         self.signal(signal.SIGTERM)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._exit), timeout_s)
+        await asyncio.wait({self._exit}, timeout=timeout_s)
         self.kill_group()
         # The process is dead; only a stray descendant outside its group could keep its output open.
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._exit), _LAST_WORDS_S)
+        await asyncio.wait({self._exit}, timeout=_LAST_OUTPUT_S)
         self._relay.cancel()
 
     def death_notice(self) -> str:
-        """One paragraph: how it ended and what it said last."""
+        """One paragraph: how it ended, and its last lines."""
         code = self.returncode
         if code is not None and code < 0:
             how = f"was ended by {signal.Signals(-code).name}"
@@ -139,5 +129,4 @@ class Child:
             if not line:
                 continue
             self._last_lines.append(line)
-            if not self._quiet:
-                self._console.pass_on(self.name, line)
+            self._console.pass_on(self.name, line)

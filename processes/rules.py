@@ -5,7 +5,6 @@ All of them raise BadConfig with the rule, in words that follow the setting and 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from processes.settings import BadConfig, Rule
@@ -79,36 +78,8 @@ def collector(text: str) -> str:
     return text
 
 
-def several(rule: Rule) -> Rule:
-    """Words between commas, each by its rule; a repeated flag is one text by then."""
-
-    def parse_all(text: str) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(rule(each.strip()) for each in text.split(",")))
-
-    return parse_all
-
-
-def api_key(text: str) -> str:
-    if not text or any(not "!" <= character <= "~" for character in text):
-        raise BadConfig("each key must be visible ASCII characters, without spaces and commas")
-    return text
-
-
-def origin(text: str) -> str:
-    url = urlsplit(text)
-    if text != "*" and (not url.scheme or not url.netloc or f"{url.scheme}://{url.netloc}" != text):
-        raise BadConfig("must be * or SCHEME://HOST[:PORT], without a path or a slash at the end")
-    return text
-
-
 def file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
         raise BadConfig("must be a file that exists")
     return path
-
-
-def route(text: str) -> str:
-    if not text.startswith("/"):
-        raise BadConfig("must be a path that begins with /")
-    return text

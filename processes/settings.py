@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from enum import StrEnum
+from inspect import cleandoc
 from typing import Any, NoReturn, TypeVar
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -129,7 +130,7 @@ def variables_of(each: Field[Any]) -> tuple[str, ...]:
 
 
 class _Switched(argparse.Action):
-    """Notes which of a switch's two flags was given, as its variable would say it."""
+    """Stores which of a switch's two flags was used, as its variable would say it."""
 
     def __call__(
         self,
@@ -145,10 +146,10 @@ class _Switched(argparse.Action):
 class CommandLine(argparse.ArgumentParser):
     """The command line of some settings."""
 
-    def __init__(self, settings: Iterable[Field[Any]], prog: str, description: str) -> None:
+    def __init__(self, settings: Iterable[Field[Any]], prog: str, about: str | None) -> None:
         super().__init__(
             prog=prog,
-            description=description,
+            description=cleandoc(about or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -161,9 +162,9 @@ class CommandLine(argparse.ArgumentParser):
                 self._declare(section, each)
         self.usage = f"{prog} [--flag VALUE] ..."
 
-    def given(self, argv: Sequence[str]) -> dict[str, Any]:
-        """What was given by flag, by the names of settings and aliases: a text, or a list of texts
-        of what may be repeated. Raises BadConfig; --help prints to stdout and exits."""
+    def parse(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The values of flags by the names of settings and aliases: a text, or a list of texts of
+        what may be repeated. Raises BadConfig; --help prints to stdout and exits."""
         found = vars(self.parse_intermixed_args(list(self._spelt_out(argv))))
         return {name: value for name, value in found.items() if value not in (None, [])}
 
@@ -173,7 +174,7 @@ class CommandLine(argparse.ArgumentParser):
     def _declare(self, section: Any, each: Field[Any]) -> None:
         meta = each.metadata
         options: dict[str, Any] = {"help": _help_of(each) if meta["help"] else argparse.SUPPRESS}
-        if _is_argument(each):
+        if meta["kind"] is Kind.ARGUMENT:
             is_optional = each.default is not MISSING
             metavar = meta["spelling"] or each.name.upper()
             nargs = "*" if is_optional else None
@@ -206,10 +207,6 @@ class CommandLine(argparse.ArgumentParser):
                 yield f"{flag}{equals}{value}"
 
 
-def _is_argument(each: Field[Any]) -> bool:
-    return each.metadata["kind"] is Kind.ARGUMENT
-
-
 def default_of(each: Field[Any]) -> str:
     """A setting's default as people write it; empty where there is none, or it is no."""
     default: Any = each.default
@@ -225,22 +222,22 @@ def _help_of(each: Field[Any]) -> str:
     return f"{each.metadata['help']} (default {default})" if default else str(each.metadata["help"])
 
 
-def read_settings(kind: type[T], given: Mapping[str, Any], environ: Mapping[str, str]) -> T:
-    """A dataclass of settings, from what a command line gave and an environment.
+def read_settings(kind: type[T], by_flag: Mapping[str, Any], environ: Mapping[str, str]) -> T:
+    """A dataclass of settings, from the flags of a command line and an environment.
 
     Raises BadConfig.
     """
-    return kind(**read_values(fields(kind), given, environ))  # type: ignore[arg-type]
+    return kind(**read_values(fields(kind), by_flag, environ))  # type: ignore[arg-type]
 
 
 def read_values(
-    settings: Iterable[Field[Any]], given: Mapping[str, Any], environ: Mapping[str, str]
+    settings: Iterable[Field[Any]], by_flag: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The checked values of the settings that are given or have a variable. Raises BadConfig."""
+    """The checked values of the settings that a flag or a variable sets. Raises BadConfig."""
     values: dict[str, Any] = {}
     for each in settings:
         meta = each.metadata
-        for source, found in sources_of(each, given, environ):
+        for source, found in sources_of(each, by_flag, environ):
             texts = found if isinstance(found, list) else [found]
             if meta["kind"] is Kind.LIST:
                 texts = [",".join(texts)]
@@ -260,25 +257,30 @@ def _checked(meta: Mapping[str, Any], source: str, text: str) -> Any:
 
 
 def sources_of(
-    each: Field[Any], given: Mapping[str, Any], environ: Mapping[str, str]
+    each: Field[Any], by_flag: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Any]]:
     """Where a setting was set, the strongest first: (flag or variable, text or texts)."""
     for name in (each.name, *each.metadata["aliases"]):
-        if name in given:
-            yield flag_of(name), given[name]
+        if name in by_flag:
+            yield flag_of(name), by_flag[name]
     for variable in variables_of(each):
         if environ.get(variable):
             yield variable, environ[variable]
 
 
-def flags_of(settings: Iterable[Field[Any]], given: Mapping[str, Any]) -> list[str]:
-    """What was given of these settings, as flags for another process that has them."""
+def flags_of(settings: Iterable[Field[Any]], by_flag: Mapping[str, Any]) -> list[str]:
+    """The flags that set these settings, for another process that has them.
+
+    No secrets, since everybody on the machine sees flags, and nothing that the launcher sets.
+    """
     flags: list[str] = []
     for each in settings:
+        if each.metadata["internal"] or each.metadata["secret"]:
+            continue
         for name in (each.name, *each.metadata["aliases"]):
-            if name not in given:
+            if name not in by_flag:
                 continue
-            texts = given[name] if isinstance(given[name], list) else [given[name]]
+            texts = by_flag[name] if isinstance(by_flag[name], list) else [by_flag[name]]
             if each.metadata["kind"] is Kind.SWITCH:
                 flags.append(flag_of(name if texts == ["true"] else f"no_{name}"))
             else:

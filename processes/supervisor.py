@@ -7,7 +7,6 @@ or SIGINT drains, the second stops at once. Whatever happens, no child and no so
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 
 from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
-from processes.console import Console, write
 from processes.deployment import Deployment
+from processes.logs import Console, write
 from processes.signals import Signals, Stopped
 
 _POLL_S = 0.05
@@ -95,31 +94,26 @@ class Supervisor:
         return Path(stdout.decode().strip().splitlines()[-1])
 
     async def _start_shards(self) -> None:
-        deployment = self._deployment
-        self._console.say(f"loading {deployment.model_id} on {deployment.num_shard} shard(s)")
-        for rank in range(deployment.num_shard):
-            self._shards.append(
-                await Child.start(
-                    f"shard {rank}",
-                    deployment.shard_argv(),
-                    deployment.shard_environ(rank, self._environ),
-                    self._console,
-                )
-            )
-        sockets = [Path(f"{deployment.uds_path}-{rank}") for rank in range(deployment.num_shard)]
-        await self._signals.unless_stopped(self._until_ready(self._shards, sockets))
+        plan = self._deployment
+        self._console.say(f"loading {plan.model_id} on {plan.num_shard} shard(s)")
+        for rank in range(plan.num_shard):
+            argv, environ = plan.shard_argv(), plan.shard_environ(rank, self._environ)
+            self._shards.append(await Child.start(f"shard {rank}", argv, environ, self._console))
+        await self._signals.unless_stopped(self._until_ready())
 
-    async def _until_ready(self, shards: list[Child], sockets: list[Path]) -> None:
+    async def _until_ready(self) -> None:
+        shards, limit_s = self._shards, self._deployment.startup_timeout_s
         started_s = reported_s = time.monotonic()
+        sockets = [Path(f"{self._deployment.uds_path}-{rank}") for rank in range(len(shards))]
         while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
             self._raise_if_dead(shards)
             now_s = time.monotonic()
-            if now_s - started_s > self._deployment.startup_timeout_s:
+            if now_s - started_s > limit_s:
                 stuck = shards[waiting[0]]
                 last_line = stuck.last_lines[-1] if stuck.last_lines else "nothing"
                 raise ChildFailed(
-                    f"{stuck.name} is not ready after {self._deployment.startup_timeout_s:.0f} s "
-                    f"(--shard-startup-timeout); it said last: {last_line}"
+                    f"{stuck.name} is not ready after {limit_s:.0f} s (--shard-startup-timeout); "
+                    f"it said last: {last_line}"
                 )
             if now_s - reported_s > _REPORT_EVERY_S:
                 reported_s = now_s
@@ -128,22 +122,15 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     async def _start_router(self, folder: Path) -> None:
-        self._router = await Child.start(
-            "router",
-            self._deployment.router_argv(folder),
-            self._deployment.router_environ(self._environ),
-            self._console,
-        )
+        environ = self._deployment.router_environ(self._environ)
+        argv = self._deployment.router_argv(folder)
+        self._router = await Child.start("router", argv, environ, self._console)
         await self._signals.unless_stopped(self._until_answering(self._router))
 
     async def _until_answering(self, router: Child) -> None:
-        deployment = self._deployment
-        while not await answers_health(
-            deployment.hostname,
-            deployment.port,
-            has_tls=deployment.has_tls,
-            uds=deployment.http_uds,
-        ):
+        plan = self._deployment
+        place = (plan.hostname, plan.port)
+        while not await answers_health(*place, has_tls=plan.has_tls, uds=plan.http_uds):
             self._raise_if_dead([router, *self._shards])
             await asyncio.sleep(_POLL_S)
 
@@ -167,8 +154,7 @@ class Supervisor:
         if self._router is not None:
             self._router.signal(signal.SIGTERM)
             timeout_s = self._deployment.graceful_timeout_s + ROUTER_SLACK_S
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._router.wait(), timeout_s)
+            await asyncio.wait({asyncio.ensure_future(self._router.wait())}, timeout=timeout_s)
 
     async def _stop_children(self) -> None:
         if self._router is not None:
@@ -179,15 +165,13 @@ class Supervisor:
         self._console.say("stopped")
 
     def _print_example(self) -> None:
-        deployment = self._deployment
-        if deployment.http_uds is not None:
-            self._console.say(f"Tandem serves at unix:{deployment.http_uds}")
+        plan = self._deployment
+        url = url_of(plan.hostname, plan.port, has_tls=plan.has_tls)
+        if plan.http_uds is not None or self._console.as_json:
+            place = url if plan.http_uds is None else f"unix:{plan.http_uds}"
+            self._console.say(f"Tandem serves at {place}")
             return
-        url = url_of(deployment.hostname, deployment.port, has_tls=deployment.has_tls)
-        if self._console.as_json:
-            self._console.say(f"Tandem serves at {url}")
-            return
-        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in deployment.secrets else ""
+        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in plan.secrets else ""
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
         write(
             sys.stdout,

@@ -896,7 +896,7 @@ Global___SampledToken: _TypeAlias = SampledToken  # noqa: Y015
 @_typing.final
 class Generation(_message.Message):
     """What a step brought for one request. A request whose prompt is still being computed has no
-    generation, unless prompt log-probabilities were asked for.
+    generation, unless prompt log-probabilities were requested.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -99,7 +99,7 @@ class TextGenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ServiceDiscovery(self, request, context):
-        """Addresses of all ranks, in rank order; asked of rank 0.
+        """Addresses of all ranks, in rank order; only rank 0 is called.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,7 +134,7 @@ class TextGenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PrepareConstraint(self, request, context):
-        """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+        """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
         Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

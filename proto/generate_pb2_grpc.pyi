@@ -44,7 +44,7 @@ class TextGenerationServiceStub:
     Info: _grpc.UnaryUnaryMultiCallable[_generate_pb2.InfoRequest, _generate_pb2.InfoResponse]
     """What this shard loaded. Valid before Warmup."""
     ServiceDiscovery: _grpc.UnaryUnaryMultiCallable[_generate_pb2.ServiceDiscoveryRequest, _generate_pb2.ServiceDiscoveryResponse]
-    """Addresses of all ranks, in rank order; asked of rank 0."""
+    """Addresses of all ranks, in rank order; only rank 0 is called."""
     Warmup: _grpc.UnaryUnaryMultiCallable[_generate_pb2.WarmupRequest, _generate_pb2.WarmupResponse]
     """Runs the largest step once, sizes the KV pool and answers the limits."""
     Prefill: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.StepResponse]
@@ -54,7 +54,7 @@ class TextGenerationServiceStub:
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]
     """Keeps the named requests of a batch and forgets its others."""
     PrepareConstraint: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]
-    """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+    """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
     Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
     """
     ClearCache: _grpc.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]
@@ -68,7 +68,7 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     Info: _aio.UnaryUnaryMultiCallable[_generate_pb2.InfoRequest, _generate_pb2.InfoResponse]  # type: ignore[assignment]
     """What this shard loaded. Valid before Warmup."""
     ServiceDiscovery: _aio.UnaryUnaryMultiCallable[_generate_pb2.ServiceDiscoveryRequest, _generate_pb2.ServiceDiscoveryResponse]  # type: ignore[assignment]
-    """Addresses of all ranks, in rank order; asked of rank 0."""
+    """Addresses of all ranks, in rank order; only rank 0 is called."""
     Warmup: _aio.UnaryUnaryMultiCallable[_generate_pb2.WarmupRequest, _generate_pb2.WarmupResponse]  # type: ignore[assignment]
     """Runs the largest step once, sizes the KV pool and answers the limits."""
     Prefill: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.StepResponse]  # type: ignore[assignment]
@@ -78,7 +78,7 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     FilterBatch: _aio.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]  # type: ignore[assignment]
     """Keeps the named requests of a batch and forgets its others."""
     PrepareConstraint: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]  # type: ignore[assignment]
-    """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+    """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
     Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
     """
     ClearCache: _aio.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]  # type: ignore[assignment]
@@ -107,7 +107,7 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.ServiceDiscoveryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.ServiceDiscoveryResponse, _abc.Awaitable[_generate_pb2.ServiceDiscoveryResponse]]:
-        """Addresses of all ranks, in rank order; asked of rank 0."""
+        """Addresses of all ranks, in rank order; only rank 0 is called."""
 
     @_abc_1.abstractmethod
     def Warmup(
@@ -147,7 +147,7 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.PrepareConstraintRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.PrepareConstraintResponse, _abc.Awaitable[_generate_pb2.PrepareConstraintResponse]]:
-        """Compiles a constraint ahead of the request that brings it, and keeps it; asked of rank 0.
+        """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
         Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
         """
 

@@ -1,9 +1,9 @@
-"""Wires the router by hand and runs it until it is told to stop.
+"""Wires the router by hand and runs it until a signal stops it.
 
     python -m router --master-shard-uds-path PATH|HOST:PORT --tokenizer-name FOLDER
     python -m router print-schema              the OpenAPI document, and no server
 
-    socket, tokenizer -> shards: discovery, info, warm-up -> books -> batcher -> HTTP
+    socket, tokenizer -> shards: discovery, info, warm-up -> scheduler -> batcher -> HTTP
 
 The first SIGTERM, SIGINT or SIGHUP drains: nothing new is taken, what runs may finish within
 --graceful-termination-timeout, what is left gets an error as its last event. The second one stops
@@ -39,7 +39,13 @@ from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import SocketLimits
 from router.http.operations.startup import limits_of, server_info
-from router.http.server.listen import BoundSocket, HttpServer, bind_configured, configured_limits
+from router.http.server.listen import (
+    BoundSocket,
+    HttpServer,
+    ListenFailed,
+    bind_configured,
+    configured_limits,
+)
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
@@ -73,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     start_logging(config.log_level, json_output=config.json_output)
-    _take_all_files()
+    _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config))
@@ -81,13 +87,13 @@ def main(argv: Sequence[str]) -> int:
         # Files of TLS, which are read where the socket is made.
         sys.stderr.write(f"error: {error}\n")
         return 2
-    except (StartupFailed, ShardFailed) as error:
+    except (StartupFailed, ShardFailed, ListenFailed) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
 
 
-def _take_all_files() -> None:
-    """Each connection is an open file, and many systems grant 1024 to who does not ask."""
+def _raise_file_limit() -> None:
+    """Raises the limit of open files: each connection is one, and many systems grant 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -164,7 +170,7 @@ async def _stop(router: _Router, signals: Signals, stepping: asyncio.Task[None])
 
 
 async def _close(router: _Router) -> None:
-    """Sockets are told why; the server would only hang up on them."""
+    """Closes sockets with the reason first; the server alone would just hang up."""
     await router.sockets.close()
     await router.http.stop()
 
@@ -181,7 +187,7 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 
 
 async def _start(config: RouterConfig) -> _Router:
-    """Raises BadConfig, StartupFailed or ShardFailed."""
+    """Raises BadConfig, StartupFailed, ShardFailed or ListenFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     bound = bind_configured(config)
     try:
@@ -246,26 +252,14 @@ def _wire(
     limits: Limits,
     tracer: Tracer,
 ) -> _Router:
-    allocator = Allocator(pool.num_blocks, pool.block_size, config.prefix_caching)
-    scheduler = Scheduler(
-        SchedulerLimits(config.max_batch_prefill_tokens, config.batch_size), allocator
-    )
     metrics = Metrics(
         CollectorRegistry(),
         max_input_len=limits.max_input_len,
         max_total_len=limits.max_total_len,
     )
     checks = _constraint_check(config, tokenizer, info, limits, metrics)
-    batcher = Batcher(
-        scheduler,
-        shards,
-        tokenizer,
-        StepObserver(metrics, pool.block_size, tracer),
-        BatcherLimits(
-            max_concurrent_requests=config.max_concurrent_requests,
-            progress_s=config.progress_timeout,
-        ),
-    )
+    observer = StepObserver(metrics, pool.block_size, tracer)
+    batcher = _batcher(config, tokenizer, shards, pool, observer)
     services = Services(
         infer=Infer(batcher, checks.violation),
         validation=Validation(limits, tokenizer, checks),
@@ -293,6 +287,24 @@ def _wire(
     )
     http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
+
+
+def _batcher(
+    config: RouterConfig,
+    tokenizer: Tokenizer,
+    shards: Shards,
+    pool: PoolLimits,
+    observer: StepObserver,
+) -> Batcher:
+    scheduler = Scheduler(
+        SchedulerLimits(config.max_batch_prefill_tokens, config.batch_size),
+        Allocator(pool.num_blocks, pool.block_size, config.prefix_caching),
+    )
+    limits = BatcherLimits(
+        max_concurrent_requests=config.max_concurrent_requests,
+        progress_s=config.progress_timeout,
+    )
+    return Batcher(scheduler, shards, tokenizer, observer, limits)
 
 
 def _constraint_check(

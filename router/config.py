@@ -21,7 +21,6 @@ from processes.rules import (
     file,
     number,
     one_of,
-    route,
     seconds,
 )
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
@@ -36,6 +35,12 @@ _NGROK = (
     "Tandem opens no tunnel. Run one beside it (ngrok http 3000, cloudflared tunnel, ssh -R) and "
     "point it at --port"
 )
+
+
+def _route(text: str) -> str:
+    if not text.startswith("/"):
+        raise BadConfig("must be a path that begins with /")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,10 @@ class RouterConfig(FrontConfig):
     )
 
     aip_predict_route: str | None = setting(
-        None, "another path for /vertex, which Vertex AI chooses", route, group=Group.HTTP
+        None, "another path for /vertex, which Vertex AI chooses", _route, group=Group.HTTP
     )
     aip_health_route: str | None = setting(
-        None, "another path for /health, which Vertex AI chooses", route, group=Group.HTTP
+        None, "another path for /health, which Vertex AI chooses", _route, group=Group.HTTP
     )
     compute_type: str | None = setting(
         None,
@@ -241,5 +246,5 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
 
     Raises BadConfig. `--help` prints to stdout and raises SystemExit(0).
     """
-    given = CommandLine(fields(RouterConfig), _PROG, _ABOUT).given(argv)
-    return read_settings(RouterConfig, given, os.environ if environ is None else environ)
+    by_flag = CommandLine(fields(RouterConfig), _PROG, _ABOUT).parse(argv)
+    return read_settings(RouterConfig, by_flag, os.environ if environ is None else environ)

@@ -63,7 +63,7 @@ class Faults:
 class Followed:
     """How a FakeShard follows a constraint: any text will do, and it ends where the script ends it.
 
-    `num_forced` tells after which prefixes how many further tokens come undrawn.
+    `num_forced`: how many further tokens are forced after a prefix.
     """
 
     num_forced: Script = lambda _: 0

@@ -20,7 +20,7 @@ from client.cli.line import KEYS, call_of, read_line
 from client.cli.terminal import ExitCode, Screen, notice_text
 from client.errors import BadInput, TandemError
 from client.lmtp.model import LmtpModel
-from client.words import Answer, GenerateCall
+from client.words import Answer, GenerateCall, ServerNotice
 
 _TWICE_S = 1.0
 
@@ -53,7 +53,7 @@ class Chat:
         """From the first line to the last. Raises a TandemError if nobody is there to talk to."""
         greeting = await self.model.server()
         if self.is_interactive:
-            self.screen.aside(f"{greeting.server} serves {', '.join(greeting.models)}; try /help")
+            self.screen.note(f"{greeting.server} serves {', '.join(greeting.models)}; try /help")
         # A prompt on a terminal has a handler of its own while it is read.
         with nullcontext() if self.is_interactive else self._interruptible():
             while (line := await self._next(lines)) is not None:
@@ -119,7 +119,7 @@ class Chat:
         if line.prompt is None:
             self._kept = {key: value for key, value in together.items() if value is not None}
             kept = " ".join(f"{key}={_shown(value)}" for key, value in self._kept.items())
-            self.screen.aside(f"[from now on: {kept or 'no parameters'}]")
+            self.screen.note(f"[from now on: {kept or 'no parameters'}]")
             return
         self._running = asyncio.ensure_future(self._show(call))
         try:
@@ -129,7 +129,7 @@ class Chat:
             if task is not None and task.cancelling():
                 raise
             self._has_failed = True
-            self.screen.aside("[cancelled]")
+            self.screen.note("[cancelled]")
         finally:
             self._running = None
             self.screen.end_line()
@@ -149,10 +149,10 @@ class Chat:
     def _summarize(self, answer: Answer, duration_s: float) -> None:
         usage = answer.usage
         if answer.constraint_satisfied is False:
-            self.screen.aside(f"[the constraint does not hold: {answer.violation or 'cut short'}]")
+            self.screen.note(f"[the constraint does not hold: {answer.violation or 'cut short'}]")
         if self.is_interactive:
             seed = "" if answer.seed is None else f", seed={answer.seed}"
-            self.screen.aside(
+            self.screen.note(
                 f"[{answer.finish_reason}: {usage.num_output_tokens} tokens in {duration_s:.1f} s, "
                 f"{usage.num_cached_tokens} of the prompt's {usage.num_prompt_tokens} cached{seed}]"
             )
@@ -183,10 +183,15 @@ async def run_client(settings: ClientSettings) -> ExitCode:
         if is_interactive
         else PipedLines(sys.stdin.fileno())
     )
+
+    def show_notice(notice: ServerNotice) -> None:
+        if text := notice_text(notice):
+            screen.note(text)
+
     async with LmtpModel(
         settings.url,
         key=settings.api_key,
         name=settings.model,
-        on_notice=lambda notice: screen.aside(text) if (text := notice_text(notice)) else None,
+        on_notice=show_notice,
     ) as model:
         return await Chat(model, screen, is_interactive).run(lines)

@@ -79,7 +79,7 @@ def query(settings: QuerySettings) -> ExitCode:
         warnings.simplefilter("default")
         code = _query(settings, screen)
     for warning in warned:
-        screen.aside(f"warning: {warning.message}")
+        screen.note(f"warning: {warning.message}")
     return code
 
 
@@ -121,8 +121,7 @@ async def _run(settings: QuerySettings, screen: Screen) -> None:
     palette = Palette()
     if settings.as_json or not screen.out.is_terminal:
         # What the program prints is no result.
-        aside = redirect_stdout(sys.stderr) if settings.as_json else nullcontext()
-        with aside:
+        with redirect_stdout(sys.stderr) if settings.as_json else nullcontext():
             results = await _results(settings, program, screen, None)
     else:
         view = LiveView(palette)
@@ -138,7 +137,7 @@ async def _run(settings: QuerySettings, screen: Screen) -> None:
             screen.out.print(finished(result, palette, returns=program.returns))
         else:
             screen.lines([result.prompt, "", *outcome(result, returns=program.returns)])
-    screen.aside(_summary(results, time.monotonic() - started_s))
+    screen.note(_summary(results, time.monotonic() - started_s))
 
 
 def _program(settings: QuerySettings) -> Program:
@@ -155,7 +154,7 @@ async def _results(
         if text and view is not None:
             view.show_notice(text)
         elif text:
-            screen.aside(text)
+            screen.note(text)
 
     server = Server(settings.model, settings.url, settings.api_key, notice)
     results: list[Result[object]] = []

@@ -83,7 +83,7 @@ class Screen:
         self._at_line_start = text.endswith("\n")
 
     def end_line(self) -> None:
-        """Ends a line that was begun."""
+        """Ends a line that was started."""
         if not self._at_line_start:
             self.piece("\n")
 
@@ -93,7 +93,7 @@ class Screen:
         for text in texts:
             self.piece(f"{text}\n")
 
-    def aside(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """A note."""
         self._say(text, "dim")
 

@@ -101,7 +101,7 @@ class LmtpModel:
         patience = Patience(self._retry)
         while True:
             try:
-                connection = await self._connected()
+                connection = await self._connected(call.model)
                 with connection.stream(partial(generate_frame, progress.request())) as parts:
                     while not isinstance(part := await parts.next(), Ended):
                         token = progress.take(_expected(part, TokenMade))
@@ -126,11 +126,12 @@ class LmtpModel:
 
     async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         """A group of beams: reports, then the answer. Closing it early cancels the request."""
-        progress = BeamProgress(replace(call, model=call.model or self._name))
+        call = replace(call, model=call.model or self._name)
+        progress = BeamProgress(call)
         patience = Patience(self._retry)
         while True:
             try:
-                with await self._ask(partial(beams_frame, progress.request())) as parts:
+                with await self._ask(call.model, partial(beams_frame, progress.request())) as parts:
                     while not isinstance(part := await parts.next(), BeamsAnswer):
                         patience.renew()
                         yield progress.take(_expected(part, BeamsReport))
@@ -147,7 +148,7 @@ class LmtpModel:
         patience = Patience(self._retry)
         while True:
             try:
-                with await self._ask(partial(score_frame, call)) as parts:
+                with await self._ask(call.model, partial(score_frame, call)) as parts:
                     return _expected(await parts.next(), Scores)
             except TandemError as error:
                 await self._bear(error, patience)
@@ -158,14 +159,14 @@ class LmtpModel:
         if known or call.num_steps is None:
             return known
         if call.model not in self._ends:
-            with await self._ask(partial(model_frame, call.model)) as parts:
+            with await self._ask(call.model, partial(model_frame, call.model)) as parts:
                 facts = _expected(await parts.next(), ModelFacts)
             self._ends[call.model] = facts.end_token_ids
         return self._ends[call.model]
 
     async def server(self) -> Greeting:
         """What the server says of itself; connects if need be."""
-        return (await self._connected()).greeting
+        return (await self._connected(self._name)).greeting
 
     async def _bear(self, error: TandemError, patience: Patience) -> None:
         # Where nobody has answered yet, nobody is expected back.
@@ -173,10 +174,11 @@ class LmtpModel:
             raise error
         await patience.bear(error)
 
-    async def _ask(self, framed: Framed) -> Stream:
-        return (await self._connected()).stream(framed)
+    async def _ask(self, model: str | None, framed: Framed) -> Stream:
+        return (await self._connected(model)).stream(framed)
 
-    async def _connected(self) -> Connection:
+    async def _connected(self, model: str | None) -> Connection:
+        """A connection that serves `model` and has room for a stream."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._loop is not None and not self._loop.is_closed():
@@ -186,9 +188,11 @@ class LmtpModel:
             await self._let_go()
             if self._is_closed:
                 raise ConnectionLost("this LmtpModel was closed")
-            roomy = next((each for each in self._connections if each.has_room), None)
+            usable = (each for each in self._connections if each.has_room and each.bind(model))
+            roomy = next(usable, None)
             if roomy is None:
                 roomy = await self._open()
+                roomy.bind(model)
                 self._connections.append(roomy)
             return roomy
 

@@ -20,15 +20,15 @@ from llguidance import LLMatcher
 
 from constraints.bitmask import Bitmask
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
-from constraints.grammars.forced import forced_beginning
+from constraints.grammars.deterministic_suffix import forced_beginning
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.hints import Hints
+from constraints.guiding.completion import completes, spelled, text_of
+from constraints.guiding.completion_hints import CompletionHints
 from constraints.guiding.search import MAX_BEFORE, shortest_completion
-from constraints.guiding.witness import completes, spelled, text_of
-from constraints.kept import kept_with_vocabulary
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
+from constraints.vocabulary_cache import kept_with_vocabulary
 
 # Every grammar text begins with this line; the positions in the engine's messages count it.
 HEADER = '%llguidance {"no_forcing": true}\n'
@@ -68,7 +68,7 @@ class GrammarLanguage:
         limits: Limits,
         explain: Callable[[str], ConstraintError],
         not_enforced: tuple[str, ...] = (),
-        hints: Hints | None = None,
+        hints: CompletionHints | None = None,
         *,
         may_run_on: bool = False,
     ) -> None:
@@ -78,7 +78,7 @@ class GrammarLanguage:
         """
         self.vocabulary = vocabulary
         self.textless = _textless_ids(vocabulary)
-        self.hints = hints or Hints()
+        self.hints = hints or CompletionHints()
         self.grammar = grammar
         self.not_enforced = not_enforced
         self.may_run_on = may_run_on
@@ -115,7 +115,7 @@ class GrammarLanguage:
         """As another process has translated it. Raises what `explain` makes of an error."""
         language = cls(
             *(vocabulary, translation.grammar, limits, explain),
-            *(translation.not_enforced, Hints(translation.hints)),
+            *(translation.not_enforced, CompletionHints(translation.hints)),
             may_run_on=translation.may_run_on,
         )
         language.suggested = translation.completion
@@ -147,7 +147,7 @@ class GrammarLanguage:
         """Whether all is there that searches from the middle of a text use."""
         return self.hints.are_made and (self._in_bytes is not None or not self._has_bytes)
 
-    def equip(self) -> None:
+    def prepare_search(self) -> None:
         """Make it, which takes as long as compiling. Any thread may ask."""
         self.hints.all()
         self.in_bytes()

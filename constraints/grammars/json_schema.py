@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from constraints.errors import ConstraintError, NotEnforced
 from constraints.grammars.limits import Limits
 from constraints.grammars.messages import explain
-from constraints.grammars.schema.blame import Blame
 from constraints.grammars.schema.disjoint import open_one_ofs
-from constraints.grammars.schema.endless import prune
 from constraints.grammars.schema.engine_options import grammar_of, may_respell_keys
+from constraints.grammars.schema.locate_refusal import RefusalLocator
 from constraints.grammars.schema.narrow_ranges import close_narrow_ranges
 from constraints.grammars.schema.reading import Json, below, read
 from constraints.grammars.schema.rewriting import Rewritten, rewrite
+from constraints.grammars.schema.unproductive_definitions import prune
 from constraints.spec import Whitespace
 
 # Parts that a lenient schema gives up one after the other.
@@ -29,7 +29,7 @@ class SchemaGrammar:
     text: str
     not_enforced: tuple[str, ...]
     _whitespace: Whitespace
-    _blame: Blame
+    _blame: RefusalLocator
 
     @property
     def rewritten(self) -> Rewritten:
@@ -57,13 +57,13 @@ class SchemaGrammar:
 def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
     """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
     rewritten = checked(read(text), lenient=lenient)
-    blame = Blame(rewritten, limits)
+    blame = RefusalLocator(rewritten, limits)
     if lenient:
         _relax(rewritten, blame)
     return _written(rewritten, whitespace, blame)
 
 
-def _written(rewritten: Rewritten, whitespace: Whitespace, blame: Blame) -> SchemaGrammar:
+def _written(rewritten: Rewritten, whitespace: Whitespace, blame: RefusalLocator) -> SchemaGrammar:
     text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
     return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, blame)
 
@@ -90,11 +90,11 @@ def checked(document: Json, *, lenient: bool) -> Rewritten:
 def _settle(rewritten: Rewritten) -> None:
     """Make endless references `false` and exclusive options plain ones. Raises Contradiction."""
     if not prune(rewritten.root, rewritten.definitions):
-        raise Blame(rewritten, Limits()).contradiction(_ENDLESS)
+        raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
     open_one_ofs(rewritten.root, rewritten.definitions)
 
 
-def _relax(rewritten: Rewritten, blame: Blame) -> None:
+def _relax(rewritten: Rewritten, blame: RefusalLocator) -> None:
     """Give up what the engine will not have, part by part, and take note."""
     for _ in range(_MAX_RELAXED):
         message = blame.message(rewritten.root)

@@ -19,10 +19,10 @@ from constraints.grammars.lark_reader import Word, check_nesting, endless_rules,
 from constraints.grammars.lark_terminals import empty_terminals
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.regex import translate_terminal
-from constraints.grammars.schema.blame import Blame
 from constraints.grammars.schema.engine_options import json_literal
+from constraints.grammars.schema.locate_refusal import RefusalLocator
 from constraints.spec import Kind, Whitespace
-from constraints.where.complaint import complaint
+from constraints.where.error_position import complaint
 
 _REFUSED_STATEMENTS = {
     "%llguidance": "options of the engine cannot be set",
@@ -193,7 +193,7 @@ def _pattern(text: str, word: Word) -> str:
 
 def _wrong_schema(word: Word) -> ConstraintError | None:
     """What the engine will not have of a schema."""
-    blame = Blame(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
+    blame = RefusalLocator(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
     message = blame.message(blame.rewritten.root)
     return blame.error(message) if message else None
 

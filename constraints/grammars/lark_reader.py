@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from constraints.errors import Malformed, TooComplex
 from constraints.grammars.chains import check_depth, closure
 from constraints.grammars.schema.reading import Json
-from constraints.where.complaint import complaint
+from constraints.where.error_position import complaint
 
 _WORDS = re.compile(
     r"""

@@ -10,7 +10,7 @@ from enum import Enum
 from constraints.errors import ConstraintError, NotEnforced
 from constraints.grammars.patterns import Chars
 from constraints.where.code_points import NUM_CODE_POINTS, WHITESPACE, Ranges
-from constraints.where.complaint import complaint
+from constraints.where.error_position import complaint
 
 
 class Dialect(Enum):

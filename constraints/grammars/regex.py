@@ -26,7 +26,7 @@ from constraints.grammars.patterns import (
     children,
     written_set,
 )
-from constraints.where.complaint import complaint, short
+from constraints.where.error_position import complaint, short
 from constraints.where.pattern_pieces import impossible_pieces
 
 _ANYTHING = Repeat(ANY, 0, None)

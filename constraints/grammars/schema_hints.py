@@ -8,7 +8,7 @@ well, so that each of them gets a guess of its own.
 from collections import deque
 from collections.abc import Iterator
 
-from constraints.grammars.least_instance import Least
+from constraints.grammars.example_instance import ExampleInstances
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.rewriting import Rewritten
 from constraints.guiding.time_limit import TimeLimit
@@ -27,7 +27,7 @@ class Instances:
     """Guesses for one document: `whole` is a small instance of it all, if there is one."""
 
     def __init__(self, document: Json | Rewritten, separators: tuple[str, str]) -> None:
-        self._least = Least(document, separators)
+        self._least = ExampleInstances(document, separators)
         self.whole = self._least.guess()
 
     def parts(self, limit: TimeLimit) -> list[str]:

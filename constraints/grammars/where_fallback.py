@@ -15,7 +15,7 @@ from constraints.grammars.number_ranges import at_least, between
 from constraints.grammars.patterns import Chars, written_set
 from constraints.grammars.regex import translate
 from constraints.where.code_points import WHITESPACE
-from constraints.where.complaint import complaint, without_place
+from constraints.where.error_position import complaint, without_place
 from constraints.where.interval import Interval
 from constraints.where.lexer import place_in, tokens
 from constraints.where.normal import Conjunction, disjuncts

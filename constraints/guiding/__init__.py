@@ -1,1 +1,1 @@
-"""What a guide is made of: completions that are known, the search for them, stop strings."""
+"""Parts of an output state: known completions, the search for them, stop strings."""

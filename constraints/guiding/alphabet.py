@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.bitmask import Bitmask
-from constraints.kept import kept_with_vocabulary
 from constraints.vocabulary import Vocabulary
+from constraints.vocabulary_cache import kept_with_vocabulary
 
 # What well-formed UTF-8 consists of.
 _UTF8 = frozenset({*range(0xC0), *range(0xC2, 0xF5)})

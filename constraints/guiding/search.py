@@ -26,11 +26,11 @@ import numpy as np
 from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.leap import long_completion
-from constraints.guiding.pieces import NO_PIECES, Pieces, cuts_of, pieces_of, spelled_pieces
+from constraints.guiding.completion import KnownCompletion, completes, spelled, text_of
+from constraints.guiding.frontier import MaskSignature, view_from
+from constraints.guiding.greedy_completion import long_completion
+from constraints.guiding.splice_texts import NO_PIECES, Pieces, cuts_of, pieces_of, spelled_pieces
 from constraints.guiding.time_limit import TimeLimit
-from constraints.guiding.view import View, view_from
-from constraints.guiding.witness import Witness, completes, spelled, text_of
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
@@ -80,9 +80,9 @@ class _Node:
     """A place that was reached: `path` leads to it, `edges` lead on, the best first."""
 
     matcher: Matcher
-    path: Witness
+    path: KnownCompletion
     cost: float
-    edges: tuple[Witness, ...]
+    edges: tuple[KnownCompletion, ...]
 
 
 class Search:
@@ -92,11 +92,11 @@ class Search:
         self,
         matcher: Matcher,
         vocabulary: Vocabulary,
-        tails: Sequence[Witness] = (),
+        tails: Sequence[KnownCompletion] = (),
         pieces: Pieces = NO_PIECES,
         max_len: int | None = None,
         max_time_s: float = MAX_TIME_S,
-        before: Witness = (),
+        before: KnownCompletion = (),
     ) -> None:
         """`max_len`: tokens of a path, for masks that know distances. `before`: what led here."""
         self._max_len = max_len
@@ -119,7 +119,7 @@ class Search:
         """Let the walks from here on compute as long as the first ones might."""
         self._limit = TimeLimit(self._max_time_s)
 
-    def completions(self, strategy: Strategy, max_nodes: int) -> Iterator[Witness]:
+    def completions(self, strategy: Strategy, max_nodes: int) -> Iterator[KnownCompletion]:
         """Completions as they are found."""
         repeats = 0.05 if strategy is Strategy.NOVELTY else 0.0
         self.is_exhausted = False
@@ -163,7 +163,7 @@ class Search:
             except (EngineFailed, IllegalToken):
                 self._is_cut = True  # too hard for the engine: no place to lead an output to
 
-    def _cost(self, strategy: Strategy, edge: Witness, index: int) -> float:
+    def _cost(self, strategy: Strategy, edge: KnownCompletion, index: int) -> float:
         if strategy is Strategy.LENGTH:
             length = sum([len(self._vocabulary.tokens[token_id]) for token_id in edge])
             return length + 0.05 * index
@@ -171,7 +171,9 @@ class Search:
             return 0.001
         return 0.1 + 0.02 * index if strategy is Strategy.NOVELTY else index
 
-    def _follow(self, parent: _Node, edge: Witness) -> tuple[Matcher, Witness, Witness]:
+    def _follow(
+        self, parent: _Node, edge: KnownCompletion
+    ) -> tuple[Matcher, KnownCompletion, KnownCompletion]:
         """Over the edge, and on over the bytes that are forced after it: the last answer."""
         matcher, path = parent.matcher.fork(), parent.path + edge
         for token_id in edge:
@@ -183,11 +185,11 @@ class Search:
             return matcher, path + forced, edge[-1:] + forced
         return matcher, path, edge[-1:]
 
-    def _look(self, matcher: Matcher, path: Witness) -> View:
+    def _look(self, matcher: Matcher, path: KnownCompletion) -> MaskSignature:
         left = None if self._max_len is None else self._max_len - len(path)
         return view_from(matcher, path, self._vocabulary, self._row, left)
 
-    def _begun(self, matcher: Matcher, last: Witness) -> tuple[Witness, ...]:
+    def _begun(self, matcher: Matcher, last: KnownCompletion) -> tuple[KnownCompletion, ...]:
         text = text_of(last, self._vocabulary)
         # Where tokens are longer than bytes, pieces cannot be cut as the text is.
         return self._pieces.begun(matcher, text) if len(text) == len(last) else ()
@@ -196,12 +198,12 @@ class Search:
         self,
         strategy: Strategy,
         matcher: Matcher,
-        path: Witness,
-        view: View,
-        begun: tuple[Witness, ...] = (),
+        path: KnownCompletion,
+        view: MaskSignature,
+        begun: tuple[KnownCompletion, ...] = (),
         *,
         is_leap: bool = False,
-    ) -> tuple[tuple[Witness, ...], bool]:
+    ) -> tuple[tuple[KnownCompletion, ...], bool]:
         """Where the output can go on, and whether this is unlike all places before.
 
         Nowhere, where enough places were seen that are as far and look the same; but masks do not
@@ -227,10 +229,12 @@ class Search:
             edges = edges[turn:] + edges[:turn]
         return edges, num_seen == 0
 
-    def _closes(self, edges: tuple[Witness, ...]) -> bool:
+    def _closes(self, edges: tuple[KnownCompletion, ...]) -> bool:
         return any(self._vocabulary.tokens[edge[0]] in _CLOSERS for edge in edges)
 
-    def _endings(self, matcher: Matcher, path: Witness, view: View) -> Iterator[Witness]:
+    def _endings(
+        self, matcher: Matcher, path: KnownCompletion, view: MaskSignature
+    ) -> Iterator[KnownCompletion]:
         """Completions that end with one of the tails."""
         for tail in self._tails:
             may_follow = tail and self._vocabulary.tokens[tail[0]][0] in view.starts
@@ -242,14 +246,14 @@ def shortest_completion(
     matcher: Matcher,
     vocabulary: Vocabulary,
     max_len: int,
-    tails: Sequence[Witness] = (),
+    tails: Sequence[KnownCompletion] = (),
     hints: Sequence[bytes] = (),
     bytewise: Matcher | None = None,
     *,
     before: bytes = b"",
     is_patient: bool = False,
     num_failed: int = 0,
-) -> Witness | None:
+) -> KnownCompletion | None:
     """Tokens that complete the text, at most `max_len`; None: none was found.
 
     tails:      completions that were good a few tokens ago, the first one the longest
@@ -291,7 +295,9 @@ def shortest_completion(
     return found
 
 
-def _tails_in_bytes(tails: Sequence[Witness], vocabulary: Vocabulary) -> list[Witness]:
+def _tails_in_bytes(
+    tails: Sequence[KnownCompletion], vocabulary: Vocabulary
+) -> list[KnownCompletion]:
     """They are ends of each other: in bytes, those that begin where something may just be done."""
     if not tails:
         return []
@@ -304,8 +310,8 @@ def _pieces_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> Pieces:
 
 
 def _respelled(
-    path: Witness, walked: Vocabulary, matcher: Matcher, vocabulary: Vocabulary
-) -> Witness | None:
+    path: KnownCompletion, walked: Vocabulary, matcher: Matcher, vocabulary: Vocabulary
+) -> KnownCompletion | None:
     """The text of the path in tokens that are legal, in few of them as far as is easily told."""
     text = text_of(path, walked)
     better = spelled(text, vocabulary)
@@ -319,7 +325,7 @@ def _respelled(
     return path if completes(matcher, vocabulary, path) else None
 
 
-def is_barren(matcher: Matcher, vocabulary: Vocabulary) -> bool:
+def is_provably_dead(matcher: Matcher, vocabulary: Vocabulary) -> bool:
     """Whether it is certain that no text goes on from here to its end."""
     search = Search(matcher, vocabulary)
     found = next(search.completions(Strategy.NOVELTY, MAX_PROOF_NODES), None)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.kept import kept_with_vocabulary
-from constraints.token_walk import walk_of
+from constraints.token_trie import walk_of
 from constraints.vocabulary import Vocabulary
+from constraints.vocabulary_cache import kept_with_vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,14 @@ import numpy as np
 from constraints.bitmask import Bitmask, clear_bits, set_bits
 from constraints.errors import IllegalToken
 from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.search import shortest_completion
-from constraints.guiding.stop_table import table_of
-from constraints.guiding.witness import (
-    Witness,
+from constraints.guiding.completion import (
+    KnownCompletion,
     completes,
     spelled,
     text_of,
 )
+from constraints.guiding.search import shortest_completion
+from constraints.guiding.stop_table import table_of
 from constraints.matcher import Language, Matcher
 from constraints.spec import StopRule
 from constraints.vocabulary import Vocabulary
@@ -49,12 +49,12 @@ class StoppedMatcher:
         self._stops = stops
         self._vocabulary = vocabulary
         self._barred = barred
-        self._made: Witness = ()
+        self._made: KnownCompletion = ()
         self._table = table_of(vocabulary, stops.strings)
         self._matcher: Matcher = language.matcher()
         # Follows some way behind, to be asked whether the text before a stop string is complete.
         self._behind: Matcher | None = None if stops.kept else language.matcher()
-        self._pending: Witness = ()
+        self._pending: KnownCompletion = ()
         self._state = 0
         self._is_stopped = False
 
@@ -131,7 +131,7 @@ class StoppedMatcher:
             return len(stopped) + int(has_end)
         return self._matcher.num_legal(token_ids)
 
-    def _may_stop(self, tokens: Witness) -> bool:
+    def _may_stop(self, tokens: KnownCompletion) -> bool:
         """Whether the output may end with the stop string that is complete after these tokens."""
         if self._behind is None:
             return completes(self._matcher, self._vocabulary, tokens)

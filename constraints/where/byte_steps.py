@@ -5,18 +5,18 @@ packed, counts --byte--> packed, counts      place 0 where nothing goes on
 
 from collections.abc import Iterator
 
-from constraints.token_walk import PLACE_MASK
+from constraints.token_trie import PLACE_MASK
 from constraints.where.byte_table import ByteTable
+from constraints.where.counter_grid import CounterGrid, Reserves
 from constraints.where.distances import is_within
-from constraints.where.lattice import Lattice, Reserves
 
 
 class ByteSteps:
     """Immutable; shared by threads."""
 
-    def __init__(self, table: ByteTable, lattice: Lattice) -> None:
+    def __init__(self, table: ByteTable, counter_grid: CounterGrid) -> None:
         self._table = table
-        self._lattice = lattice
+        self._counter_grid = counter_grid
         self._entries = table.entries.data
         self._classes: list[int] = table.utf8.classes.tolist()
         self._letters = _letters(self._classes)
@@ -33,14 +33,14 @@ class ByteSteps:
             state = step + (state - place)
         gains = self._table.gains_of(state)
         held = [
-            min(count + gain, axis.cap)
-            for count, gain, axis in zip(counts, gains, self._lattice.axes, strict=True)
+            min(count + gain, counter.cap)
+            for count, gain, counter in zip(counts, gains, self._counter_grid.counters, strict=True)
         ]
         return state & PLACE_MASK, held
 
     def is_alive(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
         """Whether the reserves of a place cover the counts."""
-        return is_within(self._lattice, reserves, packed // self._table.width, counts)
+        return is_within(self._counter_grid, reserves, packed // self._table.width, counts)
 
     def only_byte(self, reserves: Reserves, packed: int, counts: list[int]) -> int | None:
         """The one byte that leads to a place alive; None where there are several or none."""

@@ -1,7 +1,7 @@
 """A machine by the byte, packed for walks over tokens.
 
 place = state of the machine times the places of UTF-8, plus the place inside a character
-entry = place reached times width, and what was gained on the way, one field for each axis
+entry = place reached times width, and what was gained on the way, one field for each counter
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.token_walk import PLACE_BITS, PLACE_MASK, Packed
-from constraints.where.lattice import NEVER, Lattice, Reserves
+from constraints.token_trie import PLACE_BITS, PLACE_MASK, Packed
+from constraints.where.coaccessible import Ways, best_through
+from constraints.where.counter_grid import NEVER, CounterGrid, Reserves
 from constraints.where.limits import MAX_NODES, TooManyStates
-from constraints.where.liveness import Ways, best_through
 from constraints.where.machine import Counts, Machine
 from constraints.where.utf8 import Utf8
 
@@ -39,7 +39,7 @@ class ByteTable:
         gain = _most_gained(machine, max_token_len)
         if num_places > MAX_NODES or num_places * width > PLACE_MASK or gain > _GAIN_MASK:
             raise TooManyStates(f"{num_places} places, {gain} counts in a token")
-        shifts = PLACE_BITS + GAIN_BITS * np.arange(len(machine.axes), dtype=np.int64)
+        shifts = PLACE_BITS + GAIN_BITS * np.arange(len(machine.counters), dtype=np.int64)
         states = np.arange(machine.num_states, dtype=np.int64)
         after = machine.steps.astype(np.int64) * inside * width
         after += (machine.gains << shifts).sum(axis=2)
@@ -55,7 +55,7 @@ class ByteTable:
             entries.reshape(-1),
             width,
             num_places,
-            len(machine.axes),
+            len(machine.counters),
             utf8,
             machine.start * inside * width,
         )
@@ -70,11 +70,11 @@ class ByteTable:
         return (packed[..., None] >> shifts) & _GAIN_MASK
 
     def gains_of(self, packed: int) -> list[int]:
-        """What one packed state gained, by axis."""
+        """What one packed state gained, by counter."""
         gained = packed >> PLACE_BITS
-        return [gained >> GAIN_BITS * axis & _GAIN_MASK for axis in range(self.num_axes)]
+        return [gained >> GAIN_BITS * counter & _GAIN_MASK for counter in range(self.num_axes)]
 
-    def spread(self, machine: Machine, lattice: Lattice, reserves: Reserves) -> Reserves:
+    def spread(self, machine: Machine, counter_grid: CounterGrid, reserves: Reserves) -> Reserves:
         """Reserves of every place, from those of the states between characters."""
         inside = self.utf8.num_places
         whole = np.full((machine.num_states, inside, reserves.shape[1]), NEVER, dtype=np.int32)
@@ -85,8 +85,8 @@ class ByteTable:
             )
             targets = machine.steps[sources, labels].astype(np.int64)
             gains = machine.gains[sources, labels]
-            ways = Ways.of(lattice, sources, targets, gains, num_layer_axes=0)
-            found, best = best_through(lattice, ways, reserves[None], 0)
+            ways = Ways.of(counter_grid, sources, targets, gains, num_layer_axes=0)
+            found, best = best_through(counter_grid, ways, reserves[None], 0)
             whole[found, place] = best
         return whole.reshape(-1, reserves.shape[1])
 

@@ -6,16 +6,16 @@ import numpy as np
 
 from constraints.errors import Contradiction, TooComplex
 from constraints.guiding.alphabet import alphabet_of
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
-from constraints.where.complaint import short
+from constraints.where.coaccessible import live_reserves
 from constraints.where.conflict import conflicting, told, top_parts
+from constraints.where.counter_grid import CounterGrid, Reserves
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
-from constraints.where.lattice import Lattice, Reserves
+from constraints.where.error_position import short
 from constraints.where.limits import OutOfReach
-from constraints.where.liveness import live_reserves
 from constraints.where.machine import Machine, build
 from constraints.where.measures import axis_of
 from constraints.where.pattern_pieces import impossible_pieces
@@ -37,25 +37,26 @@ from constraints.where.utf8 import Utf8, utf8_of
 _MAX_BLAME_S = 0.5
 # Pieces of one pattern that are shown.
 _MAX_PIECES = 4
-# How much room a lattice is tried with, the last one without a base.
+# How much room a counter grid is tried with, the last one without a base.
 SPARES: tuple[int | None, ...] = (24, 96, 384, None)
 
 
 def compile_where(
     expression: Expression,
     vocabulary: Vocabulary,
-    walk: TokenWalk | None = None,
+    walk: TokenTrie | None = None,
     *,
     spares: tuple[int | None, ...] = SPARES,
 ) -> WhereLanguage:
     """The language of an expression.
 
     walk: the vocabulary's, made anew where it is not given (about half a second for 128 000 tokens)
-    spares: how much room a lattice leaves below its bounds, tried one after the other until it is
+    spares: how much room a counter grid leaves below its bounds, tried one after the other until
+    it is
             enough; None is always enough, and all masks are the same
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
-    walk = walk or TokenWalk(vocabulary)
+    walk = walk or TokenTrie(vocabulary)
     began = thread_time()
     language = _language(expression, vocabulary, walk, spares)
     if language is None:
@@ -77,8 +78,10 @@ def uncut_by(
     kept: a text may end with one
     Raises TooComplex and OutOfReach.
     """
-    uncut = (StopsAt(strings),) if kept else tuple(Not(Contains(string)) for string in strings)
-    wanted = all_of((language.expression, *uncut))
+    without_stop_strings = (
+        (StopsAt(strings),) if kept else tuple(Not(Contains(string)) for string in strings)
+    )
+    wanted = all_of((language.expression, *without_stop_strings))
     return _language(wanted, language.vocabulary, language.walk, SPARES)
 
 
@@ -99,7 +102,7 @@ def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> 
 def _language(
     expression: Expression,
     vocabulary: Vocabulary,
-    walk: TokenWalk,
+    walk: TokenTrie,
     spares: tuple[int | None, ...],
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression."""
@@ -107,8 +110,8 @@ def _language(
     # Characters that lead nowhere from any state need no place inside of them.
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
     for spare in spares:
-        lattice = Lattice.of(machine, spare)
-        language = _on_lattice(machine, utf8, lattice, vocabulary, walk, expression)
+        counter_grid = CounterGrid.of(machine, spare)
+        language = _on_lattice(machine, utf8, counter_grid, vocabulary, walk, expression)
         if language is None or language.distances is None or language.distances.has_room:
             break
     return language
@@ -117,13 +120,13 @@ def _language(
 def _on_lattice(
     machine: Machine,
     utf8: Utf8,
-    lattice: Lattice,
+    counter_grid: CounterGrid,
     vocabulary: Vocabulary,
-    walk: TokenWalk,
+    walk: TokenTrie,
     expression: Expression,
 ) -> WhereLanguage | None:
-    accepted = _accepted(machine, lattice)
-    live = _live(machine, lattice, accepted)
+    accepted = _accepted(machine, counter_grid)
+    live = _live(machine, counter_grid, accepted)
     if live is None:
         return None
     table = ByteTable.of(machine, utf8, walk.max_token_len)
@@ -131,24 +134,28 @@ def _on_lattice(
         vocabulary=vocabulary,
         walk=walk,
         machine=machine,
-        lattice=lattice,
+        counter_grid=counter_grid,
         table=table,
         accepted=tuple(table.accepted(reserves) for reserves in accepted),
-        live=table.spread(machine, lattice, live),
+        live=table.spread(machine, counter_grid, live),
         expression=expression,
         dropped=_dropped(expression),
     )
     if not language.follows_bytes:
         start = table.start // table.width
-        if not is_within(lattice, language.reserves(0, None), start, [0] * len(machine.axes)):
+        if not is_within(
+            counter_grid, language.reserves(0, None), start, [0] * len(machine.counters)
+        ):
             return None
     return language
 
 
-def _live(machine: Machine, lattice: Lattice, accepted: tuple[Reserves, ...]) -> Reserves | None:
+def _live(
+    machine: Machine, counter_grid: CounterGrid, accepted: tuple[Reserves, ...]
+) -> Reserves | None:
     """Reserves of all states, as far as characters can tell; None if the start has none."""
-    live = live_reserves(machine, lattice, np.maximum.reduce(accepted))
-    is_alive = is_within(lattice, live, machine.start, [0] * len(machine.axes))
+    live = live_reserves(machine, counter_grid, np.maximum.reduce(accepted))
+    is_alive = is_within(counter_grid, live, machine.start, [0] * len(machine.counters))
     return live if is_alive else None
 
 
@@ -158,10 +165,10 @@ def _machine(expression: Expression) -> Machine:
     return reduced(stopping(machine, phrases)) if phrases else machine
 
 
-def _accepted(machine: Machine, lattice: Lattice) -> tuple[Reserves, ...]:
+def _accepted(machine: Machine, counter_grid: CounterGrid) -> tuple[Reserves, ...]:
     """Reserves of holding now, for each segment of tokens."""
     return tuple(
-        lattice.accepted(machine, machine.accepts[..., segment])
+        counter_grid.accepted(machine, machine.accepts[..., segment])
         for segment in range(machine.accepts.shape[-1])
     )
 
@@ -177,7 +184,7 @@ def _without_stops(expression: Expression) -> Expression:
     return all_of(part for part in top_parts(expression) if not isinstance(part, StopsBefore))
 
 
-def _is_empty(expression: Expression, vocabulary: Vocabulary, walk: TokenWalk) -> bool:
+def _is_empty(expression: Expression, vocabulary: Vocabulary, walk: TokenTrie) -> bool:
     """Whether nothing satisfies the expression; False where that is out of reach."""
     try:
         counts_tokens = axis_of(Measure.TOKENS, expression) is not None
@@ -199,5 +206,5 @@ def _cannot_be_spelled(expression: Expression, vocabulary: Vocabulary) -> bool:
 def _is_empty_in_bytes(expression: Expression) -> bool:
     """The same, however many tokens there are and whatever they can spell. Raises OutOfReach."""
     machine = _machine(expression)
-    lattice = Lattice.of(machine, SPARES[0])
-    return _live(machine, lattice, _accepted(machine, lattice)) is None
+    counter_grid = CounterGrid.of(machine, SPARES[0])
+    return _live(machine, counter_grid, _accepted(machine, counter_grid)) is None

@@ -7,9 +7,9 @@ enough tokens, and perhaps not the fewest.
 from collections.abc import Callable
 from typing import Protocol
 
+from constraints.where.counter_grid import Reserves
 from constraints.where.distances import Distances
-from constraints.where.lattice import Reserves
-from constraints.where.outlook import Outlook
+from constraints.where.token_transitions import TokenTransitions
 
 # Tokens that are taken until a character is complete: one for each byte that it may lack.
 _MAX_INSIDE = 3
@@ -25,7 +25,7 @@ class Standing(Protocol):
     def is_inside(self) -> bool:
         """A character has begun and is not complete."""
 
-    def outlook(self) -> Outlook:
+    def transitions(self) -> TokenTransitions:
         """What tokens lead to from there."""
 
     def is_alive(self, reserves: Reserves) -> bool:
@@ -90,8 +90,8 @@ def _towards(standing: Standing, routes: Distances, live: Reserves, max_len: int
 
 def _next(standing: Standing, reserves: Reserves) -> int | None:
     """The plainest token that leads to where the reserves cover the counts."""
-    outlook = standing.outlook()
-    return outlook.first_token(outlook.legal(reserves, standing.counts))
+    transitions = standing.transitions()
+    return transitions.first_token(transitions.legal(reserves, standing.counts))
 
 
 def _least(is_enough: Callable[[int], bool], most: int) -> int | None:

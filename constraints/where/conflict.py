@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from constraints.culprits import culprits
 from constraints.errors import Contradiction, TooComplex
+from constraints.minimal_unsat_core import minimal_unsat_core
 from constraints.where.normal import disjuncts
 from constraints.where.terms import And, Expression, all_of
 from constraints.where.writing import text
@@ -29,7 +29,9 @@ def conflicting(
     is_empty:   asked of some parts of the conjunction at the top; where it raises TooComplex, they
                 are taken for satisfiable, where it answers None, no more is asked
     """
-    return culprits(top_parts(expression), lambda parts: _is_surely(all_of(parts), is_empty))
+    return minimal_unsat_core(
+        top_parts(expression), lambda parts: _is_surely(all_of(parts), is_empty)
+    )
 
 
 def contradiction(

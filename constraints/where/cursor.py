@@ -4,7 +4,7 @@ It knows what writers of other languages mean, and no grammar.
 """
 
 from constraints.errors import Malformed, TooComplex
-from constraints.where.complaint import complaint, nearest, short
+from constraints.where.error_position import complaint, nearest, short
 from constraints.where.functions import FUNCTIONS
 from constraints.where.lexer import KEYWORDS, Kind, Token, tokens
 

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.where.lattice import NEVER, Lattice, Reserves
+from constraints.where.coaccessible import Ways, best_through
+from constraints.where.counter_grid import NEVER, CounterGrid, Reserves
 from constraints.where.layers import Layers, can_keep
 from constraints.where.limits import MAX_TOKEN_STEPS
-from constraints.where.liveness import Ways, best_through
-from constraints.where.measures import Axis
-from constraints.where.outlook import Outlook
+from constraints.where.measures import Counter
+from constraints.where.token_transitions import TokenTransitions
 
 # Reserves that are kept for pairs of lengths, in bytes.
 _MAX_KEPT_BYTES = 64_000_000
@@ -37,10 +37,10 @@ class Distances:
 
     def __init__(
         self,
-        lattice: Lattice,
+        counter_grid: CounterGrid,
         accepted: tuple[Reserves, ...],
-        tokens: Axis | None,
-        outlooks: Callable[[Sequence[int]], list[Outlook]],
+        tokens: Counter | None,
+        transitions_of: Callable[[Sequence[int]], list[TokenTransitions]],
         starts: Sequence[int],
         is_alive: npt.NDArray[np.bool_],
         num_followed: int,
@@ -54,7 +54,7 @@ class Distances:
         max_work: ways times cells that may be looked at
         Raises TooComplex where there are too many ways to look at.
         """
-        self._lattice = lattice
+        self._counter_grid = counter_grid
         # At most so many tokens where that is all that is asked of them.
         self._limit: int | None = None
         if tokens is not None and len(accepted) == 2 and (accepted[1] == NEVER).all():
@@ -66,7 +66,7 @@ class Distances:
         counts_tokens = self._limit is not None or self._cap > 0
         if not counts_tokens and (is_alive.sum() > _MAX_PLACES or num_followed > _MAX_FOLLOWED):
             raise TooComplex("too many places to follow tokens from")
-        self._ways = _ways(lattice, outlooks, starts, is_alive, accepted[0].shape[1])
+        self._ways = _ways(counter_grid, transitions_of, starts, is_alive, accepted[0].shape[1])
         self._check_work(max_work)
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[int, int], tuple[Reserves, int]] = OrderedDict()
@@ -75,14 +75,14 @@ class Distances:
         self._free = Layers(
             accepted[-1],
             lambda after: self._before(after, accepted[-1]),
-            is_weighed=lattice.reserve is not None,
+            is_weighed=counter_grid.reserve is not None,
         )
 
     @property
     def has_room(self) -> bool:
-        """The lattice leaves room for every completion that is worth anything, below its bases."""
+        """The grid leaves room for every useful completion below its bases."""
         gains = self._ways.gains.max(axis=0, initial=0).tolist()
-        rooms = map(self._lattice.room, range(len(gains)))
+        rooms = map(self._counter_grid.room, range(len(gains)))
         return all(
             room is None or (self._cap + self._free.num_layers) * gain <= room
             for gain, room in zip(gains, rooms, strict=True)
@@ -90,18 +90,18 @@ class Distances:
 
     def _check_work(self, max_work: int) -> None:
         """Before it is done: as many tokens may be needed as the farthest lower bound asks for."""
-        lattice = self._lattice
+        counter_grid = self._counter_grid
         gains = [*self._ways.gains.T, self._ways.costs]
-        places = [*lattice.cells, lattice.reserve]
-        directions = [*lattice.directions, lattice.weight]
+        places = [*counter_grid.cells, counter_grid.reserve]
+        directions = [*counter_grid.directions, counter_grid.weight]
         num_tokens = self._cap + 8
         for gained, place, direction in zip(gains, places, directions, strict=True):
             if place is not None and direction != 1:
                 most = int(np.abs(gained).max(initial=0))
-                num_tokens += lattice.axes[place].cap // max(most, 1)
+                num_tokens += counter_grid.counters[place].cap // max(most, 1)
         first = self._accepted[0]
         work = num_tokens * len(self._ways.sources) * first.shape[1]
-        is_weighed = self._cap > 0 or lattice.reserve is not None
+        is_weighed = self._cap > 0 or counter_grid.reserve is not None
         if work > max_work or not can_keep(first, num_tokens, is_weighed=is_weighed):
             raise TooComplex("completions of too many tokens to look at")
 
@@ -160,14 +160,14 @@ class Distances:
     def _before(self, after: Reserves, accepted: Reserves) -> Reserves:
         """Reserves one token earlier; `after` itself where they are equal to it."""
         reserves = accepted.copy()
-        sources, best = best_through(self._lattice, self._ways, after[None], 0)
+        sources, best = best_through(self._counter_grid, self._ways, after[None], 0)
         reserves[sources] = np.maximum(reserves[sources], best)
         return after if (reserves == after).all() else reserves
 
 
 def _ways(
-    lattice: Lattice,
-    outlooks: Callable[[Sequence[int]], list[Outlook]],
+    counter_grid: CounterGrid,
+    transitions_of: Callable[[Sequence[int]], list[TokenTransitions]],
     starts: Sequence[int],
     is_alive: npt.NDArray[np.bool_],
     num_cells: int,
@@ -179,7 +179,7 @@ def _ways(
     sources, targets, gains = [], [], []
     num_ways = 0
     while wave:
-        views = outlooks(wave)
+        views = transitions_of(wave)
         for place, view in zip(wave, views, strict=True):
             kept = is_alive[view.targets]
             targets.append(view.targets[kept])
@@ -192,7 +192,7 @@ def _ways(
         if num_ways > MAX_TOKEN_STEPS // 8:
             raise TooComplex("too many ways of tokens to look at")
     ways = Ways.of(
-        lattice,
+        counter_grid,
         np.concatenate(sources),
         np.concatenate(targets),
         np.concatenate(gains),
@@ -203,12 +203,12 @@ def _ways(
     return ways
 
 
-def is_within(lattice: Lattice, reserves: Reserves, place: int, counts: list[int]) -> bool:
+def is_within(counter_grid: CounterGrid, reserves: Reserves, place: int, counts: list[int]) -> bool:
     """Whether one place with these counts is alive."""
-    cell = lattice.cell(counts)
+    cell = counter_grid.cell(counts)
     weighed = 0
-    if lattice.reserve is not None:
-        cap = lattice.axes[lattice.reserve].cap
-        weighed = min(counts[lattice.reserve], cap) * lattice.weight
+    if counter_grid.reserve is not None:
+        cap = counter_grid.counters[counter_grid.reserve].cap
+        weighed = min(counts[counter_grid.reserve], cap) * counter_grid.weight
     reserve = int(reserves[place, cell])
     return reserve > NEVER and weighed <= reserve

@@ -22,20 +22,20 @@ from constraints.bitmask import Bitmask
 from constraints.errors import IllegalToken, TooComplex
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.search import shortest_completion
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_steps import ByteSteps
 from constraints.where.byte_table import ByteTable
 from constraints.where.completions import along, fewest
+from constraints.where.counter_grid import NEVER, CounterGrid, Reserves
 from constraints.where.distances import MAX_WORK, Distances
-from constraints.where.lattice import NEVER, Lattice, Reserves
 from constraints.where.machine import Machine
-from constraints.where.outlook import Outlook
 from constraints.where.terms import Expression
+from constraints.where.token_transitions import TokenTransitions
 from constraints.where.utf8 import plain_places
 from constraints.where.views import Views
 
-# States whose outlooks are made while compiling, where distances do not need all of them.
+# States whose transitions are made while compiling, where distances do not need all of them.
 _MAX_AHEAD = 32
 # Work on routes: a tenth of a second, where counts can lead to an end as well.
 _MAX_ROUTED = 8_000_000
@@ -54,9 +54,9 @@ class WhereLanguage:
     """
 
     vocabulary: Vocabulary
-    walk: TokenWalk
+    walk: TokenTrie
     machine: Machine
-    lattice: Lattice
+    counter_grid: CounterGrid
     table: ByteTable
     accepted: tuple[Reserves, ...]
     live: Reserves
@@ -64,11 +64,11 @@ class WhereLanguage:
     dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.views = Views(self.walk, self.table, self.lattice)
+        self.views = Views(self.walk, self.table, self.counter_grid)
         ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
         ends[list(self.vocabulary.end_ids)] = True
         self.end_mask = np.packbits(ends, bitorder="little")
-        self.steps = ByteSteps(self.table, self.lattice)
+        self.steps = ByteSteps(self.table, self.counter_grid)
         self.tokens = self.machine.tokens
         self.spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         self.distances: Distances | None = None
@@ -92,10 +92,10 @@ class WhereLanguage:
         # Where single bytes are tokens, tokens come to every place.
         everywhere = np.flatnonzero(is_followed).tolist()
         return Distances(
-            self.lattice,
+            self.counter_grid,
             self.accepted,
             self.tokens,
-            self.views.outlooks,
+            self.views.transitions_of,
             everywhere if self.spells_utf8 else [self.table.start // self.table.width],
             is_followed,
             int((is_followed & is_inside).sum()) * self.walk.num_nodes_after(0x80, 0xBF),
@@ -120,7 +120,7 @@ class WhereLanguage:
         """Nobody has looked out of any place yet: the first masks would take milliseconds."""
         inside = self.table.utf8.num_places
         for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
-            self.views.outlook(state * inside)
+            self.views.transitions(state * inside)
 
     @property
     def knows_distances(self) -> bool:
@@ -143,14 +143,14 @@ class WhereLanguage:
 
     def matcher(self) -> "WhereMatcher":
         """A matcher at the beginning of an output."""
-        return WhereMatcher(self, self.table.start, [0] * len(self.lattice.axes), 0)
+        return WhereMatcher(self, self.table.start, [0] * len(self.counter_grid.counters), 0)
 
     @property
     def is_equipped(self) -> bool:
         """It searches with nothing but its tables."""
         return True
 
-    def equip(self) -> None:
+    def prepare_search(self) -> None:
         """Nothing is left to be made."""
 
     def in_bytes(self) -> None:
@@ -180,12 +180,12 @@ class WhereMatcher:
     ) -> None:
         self._language = language
         self._packed = packed  # a place of the byte table, without gains
-        self.counts = counts  # of the axes
+        self.counts = counts  # of the counters
         self.made_len = made_len  # tokens
         self._has_ended = False
         # Of this place, once they were asked for.
         self._complete: bool | None = None
-        self._outlook: Outlook | None = None
+        self._outlook: TokenTransitions | None = None
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with the legal tokens, within `max_len` tokens where that is known."""
@@ -195,9 +195,9 @@ class WhereMatcher:
         if not self._has_ended and (max_len is None or max_len > 0):
             left = None if max_len is None else max_len - 1
             reserves = language.reserves(self.made_len + 1, left)
-            outlook = self.outlook()
-            legal = outlook.legal(reserves, self.counts)
-            mask = language.views.mask(self._place, outlook, legal)
+            transitions = self.transitions()
+            legal = transitions.legal(reserves, self.counts)
+            mask = language.views.mask(self._place, transitions, legal)
             octets[: len(mask)] = mask
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask
@@ -219,10 +219,10 @@ class WhereMatcher:
         """A character has begun and is not complete."""
         return self._place % self._language.table.utf8.num_places > 0
 
-    def outlook(self) -> Outlook:
+    def transitions(self) -> TokenTransitions:
         """What tokens lead to from here."""
         if self._outlook is None:
-            self._outlook = self._language.views.outlook(self._place)
+            self._outlook = self._language.views.transitions(self._place)
         return self._outlook
 
     def is_alive(self, reserves: Reserves) -> bool:
@@ -302,8 +302,8 @@ class WhereMatcher:
     ) -> tuple[int, ...] | None:
         """The fewest tokens that complete the text, plain ones first; None: over `max_len`.
 
-        Without distances there may be fewer, and without routes a completion may be missed. Hints
-        are not needed, and nothing is searched for again and again.
+        Without distances there may be fewer, and without routes a completion may be missed.
+        CompletionHints are not needed, and nothing is searched for again and again.
         """
         if self._has_ended:
             return ()
@@ -323,9 +323,9 @@ class WhereMatcher:
         ahead = self.fork()
         tokens: list[int] = []
         while not ahead.is_complete and len(tokens) < max_len:
-            outlook = ahead.outlook()
-            legal = outlook.legal(self._language.live, ahead.counts)
-            token_id = outlook.farthest_token(legal, ahead.counts)
+            transitions = ahead.transitions()
+            legal = transitions.legal(self._language.live, ahead.counts)
+            token_id = transitions.farthest_token(legal, ahead.counts)
             if token_id is None:
                 rest = shortest_completion(ahead, self._language.vocabulary, max_len - len(tokens))
                 return None if rest is None else (*tokens, *rest)
@@ -356,6 +356,6 @@ class WhereMatcher:
         language = self._language
         if language.follows_bytes:
             return not language.steps.goes_on(language.live, self._packed, self.counts)
-        outlook = self.outlook()
+        transitions = self.transitions()
         reserves = language.reserves(self.made_len + 1, None)
-        return not outlook.legal(reserves, self.counts).any()
+        return not transitions.legal(reserves, self.counts).any()

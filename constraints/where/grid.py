@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where.measures import Axis
+from constraints.where.measures import Counter
 from constraints.where.terms import And, Compare, Constant, Expression, Measure, Not, Or, Relation
 
 Grid = npt.NDArray[np.bool_]
@@ -35,20 +35,20 @@ def is_counted(atom: Expression) -> bool:
 def holds(
     expression: Expression,
     truths: Mapping[Expression, npt.NDArray[np.bool_]],
-    axes: Mapping[Measure, Axis],
+    counters: Mapping[Measure, Counter],
 ) -> Grid:
     """The grid of an expression; truths: whether each atom that counts nothing holds, [states]."""
     match expression:
         case And(parts):
-            return reduce(np.logical_and, [holds(part, truths, axes) for part in parts])
+            return reduce(np.logical_and, [holds(part, truths, counters) for part in parts])
         case Or(parts):
-            return reduce(np.logical_or, [holds(part, truths, axes) for part in parts])
+            return reduce(np.logical_or, [holds(part, truths, counters) for part in parts])
         case Not(part):
-            return ~holds(part, truths, axes)
+            return ~holds(part, truths, counters)
         case Constant(value):
             return np.full((1,) * 5, value)
         case Compare(measure, relation, bound) if is_counted(expression):
-            firsts = axes[measure].firsts if measure in axes else (0,)
+            firsts = counters[measure].firsts if measure in counters else (0,)
             along = np.array([_RELATIONS[relation](first, bound) for first in firsts])
             shape = [1] * 5
             shape[1 + MEASURES.index(measure)] = len(firsts)

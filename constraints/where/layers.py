@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from constraints.errors import TooComplex
-from constraints.where.lattice import ALWAYS, NEVER, Reserves
+from constraints.where.counter_grid import ALWAYS, NEVER, Reserves
 
 # Layers that are kept whole, in bytes.
 _MAX_BYTES = 128_000_000

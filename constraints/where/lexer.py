@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from constraints.where.complaint import complaint, short
+from constraints.where.error_position import complaint, short
 
 # Numbers are compared as 64-bit integers.
 MAX_DIGITS = 18

@@ -15,7 +15,7 @@ from constraints.where.code_points import Partition, join
 from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
 from constraints.where.grouping import ContainsAny, grouped
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
-from constraints.where.measures import Axis, atoms, axis_of
+from constraints.where.measures import Counter, atoms, axis_of
 from constraints.where.sources import Steps
 from constraints.where.terms import (
     Compare,
@@ -47,8 +47,8 @@ class Machine:
     gains:   [num_states, num_labels, num_axes] what a character adds to each count
     pending: [num_states, num_axes] what is added to the counts before looking them up in `accepts`
     accepts: [num_states, segments of each measure]
-    axes:    of the measures that are counted, tokens apart
-    tokens:  the axis of tokens, None where they do not matter
+    counters:    of the measures that are counted, tokens apart
+    tokens:  the counter of tokens, None where they do not matter
     """
 
     partition: Partition
@@ -57,8 +57,8 @@ class Machine:
     gains: Counts
     pending: Counts
     accepts: Grid
-    axes: tuple[Axis, ...]
-    tokens: Axis | None
+    counters: tuple[Counter, ...]
+    tokens: Counter | None
 
     @property
     def num_states(self) -> int:
@@ -111,7 +111,9 @@ def build(expression: Expression) -> Machine:
     )
     parts = {atom: automaton_of(atom) for atom in finite}
     counted = {
-        measure: axis for measure in MEASURES if (axis := axis_of(measure, expression)) is not None
+        measure: counter
+        for measure in MEASURES
+        if (counter := axis_of(measure, expression)) is not None
     }
     joint = _Joint(expression, parts, counted)
     rows, steps = joint.explore()
@@ -120,9 +122,9 @@ def build(expression: Expression) -> Machine:
         start=1,
         steps=steps,
         gains=joint.gains(rows),
-        pending=np.zeros((len(rows), len(joint.axes)), dtype=np.int64),
+        pending=np.zeros((len(rows), len(joint.counters)), dtype=np.int64),
         accepts=joint.grid(rows),
-        axes=joint.axes,
+        counters=joint.counters,
         tokens=counted.get(Measure.TOKENS),
     )
 
@@ -134,11 +136,11 @@ class _Joint:
         self,
         expression: Expression,
         parts: Mapping[Expression, Automaton],
-        counted: Mapping[Measure, Axis],
+        counted: Mapping[Measure, Counter],
     ) -> None:
         self._expression = expression
         self._counted = counted
-        self.axes = tuple(counted[measure] for measure in TEXT_MEASURES if measure in counted)
+        self.counters = tuple(counted[measure] for measure in TEXT_MEASURES if measure in counted)
         members = list(parts.values())
         self._flags: dict[Measure, int] = {}
         for measure, flag in (
@@ -232,15 +234,15 @@ class _Joint:
     def gains(self, rows: npt.NDArray[np.int32]) -> Counts:
         """What each label adds to the counts in each row."""
         num_labels = self._columns.shape[1]
-        gains = np.zeros((len(rows), num_labels, len(self.axes)), dtype=np.int64)
-        for place, axis in enumerate(self.axes):
-            if axis.measure is Measure.CHARS:
+        gains = np.zeros((len(rows), num_labels, len(self.counters)), dtype=np.int64)
+        for place, counter in enumerate(self.counters):
+            if counter.measure is Measure.CHARS:
                 gains[:, :, place] = 1
                 continue
-            flag = self._flags[axis.measure]
+            flag = self._flags[counter.measure]
             is_outside = rows[:, flag] == 0
             begins = self._columns[flag] == 0
-            if axis.measure is Measure.SENTENCES:
+            if counter.measure is Measure.SENTENCES:
                 begins = np.ones_like(begins)
             gains[:, :, place] = is_outside[:, None] & begins[None, :]
         gains[0] = 0

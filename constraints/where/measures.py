@@ -32,7 +32,7 @@ _CUTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class Counter:
     """One measure. A count of `cap` or more is held as `cap`: nothing tells them apart."""
 
     measure: Measure
@@ -65,8 +65,8 @@ def atoms(expression: Expression) -> Iterator[Expression]:
             yield expression
 
 
-def axis_of(measure: Measure, expression: Expression) -> Axis | None:
-    """The axis of a measure; None where the expression does not look at it."""
+def axis_of(measure: Measure, expression: Expression) -> Counter | None:
+    """The counter of a measure; None where the expression does not look at it."""
     cuts = {
         atom.bound + shift
         for atom in atoms(expression)
@@ -76,4 +76,4 @@ def axis_of(measure: Measure, expression: Expression) -> Axis | None:
     above = sorted(cut for cut in cuts if cut > 0)
     if above and above[-1] > MAX_COUNT:
         raise TooComplex(f"{measure.value} is compared with more than {MAX_COUNT}")
-    return Axis(measure, tuple(above)) if above else None
+    return Counter(measure, tuple(above)) if above else None

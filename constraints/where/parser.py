@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from constraints.errors import Malformed
-from constraints.where.complaint import complaint, nearest, short
 from constraints.where.cursor import Cursor
+from constraints.where.error_position import complaint, nearest, short
 from constraints.where.functions import Function, find
 from constraints.where.lexer import Kind, Token, place_in
 from constraints.where.operands import (

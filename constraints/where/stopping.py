@@ -32,7 +32,7 @@ def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     spelled = _Spelled(machine, trie)
     # [num_nodes + 1, num_states, ...]; the last block is of outputs that a phrase has ended.
     steps = np.zeros((num_nodes + 1, num_states, num_labels), dtype=np.int32)
-    gains = np.zeros((*steps.shape, len(machine.axes)), dtype=np.int64)
+    gains = np.zeros((*steps.shape, len(machine.counters)), dtype=np.int64)
     # What no phrase goes on with, or begins with, is committed: by the root, the character itself.
     steps[0] = machine.steps[:, columns[0]]
     gains[0] = machine.gains[:, columns[0]]
@@ -55,7 +55,7 @@ def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
         machine,
         partition=partition,
         steps=steps.reshape(total, num_labels),
-        gains=gains.reshape(total, num_labels, len(machine.axes)),
+        gains=gains.reshape(total, num_labels, len(machine.counters)),
         pending=np.concatenate([*spelled.gained, np.zeros_like(machine.pending)]),
         accepts=machine.accepts[np.concatenate([*spelled.states, np.arange(num_states)])],
     )
@@ -69,7 +69,7 @@ class _Spelled:
 
     def __init__(self, machine: Machine, trie: Phrases) -> None:
         labels = [0, *(machine.partition.label_of(ord(char)) for char in trie.chars)]
-        first: Counts = np.zeros((machine.num_states, len(machine.axes)), dtype=np.int64)
+        first: Counts = np.zeros((machine.num_states, len(machine.counters)), dtype=np.int64)
         self.states: list[npt.NDArray[np.int64]] = [np.arange(machine.num_states)] * len(trie.ends)
         self.gained: list[Counts] = [first] * len(trie.ends)
         for node, children in trie.by_depth():

@@ -23,10 +23,10 @@ from typing import Any
 
 from constraints.errors import ConstraintError, TooComplex
 from constraints.verdict import Judged, Passed, Verified
-from constraints.worker.allowance import Allowance
+from constraints.worker.idle_workers import IdleWorkers
 from constraints.worker.jobs import Bug, Job, answer_from_json, frame, job_to_json
-from constraints.worker.keeper import Keeper
-from constraints.worker.nursery import Exit, WorkerEnded, WorkerProcess
+from constraints.worker.token_bucket import TokenBucket
+from constraints.worker.zygote_client import Exit, WorkerEnded, WorkerProcess
 
 _logger = logging.getLogger("constraints")
 
@@ -126,9 +126,9 @@ class WorkerPool:
         limits = ("--cpu-s", str(rules.cpu_s), "--memory-bytes", str(rules.memory_bytes))
         arguments = (*vocabulary.arguments(), *limits)
         # Each beginning and each going on at once has one, which is forked once and not per job.
-        self._keeper = Keeper(arguments, max_low=rules.num_quick + rules.num_slow)
-        self._for_beginnings = Allowance(*_BEGINNINGS)
-        self._for_slices = Allowance(*_SLICES)
+        self._idle_workers = IdleWorkers(arguments, max_low=rules.num_quick + rules.num_slow)
+        self._for_beginnings = TokenBucket(*_BEGINNINGS)
+        self._for_slices = TokenBucket(*_SLICES)
         self._quick = asyncio.Semaphore(rules.num_quick)
         self._slow = asyncio.Semaphore(rules.num_slow)
         self._num_waiting = 0
@@ -136,18 +136,18 @@ class WorkerPool:
         self.num_ended = 0
 
     async def wait_ready(self) -> None:
-        """Returns when jobs can be done. Raises NurseryFailed when they never will be."""
-        await self._keeper.nursery()
+        """Returns when jobs can be done. Raises ZygoteFailed when they never will be."""
+        await self._idle_workers.zygote_client()
 
     async def close(self) -> None:
         """Ends all processes; jobs under way fail."""
-        await self._keeper.close()
+        await self._idle_workers.close()
 
     async def do(self, job: Job, wait_s: float | None = None) -> Passed | Judged | Verified:
         """The answer within `wait_s`, or as long as the rules say. Raises what the constraint is
         refused for, or why there is no answer.
 
-        ConstraintError | PoolBusy, NurseryFailed, WorkerBug
+        ConstraintError | PoolBusy, ZygoteFailed, WorkerBug
         """
         if self._num_waiting >= self._rules.max_waiting:
             raise PoolBusy("too many constraints wait to be compiled")
@@ -198,7 +198,7 @@ class WorkerPool:
 
     async def _take(self) -> WorkerProcess:
         may_compete = self._for_beginnings.left_s(self._now_s()) > 0.0
-        worker = await self._keeper.take(low=not may_compete)
+        worker = await self._idle_workers.take(low=not may_compete)
         if not may_compete:
             _let_give_way(worker)
         return worker
@@ -228,15 +228,15 @@ class WorkerPool:
             self._slow.release()
 
     @contextmanager
-    def _spending(self, allowance: Allowance, worker: WorkerProcess) -> Iterator[None]:
-        """Time of an allowance, unless the worker gives way."""
+    def _spending(self, token_bucket: TokenBucket, worker: WorkerProcess) -> Iterator[None]:
+        """Time of an token bucket, unless the worker gives way."""
         begun_s = self._now_s()
         try:
             yield
         finally:
             if not worker.gives_way:
                 now_s = self._now_s()
-                allowance.spend(now_s, now_s - begun_s)
+                token_bucket.spend(now_s, now_s - begun_s)
 
     async def _wait_paused(self, worker: WorkerProcess) -> None:
         if self._num_paused >= self._rules.max_paused:
@@ -257,7 +257,7 @@ class WorkerPool:
             worker.let_go()
         else:
             worker.used_s = told["used_s"]
-            self._keeper.put_back(worker)
+            self._idle_workers.put_back(worker)
 
     async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:
         """What to say of a job whose time is over: whether it had its share of computing."""

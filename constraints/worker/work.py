@@ -11,8 +11,8 @@ import numpy as np
 from constraints.check import judge
 from constraints.errors import ConstraintError, EngineFailed, TooComplex
 from constraints.grammars.instances import violations
-from constraints.guide import Guide
 from constraints.matcher import Language
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec
 from constraints.translation import MAX_SENT_CHARS, Translation
 from constraints.verdict import Passed, Verified
@@ -105,13 +105,15 @@ class Work:
         if not isinstance(job, Check):
             return judge(language, self._vocabulary, job.spec, job.texts, job.max_len)
         # Raises Contradiction with the stop strings, DoesNotFit, TooComplex.
-        guide = Guide(language, self._vocabulary, Budget(job.max_len, cuts=job.cuts), job.stops)
+        output_state = OutputConstraintState(
+            language, self._vocabulary, Budget(job.max_len, cuts=job.cuts), job.stops
+        )
         compile_s = time.process_time() - started_s
         if compile_s > _FOLLOWED_FROM_S:
             _follow(language, self._vocabulary)
         known = (language.dropped_phrases, language.not_enforced)
         return Passed(
-            *(guide.needed_len, *known, compile_s, guide.has_dead_ends),
+            *(output_state.needed_len, *known, compile_s, output_state.has_dead_ends),
             translation=_short_enough(language.translation),
         )
 

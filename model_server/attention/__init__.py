@@ -1,1 +1,1 @@
-"""Paged attention: one protocol (`base.py`), its oracle (`reference.py`) and the fast ways."""
+"""Paged attention: the interface (`base.py`), its oracle (`reference.py`) and the backends."""

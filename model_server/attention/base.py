@@ -1,15 +1,18 @@
-"""What an attention backend is: storage of keys and values in blocks, and attention over them.
+"""The interface of attention backends, and the layout of keys and values that most of them use.
 
-A backend knows one layer of one step at a time. It knows neither models nor requests.
+A backend sees one layer of one step at a time, and neither models nor requests.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from model_server.engine.kv_cache import CacheLayout, LayerCache
+from model_server.engine.kv_cache import CacheLayout, LayerCache, LayerGeometry
 from model_server.engine.step import StepInputs
+
+DEFAULT_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +42,7 @@ class LayerOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether scale, mask and softmax are all there is, as in SDPA."""
+        """Whether it is scale, mask and softmax alone, as in SDPA."""
         return self.softcap is None and self.sinks is None
 
     def first_key(self, position: int) -> int:
@@ -55,7 +58,7 @@ class AttentionBackend(CacheLayout, Protocol):
 
     @property
     def name(self) -> str:
-        """What `--attention` calls it."""
+        """The value of `--attention`."""
 
     def attend(
         self,
@@ -70,5 +73,49 @@ class AttentionBackend(CacheLayout, Protocol):
 
         query [num_tokens, num_heads, head_dim], key [num_tokens, num_kv_heads, head_dim] and value
         [num_tokens, num_kv_heads, value_dim], in any strides, are of the cache's dtype; num_heads
-        is a multiple of num_kv_heads. Answers [num_tokens, num_heads, value_dim], contiguous.
+        is a multiple of num_kv_heads. Returns [num_tokens, num_heads, value_dim], contiguous.
         """
+
+
+class TokenMajorLayout:
+    """Blocks of shape [num_blocks, block_size, num_kv_heads, dim].
+
+    A token's slot is a row of the flattened pool, so writing is one indexed copy.
+    """
+
+    def __init__(self, block_size: int = DEFAULT_BLOCK_SIZE) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be positive, got {block_size}")
+        self.block_size = block_size
+
+    def allocate(
+        self, num_blocks: int, geometry: LayerGeometry, dtype: torch.dtype, device: torch.device
+    ) -> LayerCache:
+        """See CacheLayout.allocate."""
+        shape = (num_blocks, self.block_size, geometry.num_kv_heads)
+        return LayerCache(
+            geometry,
+            torch.zeros((*shape, geometry.head_dim), dtype=dtype, device=device),
+            torch.zeros((*shape, geometry.value_dim), dtype=dtype, device=device),
+        )
+
+    def bytes_per_block(self, geometry: LayerGeometry, dtype: torch.dtype) -> int:
+        """See CacheLayout.bytes_per_block."""
+        per_token = geometry.num_kv_heads * (geometry.head_dim + geometry.value_dim)
+        return self.block_size * per_token * dtype.itemsize
+
+
+def scatter(cache: LayerCache, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """Write key and value rows [num_tokens, num_kv_heads, dim] to their slots."""
+    cache.keys.flatten(0, 1).index_copy_(0, slot_mapping, key)
+    cache.values.flatten(0, 1).index_copy_(0, slot_mapping, value)
+
+
+def gather(cache: LayerCache, blocks: Tensor, tokens: slice) -> tuple[Tensor, Tensor]:
+    """The keys and values of `tokens` in the blocks, [num_tokens, num_kv_heads, dim] each.
+
+    Rows past a sequence's end are left out: in a reused block they may be anything, NaN included.
+    """
+    keys = cache.keys.index_select(0, blocks).flatten(0, 1)[tokens]
+    values = cache.values.index_select(0, blocks).flatten(0, 1)[tokens]
+    return keys, values

@@ -1,7 +1,7 @@
 """Paged attention on a CPU by the C++ of `native/cpu_op.cpp`: the fastest way, and invariant.
 
 A row's result has the same bits whatever its batch mates, its chunk, the threads and the order of
-its blocks; `native/tile.h` tells the layout and why that holds. The library is called through
+its blocks; `native/tile.h` documents the layout and the proof. The library is called through
 ctypes, which releases the GIL. Loaded after torch, it shares torch's OpenMP threads.
 """
 
@@ -166,7 +166,7 @@ class CpuOpAttention:
     def _check(
         self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor, step: StepInputs
     ) -> None:
-        """Whether the call that is filled in stays inside of what it was given."""
+        """Whether the call stays inside of its buffers."""
         geometry, call, num_tokens = cache.geometry, self._call, step.num_tokens
         rows = (num_tokens, geometry.num_kv_heads)
         if (

@@ -1,7 +1,7 @@
 """Paged attention on any GPU by gather and SDPA, until a kernel of our own replaces it.
 
-All decodes of a step are one padded batch, since launches are what costs there; prompt chunks go
-one by one. Nothing here is particular to CUDA, so tests run it on a CPU.
+All decodes of a step are one padded batch, since kernel launches dominate there; prompt chunks are
+computed one by one. Nothing here is specific to CUDA, so tests run it on a CPU.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from model_server.attention.base import LayerOptions
+from model_server.attention.base import DEFAULT_BLOCK_SIZE, LayerOptions, TokenMajorLayout, scatter
 from model_server.attention.sdpa import (
     StepPlans,
     Tile,
@@ -19,13 +19,12 @@ from model_server.attention.sdpa import (
     soft_capped,
     softmax_with_sinks,
 )
-from model_server.attention.token_major import DEFAULT_BLOCK_SIZE, TokenMajorLayout, scatter
 from model_server.engine.kv_cache import LayerCache
 from model_server.engine.step import StepInputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decodes:
+class DecodeBatch:
     """The step's sequences of one query, padded to the most keys that one of them sees."""
 
     rows: Tensor  # [num_decodes] int64, rows of the step
@@ -34,10 +33,10 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """How a step is cut: decodes together, chunks in tiles."""
+class AttentionPlan:
+    """The parts of a step: decodes together, chunks in tiles."""
 
-    decodes: Decodes | None
+    decodes: DecodeBatch | None
     tiles: list[Tile]
 
 
@@ -69,10 +68,10 @@ class GatherSdpaAttention(TokenMajorLayout):
             output[tile.rows] = attend_tile(query[tile.rows], cache, tile, options)
         return output
 
-    def _plan(self, step: StepInputs, options: LayerOptions) -> Plan:
+    def _plan(self, step: StepInputs, options: LayerOptions) -> AttentionPlan:
         decodes = [seq for seq, query_len in enumerate(step.query_lens) if query_len == 1]
         chunks = [seq for seq, query_len in enumerate(step.query_lens) if query_len > 1]
-        return Plan(
+        return AttentionPlan(
             decodes=_plan_decodes(step, decodes, options, self.block_size) if decodes else None,
             tiles=plan_tiles(step, chunks, options, self.block_size),
         )
@@ -80,7 +79,7 @@ class GatherSdpaAttention(TokenMajorLayout):
 
 def _plan_decodes(
     step: StepInputs, seqs: list[int], options: LayerOptions, block_size: int
-) -> Decodes:
+) -> DecodeBatch:
     device = step.block_tables.device
     ends = torch.tensor([step.context_lens[seq] for seq in seqs])[:, None]
     firsts = torch.tensor([options.first_key(step.context_lens[seq] - 1) for seq in seqs])[:, None]
@@ -90,11 +89,11 @@ def _plan_decodes(
     index = torch.tensor(seqs, device=device)
     blocks = step.block_tables[index].long().gather(1, keys // block_size)
     rows = step.cu_query_lens[index].long()
-    return Decodes(rows=rows, slots=blocks * block_size + keys % block_size, mask=mask)
+    return DecodeBatch(rows=rows, slots=blocks * block_size + keys % block_size, mask=mask)
 
 
 def _attend_decodes(
-    query: Tensor, cache: LayerCache, decodes: Decodes, options: LayerOptions
+    query: Tensor, cache: LayerCache, decodes: DecodeBatch, options: LayerOptions
 ) -> Tensor:
     """[num_decodes, heads, value_dim]; each key head's group of queries is one matrix."""
     num_kv_heads = cache.geometry.num_kv_heads

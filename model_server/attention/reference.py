@@ -7,8 +7,7 @@ softmax. Runs on every device, as clearly as it can and with no regard to speed.
 import torch
 from torch import Tensor
 
-from model_server.attention.base import LayerOptions
-from model_server.attention.token_major import TokenMajorLayout, gather, scatter
+from model_server.attention.base import LayerOptions, TokenMajorLayout, gather, scatter
 from model_server.engine.kv_cache import LayerCache
 from model_server.engine.step import StepInputs
 

@@ -4,7 +4,7 @@
                     0                                   first_key                    end
 
 Heads that share a key head are packed as query rows, [kv_heads, query_len * group, dim], so that
-keys and values are never repeated. Softcap and sinks are beyond SDPA: they take a float32 softmax
+keys and values are never repeated. SDPA has neither softcap nor sinks: they take a float32 softmax
 of our own.
 """
 
@@ -17,30 +17,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from model_server.attention.base import LayerOptions
-from model_server.attention.token_major import gather
+from model_server.attention.base import (
+    DEFAULT_BLOCK_SIZE,
+    LayerOptions,
+    TokenMajorLayout,
+    gather,
+    scatter,
+)
 from model_server.engine.kv_cache import LayerCache
 from model_server.engine.step import StepInputs
 
 # Scores, or mask bits, of a tile per head, where they are written out: 4 MiB of float32.
 MAX_TILE_SCORES = 1 << 20
 
-Plan = TypeVar("Plan")
+T = TypeVar("T")
 
 
-class StepPlans(Generic[Plan]):
-    """What is derived from a step once and used by each of its layers.
+class StepPlans(Generic[T]):
+    """The plans of a step, made once and used by each of its layers.
 
-    Layers differ in what they see and whether SDPA does it, so a step has a plan for each such
-    kind. Keeps the plans of the last step and no others; used by one thread.
+    Layers differ in the keys that they see and in whether SDPA computes them, so a step has a plan
+    for each such kind. Keeps the plans of the last step only; used by one thread.
     """
 
-    def __init__(self, make: Callable[[StepInputs, LayerOptions], Plan]) -> None:
+    def __init__(self, make: Callable[[StepInputs, LayerOptions], T]) -> None:
         self._make = make
         self._step: StepInputs | None = None
-        self._plans: dict[tuple[int | None, int | None, bool], Plan] = {}
+        self._plans: dict[tuple[int | None, int | None, bool], T] = {}
 
-    def get(self, step: StepInputs, options: LayerOptions) -> Plan:
+    def get(self, step: StepInputs, options: LayerOptions) -> T:
         """The plan of this step for layers of this kind."""
         if step is not self._step:
             self._step, self._plans = step, {}
@@ -82,9 +87,9 @@ def plan_tiles(
 ) -> list[Tile]:
     """Cut the named sequences of a step into tiles of at most `max_scores` a head.
 
-    A prompt from its first token is one tile of any size: SDPA has a way for it without a mask.
+    A prompt from its first token is one tile of any size: SDPA needs no mask for it.
     """
-    # From the plain numbers: reading a GPU's copy would wait for all that it has to do before.
+    # From the host's numbers: reading the GPU's copy would wait for its queue.
     first_rows = list(accumulate(step.query_lens, initial=0))
     tiles = []
     for seq in seqs:
@@ -194,3 +199,39 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None, num_kv_heads: int) 
         return scores.softmax(dim=-1)
     column = sinks.float().view(num_kv_heads, 1, -1, 1).expand(*scores.shape[:-1], 1)
     return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
+
+
+class CpuAttention(TokenMajorLayout):
+    """Packed SDPA sequence by sequence, for CPUs without a compiler: padding a batch never pays.
+
+    Several times faster than the reference and slower than the operator of `cpu_op.py`. A
+    sequence's results do not depend on its batch mates, but their last bits may depend on the
+    length of its chunks: SDPA sums in another order for another number of queries.
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self, block_size: int = DEFAULT_BLOCK_SIZE, max_tile_scores: int = MAX_TILE_SCORES
+    ) -> None:
+        super().__init__(block_size)
+        self._max_tile_scores = max_tile_scores
+        self._plans = StepPlans(self._plan)
+
+    def attend(
+        self,
+        cache: LayerCache,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: StepInputs,
+        options: LayerOptions,
+    ) -> Tensor:
+        """See AttentionBackend.attend."""
+        scatter(cache, key, value, step.slot_mapping)
+        tiles = self._plans.get(step, options)
+        return torch.cat([attend_tile(query[tile.rows], cache, tile, options) for tile in tiles])
+
+    def _plan(self, step: StepInputs, options: LayerOptions) -> list[Tile]:
+        seqs = range(step.num_seqs)
+        return plan_tiles(step, seqs, options, self.block_size, self._max_tile_scores)

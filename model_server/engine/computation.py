@@ -1,6 +1,6 @@
 """The device's half of a step: forward on every rank, sampling on rank 0, one choice for all.
 
-It reads the plans of a step and changes no books; the sampler's rows are the sampler's.
+It reads the plans of a step and changes no sequence.
 """
 
 import time
@@ -25,15 +25,15 @@ from proto.contract import FinishReason, Generation, SampledToken
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """What a step brought, before it is applied. All but `drawn` and times is rank 0's alone.
+    """The results of a step, before they are applied. All but `drawn` and times is rank 0's alone.
 
-    drawn:    one entry per chunk with logits. Means nothing, unless it failed, where the chunk
-              scored its prompt and sampled no token.
+    drawn:    one entry per chunk with logits. For a chunk that scored its prompt and sampled no
+              token, it matters only if it failed.
     rows:     one row per chunk that sampled
-    advances: what constraints said to it, by request
-    errors:   why a request failed, by request
+    advances: the consequences for constraints, by request
+    errors:   the reasons of failed requests, by request
     late:     requests that were to sample, and sample in a later step
-    mask_wait_ns: what sampling waited for masks
+    mask_wait_ns: the time that sampling waited for masks
 
     On CUDA the forward's kernels run on while it returns, and are waited for by sampling: the sum
     of the two times holds.
@@ -103,7 +103,7 @@ _NO_TOKEN = Drawn((0,))
 
 
 class Computation:
-    """Computes steps. `sampler` and `guides` are there on rank 0 alone."""
+    """Computes steps. `sampler` and `guides` exist on rank 0 alone."""
 
     def __init__(
         self, model: PagedModel, sampler: Sampler | None, guides: MaskScheduler | None, world: World
@@ -206,7 +206,7 @@ class Computation:
         rows: SampledRows,
         masks: StepMasks,
     ) -> Mapping[int, Advance]:
-        """Tell the guides what their outputs drew, and the sampler what they force."""
+        """Advance the guides by the sampled tokens, and the sampler by the forced ones."""
         drawn = {
             sampling[place]: rows.token_ids[place]
             for place in masks.places.tolist()
@@ -226,7 +226,7 @@ class Computation:
         errors: Mapping[int, str],
         late: frozenset[int],
     ) -> tuple[Drawn, ...]:
-        """The same for each chunk with logits on every rank."""
+        """The result of each chunk with logits, the same on every rank."""
         if not answering:
             return ()
         chosen: list[Drawn] | None = None
@@ -246,7 +246,7 @@ class Computation:
 
 
 def _chosen(chunk: PlannedChunk, token_ids: Iterator[int], late: frozenset[int]) -> Drawn:
-    """What a chunk with logits drew, if it did: the next of `token_ids`."""
+    """The result of a chunk with logits: its token is the next of `token_ids`."""
     if chunk.sequence.request_id in late:
         return LATE
     return Drawn((next(token_ids),)) if chunk.samples else _NO_TOKEN

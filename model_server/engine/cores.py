@@ -1,11 +1,11 @@
-"""Gives each of the two threads that compute a step a core of its own, where there are two.
+"""Core affinity: a core of its own for each of the two threads that compute a step.
 
 They wait for each other some hundred times a step. A core that has anything to run does not look
 for what waits elsewhere, and be it idle work, such as the compiling of constraints: two threads may
 share a core for twenty milliseconds while the other core runs what could wait.
 
     both compute  ->  bound, one to a core
-    one computes  ->  free to move: whoever wants the cores is to be given way to
+    one computes  ->  free to move: other work gets the cores
 
 It knows no model.
 """
@@ -31,7 +31,7 @@ def own_cores(num_threads: int, rank: int, world_size: int) -> tuple[int, ...] |
     """The cores of a rank's threads, one for each.
 
     None where a rank has other than two; where those of all ranks are not as many as the process's
-    cores, so that these may be meant for others as well; and where the system does not tell.
+    cores, so that these may be meant for others as well; and where the system does not report them.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -51,7 +51,7 @@ def roam() -> None:
 
 
 class Cores:
-    """Owner of where the threads of steps run. Called from the thread that runs the steps."""
+    """Owner of the affinity of steps' threads. Called from the thread that runs the steps."""
 
     def __init__(self, library: ctypes.CDLL, cores: Sequence[int]) -> None:
         self._place = library.tandem_place_threads
@@ -60,7 +60,7 @@ class Cores:
         self._all = sorted(os.sched_getaffinity(os.getpid()))
 
     def use(self, num_threads: int) -> None:
-        """Compute with so many threads from here on, at most one for each core."""
+        """Set the number of threads, at most one for each core."""
         torch.set_num_threads(num_threads)
         most = len(self._cores)
         is_bound = num_threads == most
@@ -73,7 +73,7 @@ class Cores:
 
 
 def bound(cores: Sequence[int] | None) -> Cores | None:
-    """Binds a thread to each of the cores. None where that cannot be, or is not wanted."""
+    """Bind a thread to each of the cores. None where that is impossible, or not wanted."""
     if cores is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The ranks of one model: who am I, how many are we, and what rank 0 decided.
+"""The ranks of one model, and the broadcast of what rank 0 sampled.
 
 A World is handed down, never looked up. It knows no model, request or RPC; the collectives inside
 a forward pass are the model's own and run over the same process group.
@@ -28,7 +28,7 @@ _ABANDONED = -1
 
 
 class Drawn(NamedTuple):
-    """What a step brought to a row. A tuple, because dozens are born in every step.
+    """A row's sampled tokens. A tuple, because every step makes dozens.
 
     token_ids: none: the row failed, or is late. All but the first were not drawn: they are forced
     is_over:   nothing may follow, whatever the tokens are
@@ -46,9 +46,9 @@ LATE = Drawn((), is_late=True)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """This process among the ranks. `group` None: it is alone, and nothing here communicates.
+    """This process among the ranks. `group` None: there is one rank, and nothing communicates.
 
-    `group` carries what ranks tell each other on the host, outside of any forward pass.
+    `group` carries messages between ranks on the host, outside of any forward pass.
     """
 
     rank: int = 0
@@ -73,7 +73,7 @@ class World:
         load_timeout_s: float = LOAD_TIMEOUT_S,
         step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> "World":
-        """Meet the other ranks at `master_addr`:`master_port`, where rank 0 listens.
+        """Join the other ranks at `master_addr`:`master_port`, where rank 0 listens.
 
         Tensors on CUDA travel by NCCL, those on the host by gloo. Raises RanksDiverged when a rank
         does not come within `load_timeout_s`, or the address cannot be had.
@@ -100,11 +100,11 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank samples and answers."""
+        """Whether this rank samples and returns generations."""
         return self.rank == 0
 
     def broadcast_drawn(self, drawn: Sequence[Drawn] | None, num_rows: int) -> tuple[Drawn, ...]:
-        """What rank 0 drew for each of `num_rows` rows.
+        """The tokens that rank 0 sampled for each of `num_rows` rows.
 
         Rank 0 hands it in, the others None. Rank 0 calls `abandon` instead when it has nothing,
         which raises RanksDiverged here on the other ranks.
@@ -141,7 +141,7 @@ class World:
             self._broadcast_soon(rows)
 
     def smallest(self, number: int) -> int:
-        """The smallest of what the ranks hand in."""
+        """The smallest of the ranks' numbers."""
         if self.group is None:
             return number
         numbers = torch.tensor([number], dtype=torch.int64)
@@ -152,7 +152,7 @@ class World:
         return int(numbers.item())
 
     def _broadcast_soon(self, rows: torch.Tensor) -> None:
-        # Asked again and again: gloo's own wait takes the group's time limit, whatever it is told.
+        # Polled: gloo's own wait uses the group's time limit, whatever its argument is.
         try:
             work = dist.broadcast(rows, src=0, group=self.group, async_op=True)
             deadline_s = time.monotonic() + ABANDON_TIMEOUT_S
@@ -175,7 +175,7 @@ class World:
 
 
 def _first(drawn: Drawn) -> int:
-    """What stands for a row among the first tokens."""
+    """A row's entry among the first tokens."""
     if drawn.token_ids:
         return drawn.token_ids[0]
     return _LATE_ROW if drawn.is_late else _FAILED_ROW
@@ -189,7 +189,7 @@ def _drawn(first: int) -> Drawn:
 
 
 def _more(row: int, drawn: Drawn) -> tuple[int, ...]:
-    """What a row has besides its first token."""
+    """A row's tokens after the first, and whether it is over."""
     if not drawn.is_over and len(drawn.token_ids) <= 1:
         return ()
     forced = drawn.token_ids[1:]

@@ -37,7 +37,7 @@ class LayerGeometry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache:
-    """One layer's storage. Only the backend that allocated it knows how the tensors lie."""
+    """One layer's storage. Only the backend that allocated it knows the tensors' layout."""
 
     geometry: LayerGeometry
     keys: Tensor
@@ -45,7 +45,7 @@ class LayerCache:
 
 
 class CacheLayout(Protocol):
-    """What the pool asks of an attention backend."""
+    """The part of an attention backend that the pool uses."""
 
     @property
     def block_size(self) -> int:
@@ -61,7 +61,7 @@ class CacheLayout(Protocol):
 
 
 class KVCache:
-    """Owner of the pool's tensors: allocates them once, hands out layers, frees them with itself.
+    """Owner of the pool's tensors: allocates them once and frees them with itself.
 
     Raises ValueError when `num_blocks` is not positive or there is no layer.
     """
@@ -91,7 +91,7 @@ class KVCache:
 
     @property
     def num_layers(self) -> int:
-        """How many layers have a cache."""
+        """The number of layers with a cache."""
         return len(self._layers)
 
     def layer(self, layer_index: int) -> LayerCache:

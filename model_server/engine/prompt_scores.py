@@ -22,7 +22,7 @@ StepScores: TypeAlias = Mapping[int, Sequence[PromptScore]]
 
 
 def score_prompts(logits: Tensor, chunks: Sequence[PlannedChunk]) -> StepScores:
-    """The scores that a step's logits [num_logits, vocab_size] give for prompts under way."""
+    """The prompt scores from a step's logits [num_logits, vocab_size]."""
     scores: dict[int, Sequence[PromptScore]] = {}
     start = 0
     for chunk in chunks:
@@ -41,7 +41,7 @@ def score_prompts(logits: Tensor, chunks: Sequence[PlannedChunk]) -> StepScores:
 
 
 def failed_scores(scores: StepScores) -> dict[int, str]:
-    """Why a request's prompt cannot be scored, by request; such a row has failed."""
+    """The reasons why prompts cannot be scored, by request; those rows have failed."""
     return {
         request_id: "the model's logits over its prompt hold NaN or +inf"
         for request_id, found in scores.items()
@@ -50,7 +50,7 @@ def failed_scores(scores: StepScores) -> dict[int, str]:
 
 
 def take_scores(chunk: PlannedChunk, scores: StepScores) -> Sequence[PromptScore]:
-    """What to report with this chunk; keeps the next chunk's first score with the sequence.
+    """The scores to report with this chunk; keeps the next chunk's first score with the sequence.
 
     To be called before the chunk counts as computed.
     """

@@ -1,4 +1,4 @@
-"""What a shard remembers of a request between steps, and which batch it belongs to.
+"""The sequences that a shard holds between steps, and the batches that they belong to.
 
     token_ids:  | computed_len: keys and values are in the pool | not computed yet |
     block_ids:  | cover at least the tokens that the next step computes            |
@@ -26,7 +26,7 @@ from proto.contract import (
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
-    """The log-probability of one prompt token, given those before it, and its best rivals."""
+    """The log-probability of one prompt token, and the most likely tokens in its place."""
 
     logprob: float
     top_tokens: tuple[TopToken, ...] = ()
@@ -54,7 +54,7 @@ class SequenceState:
 
     @classmethod
     def of(cls, new: NewSequence) -> "SequenceState":
-        """The state of a request that just came in."""
+        """The state of a new request."""
         return cls(
             request_id=new.request_id,
             token_ids=list(new.token_ids),
@@ -81,7 +81,7 @@ class SequenceState:
         return range(first, min(self.computed_len + 1 + chunk_len, self.prompt_len))
 
     def retry_sample(self, scores: Sequence[PromptScore]) -> None:
-        """Nothing was drawn from the last token's logits: a later step computes it anew.
+        """No token was sampled from the last logits: a later step computes them again.
 
         scores: what was reported with its chunk; its own is reported with it again
         """
@@ -93,7 +93,7 @@ class SequenceState:
     def finish_reason(
         self, eos_token_ids: Collection[int], *, is_over: bool = False
     ) -> FinishReason | None:
-        """Why the sequence ends with its last token, or None when it goes on.
+        """The finish reason after the last token, or None when the sequence goes on.
 
         is_over: its constraint lets nothing follow
         """
@@ -114,7 +114,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedChunk:
-    """What one sequence computes in a step; nothing in the books has changed yet.
+    """The part of a step that one sequence computes; the sequence has not changed yet.
 
     `block_ids` are those that the sequence will have. `chunk_len` may be 0: it sits the step out.
     """
@@ -128,7 +128,7 @@ class PlannedChunk:
     def of(
         cls, sequence: SequenceState, update: RunningUpdate | None, block_size: int
     ) -> "PlannedChunk":
-        """Raises InvalidStep when more is to be computed than is there, or blocks do not cover."""
+        """Raises InvalidStep when the chunk exceeds the tokens left, or its blocks."""
         chunk_len = update.chunk_len if update is not None else None
         if chunk_len is None:
             chunk_len = 1 if sequence.is_decoding else 0
@@ -142,7 +142,7 @@ class PlannedChunk:
         new_block_ids: tuple[int, ...],
         block_size: int,
     ) -> "PlannedChunk":
-        """As `of`, of a chunk whose length is given."""
+        """As `of`, with the chunk's length."""
         uncomputed_len = sequence.uncomputed_len
         if not 0 <= chunk_len <= uncomputed_len:
             raise InvalidStep(
@@ -169,7 +169,7 @@ class PlannedChunk:
         return 0 < self.chunk_len == self.sequence.uncomputed_len
 
     def step(self) -> SequenceStep:
-        """The plan in the words of a step."""
+        """The chunk as an input of `StepInputs.build`."""
         sequence = self.sequence
         start = sequence.computed_len
         return SequenceStep(
@@ -181,7 +181,7 @@ class PlannedChunk:
 
 
 class Batches:
-    """Who belongs to which batch. A request is in one batch; a batch is never empty."""
+    """The batches and their sequences. A request is in one batch; a batch is never empty."""
 
     def __init__(self) -> None:
         self._batches: dict[int, dict[int, SequenceState]] = {}
@@ -212,7 +212,7 @@ class Batches:
                     raise InvalidStep(f"request {request_id} is in batch {batch_id} already")
 
     def add(self, batch_id: int, sequences: Iterable[SequenceState]) -> None:
-        """Put sequences into a batch, which is made if need be."""
+        """Put sequences into a batch, made if it does not exist."""
         added = {sequence.request_id: sequence for sequence in sequences}
         if added:
             self._batches.setdefault(batch_id, {}).update(added)
@@ -224,7 +224,7 @@ class Batches:
             self._batches[first].update(self._batches.pop(batch_id))
 
     def remove(self, batch_id: int, request_ids: Iterable[int]) -> None:
-        """Take requests out of a batch; it is forgotten with its last one."""
+        """Remove requests from a batch, which ends with its last one."""
         held = self._batches[batch_id]
         for request_id in request_ids:
             del held[request_id]

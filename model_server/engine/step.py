@@ -92,6 +92,17 @@ class StepInputs:
         flat = _flatten(sequences, query_lens, block_size, scratch_block_id, num_padding)
         logits_rows = _logits_rows(sequences, flat.cu_lens)
         head_rows = _filled(logits_rows, min_tokens)
+        return cls._on_device(flat, query_lens, logits_rows, head_rows, device)
+
+    @classmethod
+    def _on_device(
+        cls,
+        flat: "_FlatStep",
+        query_lens: Sequence[int],
+        logits_rows: npt.NDArray[np.int64],
+        head_rows: npt.NDArray[np.int64],
+        device: torch.device,
+    ) -> "StepInputs":
         long = _tensors(device, flat.token_ids, flat.positions, flat.slots, logits_rows, head_rows)
         short = _tensors(
             device,

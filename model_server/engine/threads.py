@@ -1,4 +1,4 @@
-"""How many threads compute a step: all, or fewer while others want the cores.
+"""The number of threads that compute a step: all, or fewer while others need the cores.
 
 The threads of a step wait for each other some hundred times. If one of them shares its core with a
 busy neighbour (the router, a client, another server), all of them wait for its turn, and fewer
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _WINDOW = 12
 # How long a window lasts at least: the kernel is asked at its end, which takes up to a millisecond.
 _WINDOW_S = 0.2
-# Steps of a kind differ in their sequences by about this factor; a window tells what is usual for
+# Steps of a kind differ in their sequences by about this factor; a window shows what is usual for
 # a kind by so many of its steps.
 _KIND_RATIO = 1.25
 _FEW = 3
@@ -46,7 +46,7 @@ _MORE, _FEWER = -1, 1
 def waited_for_cores_s(tasks: Path = Path("/proc/self/task")) -> float:
     """Seconds for which this process's threads together could have run and had no core.
 
-    0.0 where the kernel does not tell. A thread that has ended counts no more.
+    0.0 where the kernel does not report it. Ended threads do not count.
     """
     total_ns = 0
     for task in tasks.glob("*/schedstat"):
@@ -93,7 +93,7 @@ class ThreadCount:
         return self._counts[self._index if self._tried is None else self._tried]
 
     def stepped(self, num_rows: int, duration_s: float) -> None:
-        """A decode step of so many sequences took so long."""
+        """Record the time of a decode step."""
         kind = round(math.log(max(num_rows, 1), _KIND_RATIO))
         self._num_steps += 1
         if self._tried is None:

@@ -1,4 +1,4 @@
-"""What a shard tries before it serves: its largest steps, and how many blocks then fit.
+"""Warm-up: computes the largest steps, and finds how many blocks fit beside them.
 
 Steps of warm-up write their keys and values to one block of a pool made for the purpose, again and
 again: shapes, memory and time are those of real steps, the logits mean nothing.
@@ -21,7 +21,7 @@ from model_server.model.model import PagedModel
 def try_largest_steps(
     model: PagedModel, max_step_tokens: int, max_batch_size: int, max_total_len: int
 ) -> int:
-    """Compute the largest prompt step and two decode steps; answers the peak of device memory.
+    """Compute the largest prompt step and two decode steps; returns the peak of device memory.
 
     Replaces the model's pool by one of a single block. Raises OutOfMemory.
     """
@@ -53,7 +53,7 @@ def blocks_that_fit(
     max_batch_size: int,
     max_total_len: int,
 ) -> int:
-    """How many blocks this rank has room for. Raises OutOfMemory when there is none for even one.
+    """The number of blocks that fit on this rank. Raises OutOfMemory when none does.
 
     On the host no more than the largest batch of the longest sequences could ever fill.
     """

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from constraints.compiler import Compiler
 from constraints.errors import ConstraintError
-from constraints.guide import ANY_LEN
 from constraints.matcher import Language
+from constraints.output_constraint import ANY_LEN
 from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from constraints.guide import Guide
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, StopRule
 from model_server.masking.constraint_cache import ConstraintCache
 from proto.contract import OutputConstraint
@@ -34,9 +34,9 @@ class GuideCache:
     def __init__(self, constraints: ConstraintCache) -> None:
         self._constraints = constraints
         self._lock = threading.Lock()
-        self._futures: OrderedDict[GuideKey, Future[Guide]] = OrderedDict()
+        self._futures: OrderedDict[GuideKey, Future[OutputConstraintState]] = OrderedDict()
 
-    def guide(self, key: GuideKey) -> Guide:
+    def guide(self, key: GuideKey) -> OutputConstraintState:
         """A copy of the guide. Raises ConstraintError; then nothing is cached."""
         with self._lock:
             future = self._futures.get(key)
@@ -51,10 +51,10 @@ class GuideCache:
             self._make(key, future)
         return future.result().restart()
 
-    def _make(self, key: GuideKey, future: "Future[Guide]") -> None:
+    def _make(self, key: GuideKey, future: "Future[OutputConstraintState]") -> None:
         constraint = key.constraint
         try:
-            guide = Guide(
+            guide = OutputConstraintState(
                 self._constraints.compile(constraint.spec, constraint.translation),
                 self._constraints.vocabulary(),
                 key.budget,

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from constraints.bitmask import Bitmask
-from constraints.guide import Guide
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, StopRule
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.guide_cache import GuideCache, GuideKey
@@ -241,7 +241,7 @@ class MaskScheduler:
             self._fill(output)
         return advances
 
-    def _guide(self, new: NewSequence, constraint: OutputConstraint) -> Guide:
+    def _guide(self, new: NewSequence, constraint: OutputConstraint) -> OutputConstraintState:
         """Runs on a worker. Raises ConstraintError."""
         stop, logprobs = new.stop, new.logprobs
         key = GuideKey(

@@ -1,4 +1,4 @@
-"""Matrix products whose rows come out the same however many rows there are.
+"""Batch-invariant matrix products: the ranges of rows in which a row's bits do not change.
 
 A CPU's library picks its kernel by the number of rows, and two kernels may add up in another order:
 then a token's bits depend on what else is in its step. So for each shape it is found out, once,
@@ -37,7 +37,7 @@ _MAX_PROBED_OUT = 8192
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Between how many rows, both included, a product is steady."""
+    """The numbers of rows, both included, between which a product is batch-invariant."""
 
     min_rows: int
     max_rows: int

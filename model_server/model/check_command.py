@@ -1,8 +1,8 @@
-"""`check`: a model that is looked over and not loaded, beside others that go on computing.
+"""The command `check`: checks a model without loading it, while others go on computing.
 
-    fetched if need be -> its turn -> files, class, self-test -> memory
+    download if needed -> lock -> files, class, self-test -> memory
 
-Fetching waits for nobody: it takes a network, and the rest a core.
+Downloads take no lock: they need the network, the rest needs a core.
 """
 
 import contextlib
@@ -21,36 +21,36 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.model.checkpoint import find_checkpoint
-from model_server.model.checkpoint_check import examine
+from model_server.model.checkpoint_check import check_checkpoint
 from model_server.model.loading import device_of, model_settings
 
 _NICENESS = 10
 
 
-def look_over(settings: CheckConfig) -> Path:
-    """The model's folder, if nothing that can be known beforehand speaks against it.
+def check_model(settings: CheckConfig) -> Path:
+    """The model's folder, after every check that needs no weights.
 
     Raises ShardError with the reason.
     """
-    # Others compute meanwhile, and somebody waits for them.
+    # Other processes serve requests meanwhile.
     os.nice(_NICENESS)
     torch.set_num_threads(1)
     device = device_of(settings.device, settings.world_size - 1)
     folder = find_checkpoint(settings.model_id, settings.revision)
-    with _turn(settings.turn_file):
-        examined = examine(model_settings(settings, folder, device), settings.world_size)
-    _require_room(settings, device, examined.bytes_of_rank(settings.world_size))
+    with _lock(settings.turn_file):
+        checked = check_checkpoint(model_settings(settings, folder, device), settings.world_size)
+    _require_room(settings, device, checked.bytes_of_rank(settings.world_size))
     if settings.folder_file is not None:
         settings.folder_file.write_text(str(folder))
     return folder
 
 
 def _require_room(settings: CheckConfig, device: torch.device, rank_bytes: int) -> None:
-    """Raises OutOfMemory; what the host must have is told alone where a file is named for it."""
+    """Raises OutOfMemory. A file named for the host's bytes gets them, and they are not checked."""
     needed = weights_of_all(device, rank_bytes, settings.world_size)
     is_on_host = device.type != "cuda"
     if not is_on_host:
-        # What others hold of it they may give back.
+        # What other processes hold of it they may free.
         require_share(device, needed, settings.cuda_memory_fraction)
     elif settings.needs_file is None:
         require_weights_fit(device, needed, available_bytes(device))
@@ -59,8 +59,8 @@ def _require_room(settings: CheckConfig, device: torch.device, rank_bytes: int) 
 
 
 @contextlib.contextmanager
-def _turn(path: Path | None) -> Iterator[None]:
-    """Waits for other processes that name the same file. The lock goes with its process."""
+def _lock(path: Path | None) -> Iterator[None]:
+    """Holds the lock on a file; a process that ends releases its lock."""
     if path is None:
         yield
         return

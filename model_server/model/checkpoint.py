@@ -54,7 +54,7 @@ def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool =
 
 
 def check(folder: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Look over config and weights of a checkpoint; answers the config as it is written.
+    """Check config and weights of a checkpoint; returns the config as it is written.
 
     `allow_pickle`: weights in .bin files will do, and nothing is known of their insides.
     Raises CheckpointBroken, which names the file and what is wrong with it.

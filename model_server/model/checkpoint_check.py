@@ -1,12 +1,13 @@
-"""What can be known of a checkpoint before its weights are read: whether it can be served, and how.
+"""The check of a checkpoint before its weights are read: whether it can be served, and how.
 
     files, headers -> config -> class without weights -> gate's rule and self-test -> dtype, bytes
 
-A loader begins with it. Asked alone, it tells what is wrong with a model while another one still
-has the memory. It reads no weight and keeps nothing.
+Loading begins with it. The command `check` runs it alone, while another model still has the memory.
+It reads no weights and keeps nothing.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from model_server.errors import ArchitectureUnfit, ModelRefused
 from model_server.model import checkpoint, gate, zoo
 from model_server.model.model_facts import ModelFacts
-from model_server.model.sharding import can_shard
+from model_server.model.zoo import ZooModel
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Which checkpoint to serve, and how.
+    """The checkpoint to serve, and how.
 
     `dtype` "auto": bfloat16 where the processor computes in it, else float32; a float16 checkpoint
     stays float16 on CUDA. `attention` names a backend, or "auto".
@@ -47,11 +48,11 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Examined:
+class CheckedCheckpoint:
     """A checkpoint that may be loaded.
 
-    is_sharded:    the ranks divide the weights among them; else each has all of them
-    weights_bytes: of the whole model in `dtype`; None where quantization leaves it open
+    is_sharded:    each rank has a part of the weights; else each has all of them
+    weights_bytes: of the whole model in `dtype`; None for a quantized model, where it is unknown
     """
 
     config: Any
@@ -60,11 +61,11 @@ class Examined:
     weights_bytes: int | None
 
     def bytes_of_rank(self, world_size: int) -> int:
-        """What one rank's weights take at least; 0 where that is open."""
+        """The least bytes of one rank's weights; 0 where that is unknown."""
         return (self.weights_bytes or 0) // (world_size if self.is_sharded else 1)
 
 
-def examine(settings: ModelSettings, world_size: int) -> Examined:
+def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpoint:
     """Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused."""
     trust = settings.trust_remote_code
     checkpoint.check(settings.folder, allow_pickle=settings.allow_pickle)
@@ -72,12 +73,12 @@ def examine(settings: ModelSettings, world_size: int) -> Examined:
     empty = zoo.build_empty(config, trust_remote_code=trust)
     gate.check_class(empty.facts)
     empty.eos_token_ids(settings.folder)
-    is_sharded = can_shard(empty, world_size)
+    is_sharded = _can_shard(empty, world_size)
     _try_small(config, settings, empty.facts)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
     is_quantized = getattr(config, "quantization_config", None) is not None
     weights_bytes = None if is_quantized else empty.num_parameters() * dtype.itemsize
-    return Examined(config, dtype, is_sharded, weights_bytes)
+    return CheckedCheckpoint(config, dtype, is_sharded, weights_bytes)
 
 
 def _try_small(config: Any, settings: ModelSettings, facts: ModelFacts) -> None:
@@ -108,3 +109,43 @@ def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     # Elsewhere bfloat16 is emulated, at several times the cost of float32.
     has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if has_bfloat16 else torch.float32
+
+
+def _can_shard(model: ZooModel, world_size: int) -> bool:
+    """Whether the ranks shard the model; False: each of them computes all of it.
+
+    Raises ModelRefused when its heads cannot be divided by the number of ranks.
+    """
+    if world_size == 1:
+        return False
+    plan: Mapping[str, str] = model.module.tp_plan or {}
+    if not plan:
+        _log.warning(
+            "%s has no plan for tensor parallelism: each of %d ranks holds and computes all of it",
+            model.facts.class_name,
+            world_size,
+        )
+        return False
+    attention = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value")
+    if not any(
+        name.rpartition(".")[2] in attention and style == "colwise" for name, style in plan.items()
+    ):
+        return True
+    config = model.module.config.get_text_config()
+    is_mixed = getattr(config, "is_heterogeneous", False)
+    for layer in config.per_layer_config if is_mixed else (config,):
+        _require_divisible(model.facts.class_name, layer, world_size)
+    return True
+
+
+def _require_divisible(class_name: str, config: Any, world_size: int) -> None:
+    num_heads = config.num_attention_heads
+    for name, count in (
+        ("num_attention_heads", num_heads),
+        ("num_key_value_heads", getattr(config, "num_key_value_heads", None) or num_heads),
+    ):
+        if count % world_size:
+            raise ModelRefused(
+                f"{name} {count} is no multiple of {world_size} shards;"
+                f" serve {class_name} with another --num-shard"
+            )

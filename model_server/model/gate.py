@@ -52,14 +52,14 @@ _CHUNKS = ((9, 0), (5, 4), (1, 7), (4, 1), (1, 1))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerPlan:
-    """What one layer stores on this rank, and how it attends."""
+    """One layer's storage on this rank, and its attention options."""
 
     geometry: LayerGeometry
     options: LayerOptions
 
 
 class LayerProbe:
-    """An attention function that checks how it is called, and notes what each layer does.
+    """An attention function that checks its calls, and records each layer's options.
 
     Each layer gets a little cache of its own, made when it is first seen.
     """
@@ -82,7 +82,7 @@ class LayerProbe:
         self._seen.clear()
 
     def end(self) -> None:
-        """Raise ArchitectureUnfit when a layer of the model did not come by."""
+        """Raise ArchitectureUnfit when a layer of the model did not call it."""
         num_layers = self._facts.num_layers
         absent = sorted(set(range(num_layers)) - self._seen)
         if absent:
@@ -228,7 +228,7 @@ def probe_layers(
 
 
 def expected_logits(model: ZooModel, device: torch.device) -> list[Tensor]:
-    """What `probe_layers` should find, by the model's own attention."""
+    """The logits that `probe_layers` expects, by the model's own attention."""
     with torch.inference_mode():
         return [model.native_logits(sequence) for sequence in _sequences(model.facts, device)]
 

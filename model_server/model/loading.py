@@ -1,4 +1,4 @@
-"""From a configuration to what serves: device, checkpoint, ranks, model, sampler, runner."""
+"""Loading: from a configuration to the runner with its ranks, model, sampler and guides."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ import torch
 from model_server.config import ServeConfig
 from model_server.engine.cores import bound, own_cores
 from model_server.engine.distributed import World
-from model_server.engine.malloc import keep_freed_memory
+from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
 from model_server.engine.threads import ThreadCount
 from model_server.errors import ConfigRefused
@@ -29,7 +29,7 @@ _MAX_MASK_THREADS = 8
 
 
 def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | None]:
-    """Everything that takes long, on the thread that will run the steps."""
+    """Load everything that serves, on the thread that will run the steps."""
     started_s = time.monotonic()
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
@@ -45,14 +45,14 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
     _log.info("loading %s on %s", settings.model_id, device)
     model = PagedModel.load(model_settings(settings, folder, device), world)
     sampler = _sampler(settings, model) if world.is_first else None
-    languages = (
+    constraints = (
         ConstraintCache(folder, model.vocab_size, model.eos_token_ids) if world.is_first else None
     )
     runner = Runner(
         model,
         sampler,
         world,
-        guides=None if languages is None else _guides(model, languages),
+        guides=None if constraints is None else _guides(model, constraints),
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
         threads=_threads(model, settings),
@@ -63,11 +63,11 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         "loaded %s in %.1f s: %s, %s attention",
         *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),
     )
-    return runner, _info(settings, model), languages
+    return runner, _info(settings, model), constraints
 
 
 def device_of(name: str, rank: int) -> torch.device:
-    """What a rank computes on, by the configuration's word. Raises ConfigRefused."""
+    """The device of a rank, by --device. Raises ConfigRefused."""
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise ConfigRefused("--device cuda: torch finds no CUDA device here")
@@ -81,7 +81,7 @@ def device_of(name: str, rank: int) -> torch.device:
 
 
 def model_settings(settings: ServeConfig, folder: Path, device: torch.device) -> ModelSettings:
-    """Which checkpoint, of which folder, and how."""
+    """The model's settings, from the configuration."""
     return ModelSettings(
         model_id=settings.model_id,
         folder=folder,
@@ -103,9 +103,9 @@ def _sampler(settings: ServeConfig, model: PagedModel) -> Sampler:
     )
 
 
-def _guides(model: PagedModel, languages: ConstraintCache) -> MaskScheduler:
+def _guides(model: PagedModel, constraints: ConstraintCache) -> MaskScheduler:
     return MaskScheduler(
-        languages,
+        constraints,
         model.vocab_size,
         model.eos_token_ids,
         num_threads=min(_MAX_MASK_THREADS, os.cpu_count() or 1),
@@ -114,7 +114,7 @@ def _guides(model: PagedModel, languages: ConstraintCache) -> MaskScheduler:
 
 
 def _threads(model: PagedModel, settings: ServeConfig) -> ThreadCount | None:
-    """Places the threads of steps. None where there is no number of them to choose."""
+    """Bind the threads of steps to cores. None where their number is fixed."""
     if model.device.type != "cpu":
         return None
     is_ours = settings.num_threads is not None and not settings.openmp_places_threads

@@ -1,10 +1,10 @@
 """A model that computes steps: a transformers class, paged attention and this rank's weights.
 
-    load:    examination (files, gate) -> weights -> probe -> attention backend
+    load:    check (files, gate) -> weights -> probe -> attention backend
     allocate: the KV pool, once its size is known
     forward: StepInputs -> logits
 
-It knows no request, no sampling and no RPC; who owns which block is the caller's affair.
+It knows no request, no sampling and no RPC; the caller decides who owns which block.
 """
 
 import logging
@@ -25,12 +25,12 @@ from model_server.engine.kv_cache import KVCache, LayerCache, bytes_per_block
 from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory
 from model_server.model import gate, patches, zoo
-from model_server.model.checkpoint_check import ModelSettings, examine
+from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
 
 _log = logging.getLogger(__name__)
 
-# More than any device has, between ranks that agree about a number.
-_UNTOLD = 1 << 62
+# More than any device has: stands for an unknown number where ranks agree on the least.
+_UNKNOWN = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +63,7 @@ class PagedModel:
         self.device = device
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
-        # By how many threads a step may be computed; none: as many as there are.
+        # The numbers of threads that a step may use; none: as many as there are.
         self.thread_counts = thread_counts
         self.model_type = model.facts.model_type
         self.block_size = backend.block_size
@@ -78,17 +78,17 @@ class PagedModel:
         Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused, each
         with the reason, and OutOfMemory when the weights do not fit.
         """
-        examined = examine(settings, world.world_size)
-        dtype = examined.dtype
-        _require_room(settings.device, examined.bytes_of_rank(world.world_size), world)
+        checked = check_checkpoint(settings, world.world_size)
+        dtype = checked.dtype
+        _require_room(settings.device, checked.bytes_of_rank(world.world_size), world)
         model = zoo.load(
             settings.folder,
-            examined.config,
+            checked.config,
             dtype=dtype,
             device=settings.device,
             trust_remote_code=settings.trust_remote_code,
             allow_pickle=settings.allow_pickle,
-            is_sharded=examined.is_sharded,
+            is_sharded=checked.is_sharded,
             world=world,
         )
         expected = gate.expected_logits(model, settings.device)
@@ -98,7 +98,7 @@ class PagedModel:
         patched = patches.Patched()
         if world.world_size == 1:
             patched = patches.apply(model.module)
-            _tell(patched)
+            _log_patches(patched)
         plans = gate.probe_layers(model, backend, dtype, settings.device, expected)
         return cls(
             model,
@@ -113,7 +113,7 @@ class PagedModel:
 
     @property
     def max_position_embeddings(self) -> int:
-        """The longest sequence that the model was made for."""
+        """The longest sequence that the model supports."""
         limit = self._model.facts.max_position_embeddings
         if limit is None:
             raise AssertionError("the gate lets no model without a limit pass")
@@ -138,7 +138,7 @@ class PagedModel:
         return self._num_blocks
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the pool anew, of `num_blocks` blocks and the scratch block; what it held is gone.
+        """Make the pool anew, of `num_blocks` blocks and the scratch block; what it held is lost.
 
         Raises OutOfMemory when it does not fit; then there is no pool.
         """
@@ -146,7 +146,7 @@ class PagedModel:
         geometries = [plan.geometry for plan in self._plans]
         try:
             pool = KVCache(self._backend, geometries, num_blocks, self.dtype, self.device)
-        # A CPU allocator says so by a plain RuntimeError.
+        # A CPU allocator raises a plain RuntimeError.
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             raise OutOfMemory(
                 f"{num_blocks} blocks of {self.bytes_per_block} bytes do not fit on {self.device}"
@@ -160,7 +160,7 @@ class PagedModel:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.
 
-        Answers logits [len(inputs.logits_indices), vocab_size] in the model's dtype.
+        Returns logits [len(inputs.logits_indices), vocab_size] in the model's dtype.
         """
         logits = self._model.paged_logits(
             inputs.token_ids, inputs.positions, inputs.head_indices, partial(self._attend, inputs)
@@ -177,7 +177,7 @@ class PagedModel:
         mask: Tensor | None,
         arguments: Mapping[str, Any],
     ) -> Tensor:
-        # What mask and arguments can say was learnt, and checked, by the probe.
+        # The probe has learnt, and checked, what mask and arguments contain.
         layer = self._layers[module.layer_idx]  # type: ignore[index]
         return self._backend.attend(layer.cache, query, key, value, inputs, layer.options)
 
@@ -185,17 +185,17 @@ class PagedModel:
 def _require_room(device: torch.device, rank_bytes: int, world: World) -> None:
     """Raises OutOfMemory, on all ranks or on none: none reads weights before all have measured."""
     available = memory.available_bytes(device)
-    least = world.smallest(_UNTOLD if available is None else available)
+    least = world.smallest(_UNKNOWN if available is None else available)
     needed = memory.weights_of_all(device, rank_bytes, world.world_size)
-    memory.require_weights_fit(device, needed, None if least == _UNTOLD else least)
+    memory.require_weights_fit(device, needed, None if least == _UNKNOWN else least)
 
 
-def _tell(patched: patches.Patched) -> None:
+def _log_patches(patched: patches.Patched) -> None:
     _log.info("%d linear layers were packed", patched.num_packed)
-    if patched.num_unsteady:
+    if patched.num_variant:
         _log.info(
             "%d of %d matrix products may differ in their last bits with the number of tokens in "
             "a step",
-            patched.num_unsteady,
-            patched.num_unsteady + patched.num_steady,
+            patched.num_variant,
+            patched.num_variant + patched.num_invariant,
         )

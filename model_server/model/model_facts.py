@@ -1,4 +1,4 @@
-"""What a model's config says of it, in one spelling for all the spellings that there are."""
+"""The facts of a model from its config, whatever spelling the config uses."""
 
 import inspect
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is to be known of a model.
+    """The facts of a model that loading and the gate need.
 
-    `layer_types` is empty when the config gives none; `config_window_len` is what a config names
-    as its sliding window, whether or not any layer uses it. `max_position_embeddings` None: there
+    `layer_types` is empty when the config gives none; `config_window_len` is the config's sliding
+    window, whether or not any layer uses it. `max_position_embeddings` None: there
     is no such limit in the config.
     """
 
@@ -28,7 +28,7 @@ class ModelFacts:
 
 
 def facts_of(module: Any) -> ModelFacts:
-    """Those of a model of transformers."""
+    """The facts of a model of transformers."""
     config = module.config.get_text_config()
     return ModelFacts(
         model_type=module.config.model_type,
@@ -51,7 +51,7 @@ def _config_window_len(config: Any) -> int | None:
 
 
 def _max_position_embeddings(config: Any) -> int | None:
-    """The positions that a model can tell apart, whatever its batch mates.
+    """The positions that a model distinguishes, whatever its batch mates.
 
     LongRoPE takes other frequencies for the whole batch as soon as one position lies past the
     original length, and dynamic RoPE does past the maximum. Up to there both stand still.

@@ -1,4 +1,4 @@
-"""Faster and steadier ways through a loaded module, with the same results: on a CPU.
+"""Patches of a loaded module's linear layers on a CPU: faster and more batch-invariant.
 
     packed:  oneDNN reorders the weight of a linear layer at every call; here it does so once
     merged:  q, k, v (and gate, up) read the same input, so they become one product; each layer
@@ -24,15 +24,15 @@ _MERGED_NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 @dataclass(slots=True)
 class Patched:
-    """How many linear layers were packed, and how many products are steady or not.
+    """How many linear layers were packed, and how many products are batch-invariant or not.
 
     `thread_counts`: by how many threads steady products come out the same, the present number
     first, falling; of those few that are looked at.
     """
 
     num_packed: int = 0
-    num_steady: int = 0
-    num_unsteady: int = 0
+    num_invariant: int = 0
+    num_variant: int = 0
     thread_counts: tuple[int, ...] = ()
 
 
@@ -62,7 +62,7 @@ def apply(model: nn.Module) -> Patched:
 
 
 class _Products:
-    """Makes products, and remembers the range of rows of each shape."""
+    """Makes products, and caches the range of rows of each shape."""
 
     def __init__(self, patched: Patched) -> None:
         self._patched = patched
@@ -88,9 +88,9 @@ class _Products:
             self._ranges[key] = self._find_range(lambda probe: make(probe, None), weight)
         rows = self._ranges[key]
         if rows is None:
-            self._patched.num_unsteady += 1
+            self._patched.num_variant += 1
             return product
-        self._patched.num_steady += 1
+        self._patched.num_invariant += 1
         return steady(product, rows)
 
     def _find_range(self, make: Callable[[Tensor], Product], weight: Tensor) -> RowRange | None:

@@ -66,7 +66,7 @@ def _set_if_there(text: Any, name: str, number: int) -> None:
 
 
 def _shrink_layers(text: Any) -> None:
-    """The first layers, as many as it takes to have every kind among them."""
+    """The first layers, as many as contain every kind."""
     num_layers = text.num_hidden_layers
     kinds = list(getattr(text, "layer_types", None) or ())
     needed = max((kinds.index(kind) + 1 for kind in set(kinds)), default=1)

@@ -109,11 +109,11 @@ class ZooModel:
         return self._logits(token_ids, rows, rows)
 
     def num_parameters(self) -> int:
-        """Numbers that it has learnt; what layers share is counted once."""
+        """The number of parameters; shared ones count once."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def eos_token_ids(self, folder: Path) -> tuple[int, ...]:
-        """The tokens that end an answer, as generate() would have them for this checkpoint."""
+        """The tokens that end an output, as generate() finds them for this checkpoint."""
         eos = None
         if (folder / "generation_config.json").is_file():
             try:
@@ -148,7 +148,7 @@ class ZooModel:
 
 
 def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
-    """The checkpoint's config. Raises ModelRefused for a kind of model that is not known."""
+    """The checkpoint's config. Raises ModelRefused for an unknown kind of model."""
     try:
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
@@ -172,7 +172,7 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def build_empty(config: Any, *, trust_remote_code: bool) -> ZooModel:
-    """The model without weights, to ask it about itself. Raises ModelRefused if it has no class."""
+    """The model without weights, for its facts. Raises ModelRefused if it has no class."""
     try:
         with torch.device("meta"):
             return _from_config(config, trust_remote_code=trust_remote_code)
@@ -238,7 +238,7 @@ def load(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the library's remarks about a probe's model out of the log."""
+    """Keep the library's messages about a small model out of the log."""
     library = logging.getLogger("transformers")
     level = library.level
     library.setLevel(logging.ERROR)
@@ -281,10 +281,10 @@ def _require_whole(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def _no_warning(*_: object) -> None:
-    """Stands in for a check that needs a padded batch to make sense."""
+    """Replaces a check of padded batches."""
 
 
 def _brief(error: BaseException) -> str:
-    """An error of the library in one line of bearable length."""
+    """An error of the library in one short line."""
     text = " ".join(str(error).split())
     return textwrap.shorten(text, 400, placeholder=" ...") or type(error).__name__

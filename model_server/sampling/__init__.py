@@ -1,1 +1,1 @@
-"""From a step's logits to one token for each row: processors, filters, draws, log-probabilities."""
+"""Sampling: from a step's logits to one token for each row, with its log-probability."""

@@ -24,7 +24,7 @@ _LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What is left of each row after its filters, in the order of token ids."""
+    """The tokens of each row that its filters keep, in the order of token ids."""
 
     token_ids: Tensor | None  # [n, width] rising; None: the whole vocabulary
     log_weights: Tensor  # [n, width] float32, log-probabilities up to a constant of the row, <= 0
@@ -64,7 +64,7 @@ def prefix_candidates(
 def typical_candidates(
     scores: Tensor, temperature: Tensor, typical_p: Tensor, num_candidates: int
 ) -> Candidates:
-    """Candidates of rows that have typical decoding alone: those of the smallest surprise.
+    """Candidates of rows that have typical decoding alone: the tokens of the smallest surprise.
 
     Arguments as for `prefix_candidates`; typical_p: [n] float64.
     """

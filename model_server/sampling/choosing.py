@@ -1,4 +1,4 @@
-"""One token for each row of a group, with its log-probability after warping.
+"""The choice of one token for each row of a group, with its log-probability after warping.
 
 It knows scores, groups and uniform numbers, neither requests nor the model's own logits. Everything
 stays on the device.
@@ -34,7 +34,7 @@ def best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
 
 
 def take(rows: Tensor, which: Tensor | None) -> Tensor:
-    """The rows named, or all of them, which then are not copied."""
+    """The rows `which`, or all of them without a copy."""
     return rows if which is None else rows[which]
 
 
@@ -44,7 +44,7 @@ class Choice:
 
     tokens: Tensor  # [n] int64
     logprobs: Tensor  # [n] float64; NaN where no distribution can be made of the scores
-    short: Tensor  # [n] bool: the candidates did not suffice, the rest means nothing
+    short: Tensor  # [n] bool: the candidates did not suffice, and the other fields are invalid
     tops: TopLogprobs | None
 
 
@@ -82,7 +82,7 @@ def _of_whole_rows(scores: Tensor, shares: Tensor, tokens: Tensor, top: Top | No
     if top is None:
         return Choice(tokens, logprobs, short, None)
     whole = torch.log_softmax(take(scores, top.rows), -1)
-    # A token that is among its alternatives has the same number there, to the last bit.
+    # A token among its own alternatives has the same number there, to the last bit.
     own = whole.gather(-1, take(tokens, top.rows).unsqueeze(-1)).squeeze(-1).double()
     logprobs = own if top.rows is None else logprobs.index_copy(0, top.rows, own)
     return Choice(tokens, logprobs, short, best_of(whole, top))

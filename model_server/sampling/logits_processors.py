@@ -2,12 +2,12 @@
 
 They know rows and token ids, not requests, and work in place on float32 scores
 [num_rows, width], width >= vocab_size, whatever lies beyond the vocabulary being -inf. Only the
-places named are touched, so a step pays for the rows that need a processor and not for the others.
+rows named are changed, so a step pays for the rows that need a processor and not for the others.
 
 First comes the watermark (`watermark.py`), as in TGI; then the order is transformers': bias,
 repetition penalty, then the penalties that transformers lacks. Masks may come anywhere, since -inf
-stays -inf under all of them; a token is masked by adding -inf, which leaves a NaN or +inf of the
-model in sight (as NaN) instead of hiding it.
+stays -inf under all of them; a token is masked by adding -inf, which keeps a NaN or +inf of the
+model visible (as NaN) instead of hiding it.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ _MINUS_INF_BITS = -0x0080_0000
 
 
 def apply_bitmask(scores: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
-    """Leaves the tokens whose bit is set.
+    """Allow only the tokens whose bit is set.
 
     bitmask: [n, num_words] int32; token t is bit t % 32 of word t // 32. Bits beyond the vocabulary
              are ignored; the words must fit into the width of the scores.
@@ -39,7 +39,7 @@ def apply_bitmask(scores: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
 
 
 def _of_each_byte() -> npt.NDArray[np.float32]:
-    """What each byte of a mask adds to its eight tokens, the lowest bit's first: [256, 8]."""
+    """The terms that each byte of a mask adds to its eight tokens, lowest bit first: [256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     table = np.where(bits, np.float32(0.0), np.float32(-np.inf))
     table.setflags(write=False)
@@ -54,13 +54,15 @@ def _apply_on_host(
     bitmask: npt.NDArray[np.int32],
     rows: npt.NDArray[np.int64] | None,
 ) -> None:
-    """`apply_bitmask` in one pass of one thread: to wake the others for each of the passes that
-    devices make takes longer than all of them, the more so after a forward that waited."""
-    # +inf becomes NaN, which is told to whoever asked for the row.
+    """`apply_bitmask` in one pass of one thread.
+
+    Waking the other threads for each of a device's passes takes longer than all of them.
+    """
+    # +inf becomes NaN, which fails the row.
     with np.errstate(invalid="ignore"):
         for index, words in enumerate(bitmask.astype("<i4", copy=False)):
             row = masked[index if rows is None else rows[index]]
-            # Every byte is in the table; said so, nobody looks whether it is.
+            # Every byte is in the table; "clip" skips the bounds check.
             row += np.take(_ADDED_BY_BYTE, words.view(np.uint8), axis=0, mode="clip").reshape(-1)
 
 
@@ -79,7 +81,7 @@ def spread_bits(words: Tensor, value_bits: int) -> Tensor:
 
 
 def add_bias(scores: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
-    """Adds values[i] to the score of token_ids[i] in rows[i]; all three are [num_places]."""
+    """Add values[i] to the score of token_ids[i] in rows[i]; all three are [num_places]."""
     scores.index_put_((rows, token_ids), values, accumulate=True)
 
 
@@ -92,7 +94,7 @@ def penalise(
     presence: Tensor | None = None,
     frequency: Tensor | None = None,
 ) -> None:
-    """Lowers tokens that a sequence has used.
+    """Lower the scores of tokens that a sequence has used.
 
     rows:       [n], the rows that have a penalty
     token_ids:  [n, len] the tokens of prompt and output; repeats change nothing

@@ -1,4 +1,4 @@
-"""Log-probabilities to report: of given tokens, and of the most likely ones.
+"""Log-probabilities to report: of the sampled tokens, and of the most likely ones.
 
 It knows logits, not how a token was chosen.
 """
@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Of each given token, in order. NaN where the model's logits hold NaN or +inf."""
+    """Those of the scored tokens, in order. NaN where the model's logits hold NaN or +inf."""
 
     logprobs: tuple[float, ...]
     top_tokens: tuple[tuple[TopToken, ...], ...]  # one empty tuple a token if none were asked for
@@ -56,11 +56,11 @@ def score_tokens(logits: Tensor, token_ids: Sequence[int], num_top_tokens: int =
     count = min(num_top_tokens, logits.shape[-1])
     for start in range(0, len(token_ids), _ROWS_AT_ONCE):
         rows = logits[start : start + _ROWS_AT_ONCE]
-        given = torch.tensor(token_ids[start : start + _ROWS_AT_ONCE], device=logits.device)
+        tokens = torch.tensor(token_ids[start : start + _ROWS_AT_ONCE], device=logits.device)
         scored = torch.log_softmax(rows, -1, dtype=torch.float32)
-        logprobs += scored.gather(-1, given.unsqueeze(-1)).squeeze(-1).tolist()
+        logprobs += scored.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).tolist()
         if count == 0:
-            tops += [()] * len(given)
+            tops += [()] * len(tokens)
             continue
         ids, values = top_logprobs(pad_rows(scored), count)
         tops += [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from model_server.sampling.choosing import Choice, TopLogprobs, best_of, take
 from model_server.sampling.logprobs import pad_rows
-from model_server.sampling.plan import Plan, RawRows, Top
+from model_server.sampling.plan import RawRows, SamplingPlan, Top
 from proto.contract import TopToken
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """Results by row of the step. Rows that were short are overwritten when they were repeated."""
+    """Results by row of the step. Rows whose candidates did not suffice are overwritten later."""
 
     tokens: npt.NDArray[np.int64]
     logprobs: Floats
@@ -42,8 +42,8 @@ class Outcome:
         self.tops |= {int(rows[row]): tokens for row, tokens in other.tops.items()}
 
 
-def gather_outcome(plan: Plan, choices: Sequence[Choice], logits: Tensor) -> Outcome:
-    """The step's results in the order of its rows. The device is waited for here, and only here."""
+def gather_outcome(plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor) -> Outcome:
+    """The step's results in the order of its rows. This is the only wait for the device."""
     tokens = _merge(plan, [choice.tokens for choice in choices])
     parts = [
         tokens.double(),
@@ -77,7 +77,7 @@ def gather_outcome(plan: Plan, choices: Sequence[Choice], logits: Tensor) -> Out
     return outcome
 
 
-def _merge(plan: Plan, columns: Sequence[Tensor]) -> Tensor:
+def _merge(plan: SamplingPlan, columns: Sequence[Tensor]) -> Tensor:
     merged = columns[0] if len(columns) == 1 else torch.cat(list(columns))
     return merged if plan.order is None else merged[plan.order]
 

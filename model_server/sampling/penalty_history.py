@@ -1,9 +1,9 @@
-"""The tokens that penalised sequences have used, kept on the device. Others are not remembered.
+"""The tokens that penalised sequences have used, kept on the device.
 
     tokens[slot]:  | prompt | output | filled up with the first token: a repeat changes nothing |
     counts[slot]:  how often each token of the vocabulary is in the output
 
-It knows slots, not requests, and no penalty. The sampler is its only mutator.
+Sequences without a penalty have no slot. The sampler is its only mutator.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class PenaltyHistory:
         return slot
 
     def close(self, slot: int) -> None:
-        """The slot may be given to another sequence."""
+        """Release a slot."""
         self._free.append(slot)
 
     def append(self, slots: Ints, positions: Ints, token_ids: Ints) -> None:

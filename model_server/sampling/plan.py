@@ -1,8 +1,8 @@
-"""What one step must do for its rows, as tensors on the device: made once, used while it holds.
+"""The sampling plan of a step: its rows in groups, with their parameters on the device.
 
 A decode step's rows are mostly those of the step before, so a plan outlives its step. It depends on
 parameters alone and knows no scores; it goes stale when the rows change, when a row reaches its
-least length, and when other rows of the step have a mask.
+minimum length, and when other rows of the step have a mask.
 
     rows of the step:   0 1 2 3 4 5
     groups:             greedy: 0 3    plain: 1    filtered, 64 candidates: 2 4 5
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Top:
-    """Rows that want alternatives to their token, and how many each of them wants."""
+    """Rows that report alternatives to their token, and how many."""
 
     places: Rows  # in the step
     rows: Tensor | None  # [num_top_rows] of the group; None: all of it
@@ -51,13 +51,13 @@ class Top:
 
     @property
     def max_count(self) -> int:
-        """As many are computed for every row."""
+        """The number that is computed for every row."""
         return max(self.counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Rows of one step that are treated alike."""
+    """Rows of one step with the same kind of sampling."""
 
     kind: Kind
     places: Rows  # in the step
@@ -117,7 +117,7 @@ class Edited:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class SamplingPlan:
     """A step's work."""
 
     rows: Rows  # of the table
@@ -132,20 +132,22 @@ class Plan:
 
     @property
     def is_drawn(self) -> bool:
-        """Some row needs a random number."""
+        """Whether some row needs a random number."""
         return any(group.kind is not Kind.GREEDY for group in self.groups)
 
 
-class Planner:
-    """Makes plans from the table's rows. It keeps none."""
+class SamplingPlanner:
+    """Makes plans from the table's rows."""
 
     def __init__(self, rows: SamplingRows, device: torch.device, width: int) -> None:
         self._rows = rows
         self._device = device
         self._width = width
 
-    def plan(self, rows: Rows, *, masked: Rows | None = None, complete: bool = False) -> Plan:
-        """The work for these rows of the table.
+    def plan(
+        self, rows: Rows, *, masked: Rows | None = None, complete: bool = False
+    ) -> SamplingPlan:
+        """The plan for these rows of the table.
 
         masked: rows of the step that have a mask. complete: candidates are the whole vocabulary.
         """
@@ -160,7 +162,7 @@ class Planner:
         groups = tuple(self._groups(table, ~raw, complete))
         merged = np.concatenate([group.places for group in groups])
         in_order = bool((merged == np.arange(len(rows))).all())
-        return Plan(
+        return SamplingPlan(
             rows=rows,
             may_not_end=may_not_end,
             edited=self._edited(np.flatnonzero(edited), len(rows)),

@@ -1,8 +1,7 @@
-"""What the sampler remembers of each request: a row of a table, on the host.
+"""The sampler's table: a row of parameters and positions for each request, on the host.
 
-It knows parameters and positions, no tensor and no score. Everything that decides which work a
-step needs lies here, so that no step has to ask the device. Rows are reused; the table doubles when
-it is full. The sampler is its only mutator.
+It has no tensors and no scores. All that decides a step's work is here, so that no step reads from
+the device. Rows are reused; the table doubles when it is full. The sampler is its only mutator.
 """
 
 import math
@@ -12,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from model_server.errors import InvalidStep
+from model_server.sampling.draw import uniforms
 from model_server.sampling.filters import nucleus_share
-from model_server.sampling.philox import uniforms
 from proto.contract import LogprobParams, SamplingParams, StopParams
 
-# A token that is drawn again is drawn as if at another position, out of reach of any sequence.
+# A token that is sampled again draws at another position, out of reach of any sequence.
 _REDRAW_SHIFT = np.uint64(48)
 
 # Draws are computed for so many positions of a row at once: Philox costs the same for 1 and for 64.
@@ -57,7 +56,7 @@ Additions = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
 class SamplingRows:
-    """The table, and which request owns which row."""
+    """The table, and the row of each request."""
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], max_rows: int) -> None:
         self._vocab_size = vocab_size
@@ -68,7 +67,7 @@ class SamplingRows:
         self._row_of: dict[int, int] = {}
         self._bias: dict[int, Additions] = {}
         self._end_token_ids: dict[int, tuple[int, ...]] = {}
-        # Grows with every change of ownership, so that plans made before it are not used again.
+        # Grows with every change of ownership, which makes earlier plans invalid.
         self.version = 0
 
     def add(
@@ -126,7 +125,7 @@ class SamplingRows:
             raise InvalidStep(f"request {missing.args[0]} is not being sampled") from None
 
     def additions(self, row: int) -> Additions:
-        """What to add to this row's scores: its bias, and -inf while it may not end."""
+        """The terms to add to this row's scores: its bias, and -inf while it may not end."""
         token_ids, values = self._bias[row]
         if self.table["position"][row] >= self.table["min_len"][row]:
             return token_ids, values
@@ -135,7 +134,7 @@ class SamplingRows:
         return np.concatenate((token_ids, ends)), np.concatenate((values, impossible))
 
     def may_not_end(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which of the rows are below their least length."""
+        """Which of the rows are below their minimum length."""
         return self.table["position"][rows] < self.table["min_len"][rows]
 
     def uniforms(self, rows: Rows) -> npt.NDArray[np.float64]:
@@ -147,7 +146,7 @@ class SamplingRows:
         return self._draws[rows, place]
 
     def redraws(self, rows: Rows, num_refused: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The draw of each row's next token after so many of them were refused, at least one."""
+        """The draw of each row's next token after `num_refused` were refused, at least one."""
         positions = self.table["position"][rows].astype(np.uint64)
         positions |= num_refused.astype(np.uint64) << _REDRAW_SHIFT
         return uniforms(self.table["seed"][rows], positions)
@@ -192,12 +191,12 @@ def _bias(request_id: int, bias: Mapping[int, float], vocab_size: int) -> Additi
     """A bias as arrays: a mask has as many entries as the vocabulary. Raises InvalidStep."""
     token_ids = np.fromiter(bias, np.int64, len(bias))
     values = np.fromiter(bias.values(), np.float64, len(bias))
-    for given, rule, holds in (
+    for numbers, rule, holds in (
         (token_ids, f"for tokens 0..{vocab_size - 1}", (token_ids >= 0) & (token_ids < vocab_size)),
         (values, "finite", np.abs(values) <= _MAX_FLOAT),
     ):
         if not holds.all():
-            first = given[np.argmin(holds)]
+            first = numbers[np.argmin(holds)]
             raise InvalidStep(f"request {request_id}: logit_bias {first} must be {rule}")
     return token_ids, values.astype(np.float32)
 

@@ -37,7 +37,7 @@ from model_server.sampling.logprobs import padded_width, score_tokens
 from model_server.sampling.masks import DeviceMasks, Masks
 from model_server.sampling.outcome import Outcome, gather_outcome
 from model_server.sampling.penalty_history import PenaltyHistory
-from model_server.sampling.plan import Penalties, Plan, Planner
+from model_server.sampling.plan import Penalties, SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows
 from model_server.sampling.watermark import Watermark
 from proto.contract import LogprobParams, SamplingParams, StopParams, TopToken
@@ -45,7 +45,7 @@ from proto.contract import LogprobParams, SamplingParams, StopParams, TopToken
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What a step's rows drew, in the order in which they were asked for.
+    """The tokens that a step's rows sampled, in the order of the call.
 
     errors: row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
     and it has no top tokens.
@@ -82,8 +82,8 @@ class Sampler:
         self._rows = SamplingRows(vocab_size, eos_token_ids, max_rows)
         self._history = PenaltyHistory(vocab_size, device)
         self._watermark = Watermark(vocab_size, device, watermark_gamma, watermark_delta)
-        self._planner = Planner(self._rows, device, self._width)
-        self._plan: Plan | None = None
+        self._planner = SamplingPlanner(self._rows, device, self._width)
+        self._plan: SamplingPlan | None = None
         self._plan_key: tuple[object, ...] = ()
         self._scratch = self._new_scratch(max_rows)
 
@@ -98,7 +98,7 @@ class Sampler:
         token_ids: Sequence[int],
         prompt_len: int,
     ) -> None:
-        """Takes a request in. token_ids: its prompt and, after a preemption, its output so far.
+        """Add a request. token_ids: its prompt and, after a preemption, its output so far.
 
         Raises InvalidStep for parameters out of range and for an id that is held already.
         """
@@ -114,13 +114,13 @@ class Sampler:
             raise InvalidStep(f"request {request_id}: {error}") from None
 
     def remove(self, request_id: int) -> None:
-        """Forgets a request. Raises InvalidStep for an unknown id."""
+        """Remove a request. Raises InvalidStep for an unknown id."""
         row = self._rows.remove(request_id)
         if self._rows.table["is_penalised"][row]:
             self._history.close(int(self._rows.table["slot"][row]))
 
     def extend(self, request_id: int, token_ids: Sequence[int]) -> None:
-        """Appends tokens that nobody drew to a request's history. Raises InvalidStep."""
+        """Append forced tokens to a request's history. Raises InvalidStep."""
         row = self._rows.row_of(request_id)
         entry = self._rows.table[row]
         if entry["is_penalised"]:
@@ -131,7 +131,7 @@ class Sampler:
     def sample(
         self, request_ids: Sequence[int], logits: Tensor, masks: Masks | None = None
     ) -> SampledRows:
-        """Draws one token for each request and appends it to the request's history.
+        """Sample one token for each request and append it to the request's history.
 
         logits: [num_rows, vocab_size] of any float dtype, row i for request_ids[i]; not changed
         masks:  of those rows that have one; what they drew is appended once it is accepted
@@ -153,8 +153,10 @@ class Sampler:
         self._append(plan, outcome)
         return self._answer(outcome, logits, () if masks is None else masks.places.tolist())
 
-    def _redraw_refused(self, plan: Plan, outcome: Outcome, logits: Tensor, masks: Masks) -> None:
-        """Let the masked rows' tokens be judged, and draw those anew that are refused."""
+    def _redraw_refused(
+        self, plan: SamplingPlan, outcome: Outcome, logits: Tensor, masks: Masks
+    ) -> None:
+        """Check the masked rows' tokens, and sample again where one is refused."""
         places = masks.places
         num_refused = np.zeros(len(places), dtype=np.int64)
         indices: Sequence[int] = range(len(places))
@@ -180,9 +182,9 @@ class Sampler:
             indices = refused
 
     def _draw(
-        self, plan: Plan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
+        self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
     ) -> Outcome:
-        """What the rows draw with these numbers, [num_rows] float64; nothing is appended."""
+        """The tokens that the rows sample with `draws`, [num_rows] float64; appends nothing."""
         outcome = self._run(plan, logits, masks, draws)
         short = np.flatnonzero(outcome.short)
         if len(short) > 0:
@@ -193,7 +195,7 @@ class Sampler:
             outcome.overwrite(short, self._run(again, logits[rows], among, draws[rows]))
         return outcome
 
-    def _plan_for(self, request_ids: Sequence[int], masked: Rows | None) -> Plan:
+    def _plan_for(self, request_ids: Sequence[int], masked: Rows | None) -> SamplingPlan:
         which = None if masked is None else masked.tobytes()
         key = (self._rows.version, which, tuple(request_ids))
         if self._plan is not None and key == self._plan_key and self._holds(self._plan):
@@ -202,13 +204,15 @@ class Sampler:
         self._plan, self._plan_key = self._planner.plan(rows, masked=masked), key
         return self._plan
 
-    def _holds(self, plan: Plan) -> bool:
-        """No row has reached its least length since the plan was made."""
+    def _holds(self, plan: SamplingPlan) -> bool:
+        """Whether no row has reached its minimum length since the plan was made."""
         if plan.bias is None:
             return True
         return bool((self._rows.may_not_end(plan.rows) == plan.may_not_end).all())
 
-    def _run(self, plan: Plan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor) -> Outcome:
+    def _run(
+        self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
+    ) -> Outcome:
         if not self._are_scores(logits) or plan.edited.is_most:
             scores = self._copied(logits)
             self._edit(scores, plan, masks)
@@ -219,7 +223,7 @@ class Sampler:
                 choices = [choose(group, logits, draws) for group in plan.groups]
         return gather_outcome(plan, choices, logits)
 
-    def _uniforms(self, plan: Plan) -> Tensor:
+    def _uniforms(self, plan: SamplingPlan) -> Tensor:
         """The draws of the step's rows, [num_rows] float64."""
         if not plan.is_drawn:
             return torch.zeros(len(plan.rows), dtype=torch.float64, device=self._device)
@@ -239,8 +243,8 @@ class Sampler:
         scores[:, : self._vocab_size].copy_(logits)
         return scores
 
-    def _edit(self, scores: Tensor, plan: Plan, masks: DeviceMasks | None) -> None:
-        """Everything that comes before the filters, in place."""
+    def _edit(self, scores: Tensor, plan: SamplingPlan, masks: DeviceMasks | None) -> None:
+        """Apply watermark, bias, penalties and masks, in place."""
         if plan.watermarked is not None:
             previous = self._rows.table["previous_token"][plan.watermarked.rows_on_host]
             self._watermark.apply(scores, plan.watermarked.rows, previous)
@@ -267,7 +271,7 @@ class Sampler:
             penalties.frequency,
         )
 
-    def _append(self, plan: Plan, outcome: Outcome) -> None:
+    def _append(self, plan: SamplingPlan, outcome: Outcome) -> None:
         drawn = ~outcome.failed
         if plan.penalties is not None:
             places = plan.penalties.places[drawn[plan.penalties.places]]
@@ -308,13 +312,13 @@ class Sampler:
         return torch.from_numpy(values).to(self._device)
 
     def _new_scratch(self, num_rows: int) -> Tensor:
-        """Room for scores; what lies beyond the vocabulary is -inf and stays so."""
+        """A buffer of scores; columns beyond the vocabulary are -inf and stay so."""
         return torch.full((num_rows, self._width), -torch.inf, device=self._device)
 
 
 @contextmanager
 def _restored(logits: Tensor, rows: Tensor | None) -> Iterator[None]:
-    """Put these rows back at the end; None: none of them changes.
+    """Restore these rows at the end; None: none of them changes.
 
     So whoever has neither mask nor bias nor penalty pays nothing for those beside it who have.
     """
@@ -330,7 +334,7 @@ def _restored(logits: Tensor, rows: Tensor | None) -> Iterator[None]:
 
 
 def _reason(logits: Tensor, *, is_masked: bool) -> str:
-    """Why no token could be drawn from a row. Only asked when it has happened."""
+    """The reason why no token could be sampled from a row."""
     if logits.isnan().any():
         return "the model's logits hold NaN"
     if logits.isposinf().any():

@@ -30,7 +30,7 @@ _MAX_ROWS = 64
 
 
 class Watermark:
-    """Owns the lists in use: packed, on the device, the least recently used replaced first.
+    """Owner of the lists in use: packed, on the device, the least recently used replaced first.
 
     Raises ConfigRefused when gamma, above 0 and below 1, leaves no token of this vocabulary green.
     """
@@ -50,7 +50,7 @@ class Watermark:
         self._slot_of: dict[int, int] = {}
 
     def apply(self, scores: Tensor, rows: Tensor, previous: npt.NDArray[np.int64]) -> None:
-        """Adds delta to what is green after previous[i] in rows[i]; no row comes twice.
+        """Add delta to the tokens that are green after previous[i] in rows[i]; no row comes twice.
 
         scores: [num_rows, width] float32, changed in place; rows: [n]; previous: [n], on the host
         """

@@ -1,6 +1,6 @@
-"""From the shard's errors to gRPC status codes: the only place where they meet.
+"""The interceptor that turns the shard's errors into gRPC status codes.
 
-An error that nobody raised on purpose is logged with its traceback and answered as INTERNAL. When
+An unexpected error is logged with its traceback and becomes INTERNAL. When
 it leaves the device or the other ranks in an unknown state, the shard stops as well: a process
 that answers wrongly is worse than one that is gone.
 """

@@ -29,7 +29,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
     """Owner of the epoch; everything else is the runner's. `device_thread` has one worker.
 
-    `languages` are there on rank 0 alone.
+    `constraints` exist on rank 0 alone.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         urls: tuple[str, ...],
         device_thread: Executor,
         tracer: StepTracer = NO_TRACES,
-        languages: ConstraintCache | None = None,
+        constraints: ConstraintCache | None = None,
     ) -> None:
         self._runner = runner
         self._info = info
         self._urls = urls
         self._device_thread = device_thread
         self._tracer = tracer
-        self._languages = languages
+        self._constraints = constraints
         self._epoch = 0
 
     async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
@@ -104,10 +104,10 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self, request: pb.PrepareConstraintRequest, context: Context
     ) -> pb.PrepareConstraintResponse:
         spec = wire.spec_from_pb(request.constraint)
-        if self._languages is None:
+        if self._constraints is None:
             raise ConstraintRefused("this rank compiles no constraints; rank 0 does")
         translation = wire.translation_from_pb(request.constraint)
-        prepared = await asyncio.wrap_future(self._languages.prepare(spec, translation))
+        prepared = await asyncio.wrap_future(self._constraints.prepare(spec, translation))
         return wire.prepared_to_pb(prepared.compile_ns, was_cached=prepared.was_cached)
 
     async def ClearCache(

@@ -21,7 +21,6 @@ from time import monotonic
 
 from proto.contract import FinishReason, Generation
 from router.engine.admission import Admission, Slots
-from router.engine.output_text import OutputText
 from router.engine.preparing import Preparing
 from router.engine.progress import Progress, Wait
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
@@ -42,6 +41,7 @@ from router.scheduler.scheduler import Scheduler
 from router.shards.batch import Batch
 from router.shards.shards import Shards
 from router.telemetry.step_observer import StepObserver
+from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Batcher:
         )
         self._backpressure = Backpressure(scheduler.pause)
         self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
-        self._cancel_latency = CancelLatency(scheduler.has_left, observer.gone)
+        self._cancel_latency = CancelLatency(scheduler.has_left, observer.freed)
         self._num_submitted = 0
         self._num_checked = 0
         self._wake = asyncio.Event()
@@ -165,7 +165,7 @@ class Batcher:
         stream = Stream(request_id, request, self._tokenizer, now_s, text)
         self._streams.add(stream)
         if not is_ready:
-            self._preparing.begin(request_id, request)
+            self._preparing.start(request_id, request)
         return stream
 
     async def _prepare(self, constraint: Constraint) -> None:
@@ -269,7 +269,7 @@ class Batcher:
     async def _step(self, batch: Batch) -> None:
         self._observer.began(batch)
         begun_s = self._clock()
-        self._progress.waits(Wait.STEP, begun_s)
+        self._progress.start_wait(Wait.STEP, begun_s)
         try:
             if batch.dropped_ids:
                 self._streams.wake_readers()
@@ -285,13 +285,13 @@ class Batcher:
             self._observer.failed(batch)
             raise
         finally:
-            self._progress.goes_on()
+            self._progress.end_wait()
         answered_s = self._clock()
         self._add(self._scheduler.apply(result, answered_s), answered_s)
         self._cancel_latency.check(answered_s)
         applied_s = self._clock() - answered_s
         self._observer.finished(batch, result, answered_s - begun_s, applied_s)
-        self._observer.books(self._scheduler.stats())
+        self._observer.scheduler_stats(self._scheduler.stats())
         self._observer.paused(len(self._backpressure))
 
     def _add(self, generations: Iterable[Generation], now_s: float) -> None:
@@ -319,9 +319,9 @@ class Batcher:
     def _retire(self, stream: Stream) -> None:
         """Releases what an ended stream holds elsewhere."""
         self._scheduler.finish(stream.request_id)
-        self._backpressure.left(stream)
-        self._preparing.left(stream.request_id)
-        if self._groups.left(stream.request_id):
+        self._backpressure.remove(stream)
+        self._preparing.remove(stream.request_id)
+        if self._groups.remove(stream.request_id):
             self._wake.set()
             return
         self.slots.free(1, is_good=isinstance(stream.end, Finished))
@@ -345,14 +345,14 @@ class Batcher:
             self._expire(now_s)
             self._groups.advance()
             self._streams.wake_readers()
-            self._observer.drains(self._admission.drain_rate(now_s))
+            self._observer.drain_rate(self._admission.drain_rate(now_s))
 
     async def _idle(self) -> None:
         """Waits for a request, and checks the shards' health now and then."""
         self._streams.wake_readers()
         if self._streams and not self._backpressure and not self._preparing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
-        self._observer.books(self._scheduler.stats())
+        self._observer.scheduler_stats(self._scheduler.stats())
         self._wake.clear()
         if self._backpressure:
             # Readers do not signal that they took events.
@@ -364,11 +364,11 @@ class Batcher:
             await asyncio.wait_for(self._wake.wait(), self._limits.health_s)
         except TimeoutError:
             self._check_scheduler()
-            self._progress.waits(Wait.CHECK, self._clock())
+            self._progress.start_wait(Wait.CHECK, self._clock())
             try:
                 await self._shards.check_health()
             finally:
-                self._progress.goes_on()
+                self._progress.end_wait()
 
     def _check_scheduler(self) -> None:
         """Once after each busy period: it takes a while with a large pool, so only when idle."""

@@ -1,7 +1,7 @@
-"""Whether a constraint can be kept, asked of worker processes before a request is accepted.
+"""Checks in worker processes whether constraints can be kept, before their requests are accepted.
 
-What was found is remembered, refusals and texts that took too long among it, so that a text costs
-something once, whoever sends it how often. Equal texts at the same time are asked about once.
+Findings are remembered, refusals and texts that took too long among them, so that a text costs time
+once, however often it is sent. Equal texts at the same time are checked once.
 
     constraint, stops -> obvious? -> remembered? -> worker -> a text -> does it fit max_new_tokens?
                                                                 no: is there one that does?
@@ -14,7 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from constraints.errors import (
@@ -25,14 +25,14 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
-from constraints.obvious import obvious_len
 from constraints.spec import ConstraintSpec, StopRule
+from constraints.trivial_schemas import obvious_len
 from constraints.verdict import Judged, Passed, Verified
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
-from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
+from constraints.worker.zygote_client import ZygoteFailed
 from router.request.errors import ConstraintRefused, Overloaded, RouterError, Unsupported
-from router.request.request import Constraint
+from router.request.request import CheckedConstraint, Constraint
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("router")
@@ -41,7 +41,7 @@ F = TypeVar("F")
 
 _RETRY_AFTER_S = 2.0
 _MAX_REMEMBERED = 4096
-# A text for which the time was too short this often is not asked about again for a while.
+# A text for which the time was too short this often is not checked again for a while.
 _NUM_CHANCES, _REST_S = 2, 60.0
 # Compiling and finding a text that a step may wait for. It takes a new worker twice as long as a
 # shard, where nothing is done for the first time.
@@ -52,22 +52,6 @@ _PREPARE_S = 0.2
 # kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
 _Key = tuple[object, ...]
 _Finding = Passed | ConstraintError
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedConstraint:
-    """A constraint that some text satisfies within the request's tokens.
-
-    constraint:      as it was asked for, with its `dropped_phrases` and whether it `is_quick`
-    min_len:         tokens of the shortest such text that was looked for and found
-    dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
-    not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
-    """
-
-    constraint: Constraint
-    min_len: int = 0
-    dropped_phrases: tuple[str, ...] = ()
-    not_enforced: tuple[str, ...] = ()
 
 
 class ConstraintMemory(Generic[F]):
@@ -174,19 +158,7 @@ class ConstraintCheck:
             self._metrics.constraint_check_duration.observe(
                 self._clock() - begun_s, constraint.spec.kind.value
             )
-        return CheckedConstraint(
-            replace(
-                constraint,
-                dropped_phrases=passed.dropped_phrases,
-                has_dead_ends=passed.has_dead_ends,
-                is_quick=passed.compile_s <= _QUICK_S,
-                prepare_by_s=until_s + _PREPARE_S,
-                translation=passed.translation,
-            ),
-            passed.min_len,
-            passed.dropped_phrases,
-            passed.not_enforced,
-        )
+        return _checked(constraint, passed, until_s + _PREPARE_S)
 
     async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
         """Each of the texts under a constraint.
@@ -210,7 +182,7 @@ class ConstraintCheck:
         return judged
 
     async def violation(self, constraint: Constraint, text: str) -> str | None:
-        """What a finished text breaks of a lenient schema, or why nobody knows; None: nothing."""
+        """A finished text's violation of a lenient schema, or why it was not checked."""
         try:
             verified = await self._ask(Verify(constraint.spec, text))
         except (ConstraintError, RouterError) as error:
@@ -236,12 +208,12 @@ class ConstraintCheck:
         if isinstance(finding, Passed):
             return finding
         if isinstance(finding, ConstraintError):
-            # A new one for each who is told.
+            # A new one for each request.
             raise error_from_json(error_to_json(finding))
         raise finding
 
     async def _look(self, key: _Key, job: Check, until_s: float) -> _Finding | RouterError:
-        """What a worker finds; one looks for all who ask at the same time, whoever leaves."""
+        """What a worker finds; one checks for all equal requests, even if some are cancelled."""
         looking = self._under_way.get(key)
         if looking is None:
             looking = asyncio.create_task(self._look_once(key, job, until_s))
@@ -261,7 +233,7 @@ class ConstraintCheck:
             return error
         assert isinstance(passed, Passed)
         self._metrics.constraint_compile_duration.observe(passed.compile_s, job.spec.kind.value)
-        # A shard that is told of it now keeps what it makes of it for longer than this.
+        # The shard that gets the translation now keeps its result for longer than this memory.
         self._memory.keep(key, replace(passed, translation=None))
         return passed
 
@@ -290,7 +262,7 @@ class ConstraintCheck:
         except PoolBusy as error:
             self._metrics.constraint_refusals.inc("overloaded")
             raise Overloaded(str(error), _RETRY_AFTER_S) from error
-        except NurseryFailed as error:
+        except ZygoteFailed as error:
             self._metrics.constraint_refusals.inc("unserved")
             raise Unsupported(f"this model's outputs cannot be constrained: {error}") from error
         except WorkerBug as error:
@@ -307,6 +279,22 @@ class ConstraintCheck:
         refused = _refusal(error)
         self._metrics.constraint_refusals.inc(refused.reason)
         return refused
+
+
+def _checked(constraint: Constraint, passed: Passed, prepare_by_s: float) -> CheckedConstraint:
+    return CheckedConstraint(
+        replace(
+            constraint,
+            dropped_phrases=passed.dropped_phrases,
+            has_dead_ends=passed.has_dead_ends,
+            is_quick=passed.compile_s <= _QUICK_S,
+            prepare_by_s=prepare_by_s,
+            translation=passed.translation,
+        ),
+        passed.min_len,
+        passed.dropped_phrases,
+        passed.not_enforced,
+    )
 
 
 def _key(job: Check) -> _Key:

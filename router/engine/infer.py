@@ -1,13 +1,13 @@
-"""Generation as the routes see it: a request in, events or a whole answer out.
+"""Generation as the routes use it: a request in, events or a whole answer out.
 
-It knows no scheduler, no shard and no HTTP. Whoever stops reading, for whatever reason, cancels.
+It knows no scheduler, no shard and no HTTP. A reader that stops, for whatever reason, cancels.
 
-A schema of which masks enforce a part only is looked at once more when the text is finished: the
-last event waits for that, and says what was found.
+A schema that masks enforce only in part is checked once more when the text is finished: the last
+event waits for that, and has the violation.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
@@ -28,7 +28,7 @@ Verify = Callable[[Constraint, str], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. `prompt` only if its log-probabilities were asked for."""
+    """A whole answer. `prompt` only if its log-probabilities were requested."""
 
     prompt: PromptScored | None
     tokens: tuple[TokenGenerated, ...]
@@ -43,7 +43,7 @@ class Completion:
 
 
 class Accepted:
-    """A request that was taken. Who reads `events` owns it: closing them cancels the request."""
+    """A submitted request. The reader of `events` owns it: closing them cancels the request."""
 
     def __init__(self, batcher: Batcher, stream: Stream, verify: Verify) -> None:
         self._batcher = batcher
@@ -81,53 +81,48 @@ class Infer:
 
     @property
     def is_alive(self) -> bool:
-        """The shards answer."""
+        """True while the shards answer."""
         return self._batcher.is_alive
 
     @property
     def is_draining(self) -> bool:
-        """Nothing new is taken any more."""
+        """True once nothing new is accepted."""
         return self._batcher.is_draining
 
     @property
     def is_ready(self) -> bool:
-        """A request would be served now."""
+        """True while a request would be served."""
         return self.is_alive and not self.is_draining
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing gets on although it should; None: it does, or there is nothing to do."""
+        """Why there is no progress although there is work; None: there is, or there is no work."""
         return self._batcher.trouble
 
     def accept(self, request: GenerateRequest) -> Accepted:
-        """Takes a request; its events are to be read at once. Raises Refused, InvalidRequest."""
+        """Submits a request whose events are read at once. Raises Refused, InvalidRequest."""
         return Accepted(self._batcher, self._batcher.submit(request), self._verify)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[Event], None]:
-        """The events, as of `Accepted`, of a request that is taken when they are asked for.
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[Event], None]:
+        """The events, as of `Accepted`, of a request that is submitted when the first is read.
 
         Raises Refused or InvalidRequest before the first burst.
         """
-        stream = self._batcher.submit(request)
-        try:
-            while burst := await _next_burst(stream, self._verify):
-                yield burst
-        finally:
-            self._batcher.cancel(stream)
+        return self.generate_all([request])[0]
 
     def generate_all(
         self, requests: Sequence[GenerateRequest]
     ) -> list[AsyncGenerator[Sequence[Event], None]]:
-        """The events of sequences that are taken together or not at all, each as by `generate`.
+        """The events of sequences that are accepted together or not at all, each as by `generate`.
 
-        The first generator to begin asks for all; one that closes before its end ends those that
-        have not begun.
+        The first generator to start submits all; one that closes before its end cancels those that
+        have not started.
         """
         group = _Group(self._batcher, requests, self._verify)
         return [group.events(index) for index in range(len(requests))]
 
     def search_beams(self, group: BeamGroup, texts: OutputTexts, report_s: float | None) -> BeamRun:
-        """Takes a group of beams; who calls awaits its end, and closes it. Raises as `accept`."""
+        """Starts a search; the caller awaits its end, and closes it. Raises as `accept`."""
         search = BeamSearch(group, texts)
         return BeamRun(group, search, texts, self._batcher, self._verify, report_s)
 
@@ -136,7 +131,7 @@ class Infer:
         return (await self.complete_all([request]))[0]
 
     async def complete_all(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Whole answers to sequences that are taken together or not at all, in their order.
+        """Whole answers to sequences that are accepted together or not at all, in their order.
 
         Raises as `complete`; if one fails, the others are cancelled.
         """
@@ -161,14 +156,16 @@ class Infer:
     async def best_of_each(
         self, draws: Sequence[tuple[GenerateRequest, int]]
     ) -> list[list[Completion]]:
-        """As `best_of`, for several requests that are taken together or not at all."""
+        """As `best_of`, for several requests that are accepted together or not at all."""
         completions = iter(
             await self.complete_all([one.draw(index) for one, n in draws for index in range(n)])
         )
-        return [
-            sorted(islice(completions, n), key=lambda completion: -completion.mean_logprob)
-            for _, n in draws
-        ]
+        return [ranked(islice(completions, n)) for _, n in draws]
+
+
+def ranked(completions: Iterable[Completion]) -> list[Completion]:
+    """The completions by their mean log-probability, the best first."""
+    return sorted(completions, key=lambda completion: -completion.mean_logprob)
 
 
 class _Group:
@@ -181,7 +178,7 @@ class _Group:
         self._verify = verify
         self._requests = requests
         self._refusal: RouterError | None = None
-        # Those that nobody reads yet; None before they are submitted.
+        # Those without a reader yet; None before they are submitted.
         self._unread: dict[int, Stream] | None = None
 
     async def events(self, index: int) -> AsyncGenerator[Sequence[Event], None]:
@@ -197,7 +194,7 @@ class _Group:
                 self._batcher.cancel(each)
 
     def _submitted(self) -> dict[int, Stream]:
-        """All are refused by the same word; asking again would be another request."""
+        """Submits all once; raises the same refusal for each."""
         if self._refusal is not None:
             raise self._refusal
         if self._unread is None:
@@ -210,7 +207,7 @@ class _Group:
 
 
 async def _next_burst(stream: Stream, verify: Verify) -> Sequence[Event]:
-    """What the reader is given next; an end that masks do not vouch for is checked before."""
+    """The next burst; an end whose constraint masks enforce only in part is checked before."""
     burst = await stream.take()
     end, constraint = burst[-1] if burst else None, stream.request.constraint
     if constraint is None or not constraint.is_judged_at_end or not isinstance(end, Finished):

@@ -1,4 +1,4 @@
-"""Constraints on their way into the shard, and the requests that wait for them.
+"""Has the shards compile constraints ahead, and holds the requests that wait for them.
 
 A constraint is compiled beside the running steps before a request that brings it enters one, so
 that no step stands still for it. Requests with the same constraint wait for it together. Quick ones
@@ -7,10 +7,10 @@ are not waited for: the first step of their request compiles them beside its for
     begin -> rank 0 compiles -> ready: the request may be scheduled
                              -> failed: the shard cannot serve it, or took too long
 
-The last few that were compiled are known, and not asked for again: the shard keeps many more. A
-shard that does not answer at all is no matter of the constraint: then the request is ready, and
-waits with all others for the shards to begin anew; its first step compiles what is missing. It
-knows no scheduler and no stream.
+The last few that were compiled are known, and not sent again: the shard keeps many more. A shard
+that does not answer at all is not the constraint's fault: then the request is ready, and waits with
+all others for the shards to be reset; its first step compiles what is missing. It knows no
+scheduler and no stream.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from constraints.spec import ConstraintSpec
 from router.request.errors import ShardFailed
 from router.request.request import Constraint, GenerateRequest
 
-# Far from what a shard keeps; long texts, of which it keeps fewer, are asked for every time.
+# Far fewer than a shard keeps; long texts, of which it keeps fewer, are sent every time.
 _MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 65_536
 
 
@@ -33,7 +33,7 @@ class _Compiling:
 
 
 class Preparing:
-    """Owner of the calls under way. The batcher begins and leaves; `ready` and `failed` are its.
+    """Owner of the calls under way. `ready` and `failed` are the batcher's callbacks.
 
     `prepare` raises what the request is to fail with, or ShardFailed.
     """
@@ -57,7 +57,7 @@ class Preparing:
         return len(self._specs)
 
     def is_ready(self, request: GenerateRequest) -> bool:
-        """It has no constraint, or one that the shard has, or will have in no time."""
+        """True without a constraint, or with one that the shard has, or compiles quickly."""
         if request.constraint is None or request.constraint.is_quick:
             return True
         spec = request.constraint.spec
@@ -67,11 +67,11 @@ class Preparing:
         return True
 
     def forget(self) -> None:
-        """The shard may be another one, and have none."""
+        """The shards were reset, and may have none."""
         self._known.clear()
 
-    def begin(self, request_id: int, request: GenerateRequest) -> None:
-        """The request waits for its constraint, which it has."""
+    def start(self, request_id: int, request: GenerateRequest) -> None:
+        """Makes a request wait until its constraint is compiled."""
         assert request.constraint is not None, f"request {request_id} has no constraint"
         spec = request.constraint.spec
         compiling = self._compiling.get(spec)
@@ -81,8 +81,8 @@ class Preparing:
         compiling.request_ids.add(request_id)
         self._specs[request_id] = spec
 
-    def left(self, request_id: int) -> None:
-        """It has its end; what nobody waits for is not asked for any more."""
+    def remove(self, request_id: int) -> None:
+        """A request has ended; a call that no request waits for is cancelled."""
         spec = self._specs.pop(request_id, None)
         if spec is None:
             return
@@ -97,7 +97,7 @@ class Preparing:
         failure: Exception | None = None
         try:
             await self._prepare(constraint)
-        except Exception as error:  # noqa: BLE001 (whatever it is, those who wait must hear of it)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the waiting requests fail with it)
             failure = None if isinstance(error, ShardFailed) else error
         else:
             self._remember(spec)

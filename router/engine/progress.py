@@ -1,14 +1,14 @@
-"""Does the batcher get on? What it waits for, since when, and whether that is too long.
+"""The batcher's progress: what it waits for, since when, and whether that is too long.
 
-Pure: it knows no clock but the one passed in, and asks nobody. So a probe costs nothing, and does
-not hang with what it asks about.
+Pure: it knows no clock but the one passed in, and calls no shard. So a health probe costs nothing,
+and never hangs with the shards.
 """
 
 from enum import Enum
 
 
 class Wait(Enum):
-    """What the shards were asked for."""
+    """The calls that the batcher waits for."""
 
     STEP = "a step"
     CHECK = "an idle shard's sign of life"
@@ -28,24 +28,24 @@ class Progress:
 
     @property
     def is_broken(self) -> bool:
-        """True from a failure of the shards until they have begun anew."""
+        """True from a failure of the shards until they are reset."""
         return self._broken_since_s is not None
 
-    def waits(self, wait: Wait, now_s: float) -> None:
-        """The shards were asked."""
+    def start_wait(self, wait: Wait, now_s: float) -> None:
+        """A call was sent."""
         self._wait, self._since_s = wait, now_s
 
-    def goes_on(self) -> None:
-        """They answered, or failed."""
+    def end_wait(self) -> None:
+        """The call was answered, or failed."""
         self._wait = None
 
-    def breaks(self, now_s: float) -> None:
-        """The shards failed; nothing if they had before."""
+    def mark_broken(self, now_s: float) -> None:
+        """The shards failed; no effect if they had before."""
         if self._broken_since_s is None:
             self._broken_since_s = now_s
 
-    def mends(self) -> None:
-        """The shards have begun anew."""
+    def mark_recovered(self) -> None:
+        """The shards were reset."""
         self._broken_since_s = None
 
     def broken_s(self, now_s: float) -> float | None:
@@ -53,11 +53,11 @@ class Progress:
         return None if self._broken_since_s is None else now_s - self._broken_since_s
 
     def is_answering(self, now_s: float) -> bool:
-        """The shards answer as far as anybody knows; a long step is no reason for doubt."""
+        """False while the shards are broken or miss a health check; a long step does not count."""
         return not self.is_broken and not (self._wait is Wait.CHECK and self._is_overdue(now_s))
 
     def trouble(self, now_s: float) -> str | None:
-        """Why nothing gets on, with how long; None: it does, or there is nothing to do."""
+        """Why there is no progress, and for how long; None: there is, or there is no work."""
         broken_s = self.broken_s(now_s)
         if broken_s is not None:
             return f"the shards failed {broken_s:.1f} s ago and have not begun anew"

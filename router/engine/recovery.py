@@ -69,7 +69,7 @@ class Recovery:
     def lose_shards(self, error: ShardFailed) -> None:
         """The shards' state is unknown: what ran in them has failed, what waits stays."""
         _logger.error("%s", error)
-        self._progress.breaks(self._clock())
+        self._progress.mark_broken(self._clock())
         self._streams.fail_some(self._scheduler.fail(), error)
         self._streams.wake_readers()
 
@@ -78,7 +78,7 @@ class Recovery:
 
         Raises AssertionError when they are not.
         """
-        self._progress.breaks(self._clock())
+        self._progress.mark_broken(self._clock())
         self._scheduler.fail()
         self._end_all(bug_error(error))
         self._scheduler.check_invariants()
@@ -98,10 +98,10 @@ class Recovery:
                 _logger.error("%s", error)
             await self._retry_later(error)
         except Exception as error:
-            _logger.exception("the shards could not be asked to begin anew, by a bug")
+            _logger.exception("the shards could not be reset, by a bug")
             await self._retry_later(bug_error(error))
         else:
-            self._progress.mends()
+            self._progress.mark_recovered()
             self._recovered()
             _logger.warning("the shards answer again")
 

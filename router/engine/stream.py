@@ -1,13 +1,13 @@
-"""One accepted request on its way back to its client: tokens in, text and events out.
+"""The stream of one accepted request: tokens in, text and events out.
 
     batcher --Generation--> Stream --events, in bursts--> one reader
 
-It turns tokens into text, finds stop strings, takes the times, and keeps the events until the
-reader comes. Exactly one Finished or Failed is its last event, whoever tries to end it and how
-often. It knows no scheduler and no HTTP; the batcher is its only mutator.
+It turns tokens into text, finds stop strings, measures times, and keeps the events until the reader
+takes them. Exactly one Finished or Failed is its last event, however often it is ended. It knows no
+scheduler and no HTTP; the batcher is its only mutator.
 
-A burst is everything that is there when the reader looks: one wake-up for it, however many tokens a
-step or a slow reader has gathered.
+A burst is everything that is there when the reader comes: one wake-up, however many tokens a step
+or a slow reader has gathered.
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from math import inf
 
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
-from router.engine.output_text import HeldTokens, OutputText
 from router.request.errors import RouterError
 from router.request.events import (
     Event,
@@ -27,6 +26,7 @@ from router.request.events import (
     TokenLogprob,
 )
 from router.request.request import GenerateRequest
+from router.text.output_text import HeldTokens, OutputText
 from router.text.tokenizer import Tokenizer
 
 _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
@@ -35,7 +35,7 @@ _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 class Stream:
     """The events of one request.
 
-    `text` is that of the request's output behind what was made before; without, it is read here.
+    `text`: of the output made before the request; without, it is detokenized here.
     Times are the caller's, in monotonic seconds; those of things yet to happen are None.
     `first_scheduled_s` and `cached_len` (prompt tokens found in the prefix cache) are the
     batcher's to set.
@@ -87,9 +87,9 @@ class Stream:
         self._text = OutputText(request, tokenizer) if text is None else text
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and constraint is None
-        # Who pauses chooses among the alternatives, whatever the text of the first of them ends.
+        # A client that pauses chooses among the alternatives, even if the first one ends the text.
         is_stepped = request.pause_after is not None
-        # Of tokens made before, what was shown and what was not; nobody else wants to know.
+        # Of tokens made before: the text shown, and the text held back; only for a pause.
         has_stood = is_stepped and request.output_ids
         self._before = self._text.standing() if has_stood else ("", "")
         keeps = is_stepped or (stop.keep_stop_string and not dropped)
@@ -101,7 +101,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> Sequence[Event]:
-        """What happened since the last call; waits while that is nothing. Empty after the end."""
+        """The events since the last call; waits while there are none. Empty after the end."""
         if not self._events:
             if self.end is not None:
                 return ()
@@ -113,7 +113,7 @@ class Stream:
         return self.taken()
 
     def taken(self) -> Sequence[Event]:
-        """The same, without waiting: empty while nothing happened."""
+        """The events since the last call, without waiting."""
         events, self._events = self._events, []
         return events
 
@@ -128,7 +128,7 @@ class Stream:
         return self._text.text_before
 
     def wake(self) -> None:
-        """Lets a waiting reader have what is there, if there is anything."""
+        """Wakes a waiting reader if there are events."""
         waiter = self._waiter
         if waiter is not None and self._events and not waiter.done():
             waiter.set_result(None)
@@ -147,7 +147,7 @@ class Stream:
             if self._text.matched is not None:
                 reason = FinishReason.STOP_STRING
                 break
-            # A run of forced tokens may go beyond a pause: who goes on has them again.
+            # Forced tokens may go beyond a pause: the request that continues gets them again.
             if self._is_paused and (reason is None or token is not generation.tokens[-1]):
                 reason = FinishReason.PAUSED
                 break
@@ -164,7 +164,7 @@ class Stream:
         stop_token_id: int | None = None,
         satisfied: bool | None = None,
     ) -> None:
-        """The good end, unless it has ended. `satisfied`: what the shard says of a constraint."""
+        """Ends it well, unless it has ended. `satisfied`: the shard's verdict on the constraint."""
         if self.end is not None:
             return
         is_paused = reason is FinishReason.PAUSED
@@ -194,28 +194,28 @@ class Stream:
         self._events.append(self.end)
 
     def fail(self, error: RouterError) -> None:
-        """The bad end, unless it has ended."""
+        """Fails it, unless it has ended."""
         if self.end is None:
             self.end = Failed(error)
             self._events.append(self.end)
 
     @property
     def _is_paused(self) -> bool:
-        """It has all the tokens that were asked for, for now."""
+        """It has as many tokens as were requested before a pause."""
         return self.num_generated == self.request.pause_after
 
     def _is_satisfied(self, is_stopped: bool, satisfied: bool | None) -> bool | None:
         """Whether the text satisfies the constraint; None without one.
 
         A stop string is masked where the constraint would not hold with such an end, so where one
-        ends the text it holds. Of an end that comes unforeseen (a deadline) nobody knows.
+        ends the text it holds. An unforeseen end (a deadline) counts as not satisfied.
         """
         if self.request.constraint is None:
             return None
         return satisfied is not False if is_stopped else bool(satisfied)
 
     def _begin(self, now_s: float) -> None:
-        """Its first token is there, or its end without one."""
+        """Records its first token, or its end without one."""
         self.first_token_s = now_s
         if self.request.logprobs.prompt:
             self._events.append(self._scored_prompt())
@@ -260,7 +260,7 @@ class Stream:
         return PromptScored(tuple(tokens), tuple(top_tokens))
 
     def _alternatives(self, top_tokens: Sequence[TopToken]) -> tuple[TokenLogprob, ...]:
-        # Where fewer tokens than were asked for can be drawn, the rest has no probability at all.
+        # Where fewer tokens than requested can be sampled, the others have no probability.
         return tuple(
             [self._report(top.token_id, top.logprob) for top in top_tokens if top.logprob > -inf]
         )

@@ -1,6 +1,6 @@
-"""The open streams: who must be woken, which submit one after the other, and which are paused.
+"""The open streams: readers to wake, groups that submit in turns, backpressure, cancel latency.
 
-It knows no scheduler and no shard; what must hear of a stream's end is called by `retire`.
+It knows no scheduler and no shard.
 """
 
 import asyncio
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from proto.contract import NewSequence
-from router.engine.output_text import OutputText
 from router.engine.stream import Stream
 from router.request.errors import RouterError
 from router.request.request import GenerateRequest
+from router.text.output_text import OutputText
 
 # The output's text so far of each request, where it is known.
 Texts: TypeAlias = Sequence[OutputText | None] | None
@@ -174,7 +174,7 @@ class StreamGroups:
             self._closed.set()
         return True
 
-    def left(self, request_id: int) -> bool:
+    def remove(self, request_id: int) -> bool:
         """A stream has ended; whether it was in a group."""
         group = self._of_stream.pop(request_id, None)
         if group is None:
@@ -233,7 +233,7 @@ class Backpressure:
             del self._paused[request_id]
             self._pause(request_id, False)
 
-    def left(self, stream: Stream) -> None:
+    def remove(self, stream: Stream) -> None:
         """The stream has ended."""
         self._paused.pop(stream.request_id, None)
 

@@ -1,6 +1,6 @@
 """The HTTP application: every route over one `Infer`, errors in the dialect of the path.
 
-Access (ids, log line, metrics) -> Cors -> Guard (keys) -> Starlette (routing) -> the routes
+Access (ids, log line, metrics) -> Cors -> ApiKeyAuth (keys) -> Starlette (routing) -> the routes
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.services import LmtpServices, SocketLimits
+from router.http.logprobs import TokenNames
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
-from router.http.openai.front import OpenAiFront
-from router.http.openai.logprobs import TokenNames
+from router.http.openai.routes import OpenAiRoutes
 from router.http.operations.constraints_check import ConstraintRoutes, Judges
 from router.http.operations.routes import OperationsRoutes
 from router.http.platforms.batches import Batches
@@ -39,7 +39,7 @@ from router.http.request_validator import RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
 from router.http.server.access import Access
-from router.http.server.auth import Guard
+from router.http.server.auth import ApiKeyAuth
 from router.http.server.body import BodyReader
 from router.http.server.cors import ANY_ORIGIN, Cors
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
@@ -63,7 +63,7 @@ _INFO = {
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the routes are made over."""
+    """What the routes need."""
 
     infer: Infer
     validation: Validation
@@ -86,14 +86,14 @@ def create_app(
     aliases: Mapping[str, str] = NO_ALIASES,
     socket_limits: SocketLimits | None = None,
 ) -> ASGIApp:
-    """The application for an ASGI server. `max_body_len` is in bytes; without keys all may ask.
+    """The application for an ASGI server. `max_body_len` is in bytes; no keys: none is needed.
 
-    `aliases` are further paths, with those that they stand for.
+    `aliases` map further paths to those of routes.
     """
     app: ASGIApp = routing(services, max_body_len)
     app = services.sockets.around(app, _lmtp(services, socket_limits or SocketLimits()))
     if api_keys:
-        app = Guard(
+        app = ApiKeyAuth(
             app,
             api_keys,
             services.metrics.rejected,
@@ -154,7 +154,7 @@ def _api_routes(services: Services, max_body_len: int) -> list[ApiRoute]:
     infer, info, tokenizer = services.infer, services.info, services.tokenizer
     bodies = BodyReader(max_body_len)
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
-    front = OpenAiFront(infer, validator, bodies, info, tokenizer)
+    front = OpenAiRoutes(infer, validator, bodies, info, tokenizer)
     conversations = Conversations(infer, validator, bodies, services.chat_template, tokenizer, info)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
@@ -227,7 +227,7 @@ def _routing_error(request: Request, error: HTTPException) -> HttpError:
 
 
 def _methods(request: Request) -> str:
-    """What the path can be asked by; one route's own word would be half of it."""
+    """The methods of a path, which several routes may have."""
     return ", ".join(
         method
         for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")

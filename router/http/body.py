@@ -8,14 +8,12 @@ floats of are read exactly here, so that a field's own rule can refuse them.
 """
 
 import json
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from router.http.server.body import parse_json
-from router.request.error_text import cut, quoted, wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, WrongPart, cut, quoted, wrong
 
 Place = tuple[int | str, ...]
 
@@ -70,19 +68,24 @@ def parse_part(body: bytes, value: object, place: Place, schema: type[S]) -> S:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        exact = _with_exact_numbers(error, body, place, value)
-        if exact is None:
+        if not any(_is_rounded(fault["input"]) for fault in error.errors(include_url=False)):
             raise _first_fault(error, place) from error
+    # Slower, but exact, so that a field's own rule can refuse the number.
+    exact = json.loads(body, parse_int=_whole)
+    for step in place:
+        exact = exact[step]
     try:
         return schema.model_validate(exact)
     except ValidationError as error:
         raise _first_fault(error, place) from error
 
 
-class _Digits(str):
-    """A whole number, unread."""
+def _is_rounded(value: object) -> bool:
+    return isinstance(value, float) and not _MIN_WHOLE < value < _MAX_WHOLE
 
-    __slots__ = ()
+
+def _whole(digits: str) -> int:
+    return int(digits[:_MAX_DIGITS])
 
 
 def _first_fault(error: ValidationError, place: Place) -> InvalidRequest:
@@ -95,73 +98,13 @@ def _first_fault(error: ValidationError, place: Place) -> InvalidRequest:
     if fault["type"] == "value_error":
         rule = str(fault["ctx"]["error"])
         # Of a field with parts, the part that breaks the rule.
-        given = getattr(fault["ctx"]["error"], "given", given)
+        cause = fault["ctx"]["error"]
+        given = cause.value if isinstance(cause, WrongPart) else given
     elif fault["type"] == "too_short":
         rule = f"must have at least {fault['ctx']['min_length']} item"
     else:
         rule = _RULES.get(fault["type"], fault["msg"].replace("Input should", "must"))
     return wrong(field, rule, given)
-
-
-def _with_exact_numbers(error: ValidationError, body: bytes, place: Place, value: Any) -> Any:
-    """`value`, which stands at `place` of `body`, with its whole numbers that the parser made
-    floats of, where these are what is wrong; None where there are none."""
-    found = dict(_numbers(error, body, place, value))
-    for loc, exact in found.items():
-        value = _put(value, loc, exact)
-    return value if found else None
-
-
-def _numbers(
-    error: ValidationError, body: bytes, place: Place, value: Any
-) -> Iterator[tuple[Place, Any]]:
-    read: Any = None
-    for fault in error.errors(include_url=False):
-        if not _is_rounded(fault["input"]) or not fault["type"].startswith("int"):
-            continue
-        # Only for what is refused: slower, but it lets us look at the digits.
-        read = json.loads(body, parse_int=_Digits) if read is None else read
-        loc = fault["loc"]
-        # Of a list only the first fault is known, so that all of it is read.
-        loc = loc[:-1] if isinstance(loc[-1], int) else loc
-        given, digits = _at(value, loc), _at(read, (*place, *loc))
-        if isinstance(given, list):
-            yield loc, [_exact(*pair) for pair in zip(given, digits, strict=True)]
-        elif isinstance(digits, _Digits):
-            yield loc, _exact(given, digits)
-
-
-def _is_rounded(given: Any) -> bool:
-    return isinstance(given, float) and not _MIN_WHOLE < given < _MAX_WHOLE
-
-
-def _exact(given: Any, digits: Any) -> Any:
-    """The number, if the parser rounded it; `digits` is the same, unread."""
-    is_whole = _is_rounded(given) and isinstance(digits, _Digits)
-    return int(digits[:_MAX_DIGITS]) if is_whole else given
-
-
-def _at(value: Any, loc: Place) -> Any:
-    for step in loc:
-        # A place may name the branch of a union, which is no place of the body.
-        if _has(value, step):
-            value = value[step]
-    return value
-
-
-def _put(value: Any, loc: Place, exact: Any) -> Any:
-    if not loc:
-        return exact
-    step, rest = loc[0], loc[1:]
-    if not _has(value, step):
-        return _put(value, rest, exact)
-    changed = value.copy()
-    changed[step] = _put(value[step], rest, exact)
-    return changed
-
-
-def _has(value: Any, step: int | str) -> bool:
-    return isinstance(value, list) or (isinstance(value, dict) and step in value)
 
 
 def _path(loc: Place) -> str:

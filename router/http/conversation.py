@@ -2,7 +2,7 @@
 
     turns -> ChatTemplate -> prompt -> RequestValidator -> request -> Infer -> Completion or stream
 
-It knows neither OpenAI's words nor Anthropic's; what a stream looks like, `Words` says.
+It knows neither OpenAI's words nor Anthropic's; what a stream looks like, `EventEncoder` says.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from router.http.server_info import ServerInfo, answer_headers, served_name, str
 from router.http.sse import EventStream
 from router.http.tools.calls import Calling
 from router.http.tools.grammar import AllowedTools
-from router.http.tools.tool_prompt import offering, tell_tools
+from router.http.tools.tool_prompt import add_tools, offering
 from router.request.errors import RouterError, Unsupported
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.request.request import GenerateRequest
@@ -73,7 +73,7 @@ class Setting:
     neutral: str | None = None
 
 
-class Words(Protocol):
+class EventEncoder(Protocol):
     """How an API tells of an answer as it comes; empty bytes when there is nothing to say."""
 
     def opening(self) -> bytes:
@@ -92,7 +92,7 @@ class Words(Protocol):
 class AnswerFrames:
     """Frames of a stream of one answer; the opening goes out before the first token is there."""
 
-    def __init__(self, record: RequestRecord, words: Words, dialect: Dialect) -> None:
+    def __init__(self, record: RequestRecord, words: EventEncoder, dialect: Dialect) -> None:
         self._exchange = record
         self._words = words
         self._dialect = dialect
@@ -199,7 +199,7 @@ class Conversations:
                 )
         messages: list[Mapping[str, Any]] = [turn.for_template() for turn in turns]
         if may_call and not self._template.reads("tools", with_tools=True):
-            messages = tell_tools(messages, tools, self._template.call_syntax())
+            messages = add_tools(messages, tools, self._template.call_syntax())
         return self._template.render(
             messages,
             tools=list(tools) or None,

@@ -16,8 +16,7 @@ from pydantic_core import CoreSchema
 
 from constraints.spec import Whitespace
 from router.http.body import Schema
-from router.request.error_text import WrongPart, quoted, wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, WrongPart, quoted, wrong
 from router.request.grammar import GRAMMAR_TYPES, RawGrammar
 
 Prompt = str | tuple[int, ...]
@@ -56,7 +55,7 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
 
 
 def _misfit(prompts: Any) -> Any:
-    """What is no prompt, or of another kind than the first; else all of it."""
+    """The item that is no prompt, or of another kind than the first; else all of it."""
     if not isinstance(prompts, list):
         return prompts
     kinds: tuple[Callable[[Any], bool], ...]
@@ -118,7 +117,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-# What is to be done where the tokens would run out: end the text in time, or let it be cut.
+# What happens where the tokens would run out: the text is ended in time, or cut.
 CUTS: Mapping[str, bool] = MappingProxyType({"finish": False, "cut": True})
 
 
@@ -198,26 +197,26 @@ _GRAMMAR_SCHEMA = {
 
 Grammar = Annotated[RawGrammar, PlainValidator(_grammar), WithJsonSchema(_GRAMMAR_SCHEMA)]
 
-# The values that say what is so anyway; for an object, those of each of its keys.
+# The values that change nothing; for an object, those of each of its keys.
 Harmless = tuple[Any, ...] | Mapping[str, tuple[Any, ...]]
 
 
-class WatchedSchema(Schema):
-    """A body that takes no field but its own, and of those in `unserved` the harmless values alone.
+class StrictSchema(Schema):
+    """A body without unknown fields; of those in `unsupported` only harmless values are accepted.
 
     Null is always harmless. The fields themselves are declared as `Any`.
     """
 
     model_config = ConfigDict(extra="allow")
 
-    unserved: ClassVar[Mapping[str, Harmless]] = MappingProxyType({})
+    unsupported: ClassVar[Mapping[str, Harmless]] = MappingProxyType({})
 
-    def refuse_unserved(self) -> None:
-        """Raises InvalidRequest for a field that is not known, Unsupported for one not served."""
+    def refuse_unsupported(self) -> None:
+        """Raises InvalidRequest for an unknown field, Unsupported for one that is not served."""
         for field in self.model_extra or {}:
             name = field[:60]
             raise InvalidRequest(f"`{name}` is not a parameter of this route", name)
-        for field, values in self.unserved.items():
+        for field, values in self.unsupported.items():
             value = getattr(self, field)
             if isinstance(values, Mapping):
                 _check_object(field, value, values)
@@ -231,7 +230,7 @@ class WatchedSchema(Schema):
         """As pydantic has it, but that what is refused is no part of it."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         schema["additionalProperties"] = False
-        for field, values in cls.unserved.items():
+        for field, values in cls.unsupported.items():
             schema["properties"][field] = _documented(values)
         return schema
 

@@ -70,14 +70,14 @@ class RequestRecord(AccessRecord):
         return not self.is_generation and self.error_type is None
 
     def request_fields(self, method: str, path: str) -> dict[str, object]:
-        """What was asked for."""
+        """The fields of the request."""
         fields: dict[str, object] = {"method": method, "path": path}
         if self.is_generation:
             fields |= {"route": self.route, "model": self.model}
         return fields
 
     def answer_fields(self) -> dict[str, object]:
-        """What was answered, in the words of the log."""
+        """The fields of the answer."""
         fields = AccessRecord.answer_fields(self)
         if self.span.trace_id is not None:
             fields["trace_id"] = self.span.trace_id

@@ -19,13 +19,13 @@ from router.telemetry.tracing import NO_TRACES, Tracer
 TIMEOUT_HEADER = "x-request-timeout"
 # OpenAI's seeds have a sign.
 _MIN_SEED = -(NUM_SEEDS // 2)
-# Keeps the most probable token alone, which is what 0 asks for.
+# Keeps the most probable token alone, as 0 does.
 _SMALLEST_TOP_P = 1e-6
 _SECONDS = re.compile(r"\d{1,9}(\.\d{0,9})?|\.\d{1,9}", re.ASCII)
 
 
 class RequestValidator:
-    """Validates on behalf of the routes."""
+    """Validates requests of every API."""
 
     def __init__(
         self, validation: Validation, metrics: Metrics, tracer: Tracer = NO_TRACES
@@ -35,13 +35,13 @@ class RequestValidator:
         self._tracer = tracer
 
     def begin(self, request: Request) -> RequestRecord:
-        """Counts a request to generate, once, before anything can go wrong with it.
+        """Counts a request to generate, once, before it is read.
 
-        Raises InvalidRequest for a timeout that is no number of seconds.
+        Raises InvalidRequest for a timeout header that is no number of seconds.
         """
         record = RequestRecord.of(request)
         if not record.is_generation:
-            # The route's template, not the path: names of spans are to be few.
+            # The route's template, not the path: the names of spans are bounded.
             route = getattr(request.scope.get("route"), "path", None)
             self.open(record, request.method, route or request.url.path, request.headers.raw)
             record.route = route
@@ -55,7 +55,7 @@ class RequestValidator:
         route: str,
         headers: Iterable[tuple[bytes, bytes]],
     ) -> None:
-        """As `begin`, for a request of its own record, with what its span is called."""
+        """As `begin`, for a request that has no HTTP request of its own; `route` names its span."""
         self._metrics.request_count.inc()
         record.is_generation = True
         record.route = route

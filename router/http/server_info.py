@@ -29,10 +29,6 @@ class ServerInfo:
     max_concurrent_requests: int
     validation_workers: int
     compute_type: str
-    model_sha: str | None = None
-    model_pipeline_tag: str | None = None
-    sha: str | None = None
-    docker_label: str | None = None
     model_dtype: str | None = None
     model_device_type: str | None = None
     attention: str | None = None
@@ -45,7 +41,7 @@ class ServerInfo:
     @property
     def system_fingerprint(self) -> str:
         """Changes whenever the same seed may bring another answer."""
-        return f"{self.version}-{self.docker_label or 'native'}"
+        return f"{self.version}-native"
 
 
 def served_name(info: ServerInfo, asked: str | None) -> str:

@@ -1,11 +1,11 @@
-"""Server-sent events: bursts of things to say, rendered and written as they come.
+"""Server-sent events: bursts of events, rendered and written as they come.
 
     source 0 --burst--> Frames.render --bytes--> send      one task for each source
     source 1 --burst--> Frames.render --bytes--> send
-    receive --disconnect--> end of it all                  one task
+    receive --disconnect--> end of the stream              one task
 
-What is there at once goes out in one write. A client that leaves ends the sources at once; a client
-that waits in silence gets a comment line. It knows neither TGI's nor OpenAI's words.
+A burst goes out in one write. A client that leaves ends the sources at once; a client that waits
+long gets a comment line. It knows no API's events.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Frames(Protocol[T_contra]):
-    """Turns what happened into bytes; empty when there is nothing to show."""
+    """Renders events as bytes; empty when there is nothing to send."""
 
     def render(self, index: int, burst: Sequence[T_contra], /) -> bytes:
-        """What source `index` brought. Raises RouterError to end the whole stream with `fail`."""
+        """A burst of source `index`. Raises RouterError to end the whole stream with `fail`."""
 
     def fail(self, error: RouterError, /) -> bytes:
-        """The last words of a stream that ends badly."""
+        """The last bytes of a stream that fails."""
 
     def end(self) -> bytes:
-        """The last words of a stream that ends well."""
+        """The last bytes of a stream that finishes."""
 
 
 class EventStream(Response, Generic[T]):
-    """An event stream as an ASGI response. It owns its sources and closes them, come what may."""
+    """An event stream as an ASGI response. It owns its sources and always closes them."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class EventStream(Response, Generic[T]):
         self._sent_s = 0.0
 
     async def begin(self) -> None:
-        """Begins to draw from the sources, before anything is sent.
+        """Starts to read the sources, before anything is sent.
 
         Raises the RouterError of a source that refuses at once: it can still be an answer of its
         own. Without it, the sources begin with the response and all errors are events.
@@ -93,7 +93,7 @@ class EventStream(Response, Generic[T]):
                 last = self._frames.end()
             except RouterError as error:
                 last = self._frames.fail(error)
-            await self._close()  # nothing may be written behind the last words
+            await self._close()  # nothing may be written behind the last bytes
             if not leaving.done():
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:

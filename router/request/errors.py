@@ -1,4 +1,4 @@
-"""The router's errors, in domain words. Status codes appear only in `http/errors.py`.
+"""The router's errors, and clients' values in their texts; status codes are in `http/errors.py`.
 
 RouterError
  +-- InvalidRequest            the request can never be served; names field, value and rule
@@ -20,6 +20,9 @@ RouterError
 """
 
 from collections.abc import Mapping
+from typing import Any
+
+import orjson
 
 CONSTRAINT_REFUSALS = (
     "malformed",
@@ -29,6 +32,7 @@ CONSTRAINT_REFUSALS = (
     "too_complex",
     "broken",
 )
+_MAX_VALUE_LEN = 60
 
 
 class RouterError(Exception):
@@ -126,3 +130,33 @@ class ServerStopped(GenerationFailed):
 
 class StartupFailed(RouterError):
     """The router cannot begin."""
+
+
+class WrongPart(ValueError):
+    """A part of a field breaks the field's rule; `value` is that part."""
+
+    def __init__(self, rule: str, value: Any) -> None:
+        super().__init__(rule)
+        self.value = value
+
+
+def wrong(field: str, rule: str, value: Any) -> InvalidRequest:
+    """The error for a field that breaks its rule ("must be ...")."""
+    return InvalidRequest(f"`{field}` {rule}. Given: {quoted(value)}", field)
+
+
+def quoted(value: Any) -> str:
+    """A client's value as JSON, cut to what one line of an error holds."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, int):
+        # Also what is beyond the writer's 64 bits.
+        return cut(str(value).lower())
+    return cut(orjson.dumps(cut(value) if isinstance(value, str) else value).decode())
+
+
+def cut(text: str) -> str:
+    """The text, or its beginning, as long as one line of an error holds."""
+    return text if len(text) <= _MAX_VALUE_LEN else text[:_MAX_VALUE_LEN] + "..."

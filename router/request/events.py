@@ -1,8 +1,8 @@
-"""What happens to a request, in the order its client sees it.
+"""The events of a request, in the order in which its client sees them.
 
     PromptScored?  TokenGenerated*  (Finished | Failed)
 
-Exactly one of the last two ends every accepted request. Frozen words, no behaviour.
+Exactly one of the last two ends every accepted request. Frozen values, no behaviour.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """The prompt's tokens with their log-probabilities; sent only when asked for.
+    """The prompt's tokens with their log-probabilities, from `prompt_from` on; only if requested.
 
-    From the position on that was asked for; the very first token of a prompt has none.
+    The very first token of a prompt has none.
     """
 
     tokens: tuple[TokenLogprob, ...]
@@ -66,12 +66,13 @@ class Timings:
 class Finished:
     """The good end. `text` is the whole output as shown: the concatenation of all event texts
     and `tail`, what was held back until now. Of an output that goes on with one made before, it is
-    what was not shown then. A pause has no tail: what is held back is shown by who goes on.
+    what was not shown then. A pause has no tail: the request that continues the output shows what
+    was held back.
 
-    `num_prompt_tokens` counts all that was given, tokens made before among them;
+    `num_prompt_tokens` counts all tokens of the request, those made before among them;
     `num_generated_tokens` what is new.
 
-    Of an output that is told to pause, where it stood before: `text_before` was shown of the tokens
+    Of an output that pauses, where it stood before: `text_before` was shown of the tokens
     made before, `tail_before` held back; together they are its text if it ended there.
 
     `constraint_satisfied`: whether it belongs to the request's constraint, None without one and at

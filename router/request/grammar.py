@@ -1,6 +1,6 @@
-"""Grammars as clients write them: what a constraint says, checked as far as text alone tells.
+"""Grammars as clients write them, checked as far as their text alone allows.
 
-Whether a schema, a regular expression or a Lark grammar compiles is for who compiles it. The words
+Whether a schema, a regular expression or a Lark grammar compiles is checked by workers. The types
 are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`, `lark`, `gbnf`,
 `where`).
 """
@@ -12,8 +12,7 @@ from types import MappingProxyType
 import orjson
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 from router.request.request import Constraint
 
 GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
@@ -38,9 +37,9 @@ _SPACED = (Kind.JSON_SCHEMA, Kind.LARK)
 class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
 
-    `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`, None where
-    nothing was said. `told`: of parts of the value that the client wrote elsewhere or otherwise,
-    how it did, for messages.
+    `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`; None: unset.
+    `spellings`: parts of the value that the client wrote elsewhere or otherwise, as it wrote them,
+    for messages.
     """
 
     kind: Kind
@@ -48,7 +47,7 @@ class RawGrammar:
     whitespace: Whitespace | None = None
     lenient: bool | None = None
     cuts: bool | None = None
-    told: Mapping[str, str] = field(default_factory=dict, compare=False)
+    spellings: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""
@@ -80,23 +79,23 @@ class RawGrammar:
     def _schema(self, name: str) -> str:
         """Any schema will do, with `properties` (which TGI insists on) or without.
 
-        A string is handed on as it is written: a key that stands twice in it is refused by who
-        compiles it. In an object the body's parser has kept the last one.
+        A string is kept as it is written: a key that stands twice in it is refused when it is
+        compiled. In an object the body's parser has kept the last one.
         """
-        given = schema = self.value
-        if isinstance(given, str):
+        written = schema = self.value
+        if isinstance(written, str):
             try:
-                schema = orjson.loads(given)
+                schema = orjson.loads(written)
             except orjson.JSONDecodeError as error:
                 rule = f"the value is a string that is not JSON: {error}"
-                raise _invalid(name, rule, given) from error
+                raise _invalid(name, rule, written) from error
         if not isinstance(schema, dict | bool):
             rule = (
                 "the value must be a JSON schema: an object, true or false, or a string that holds"
                 " one"
             )
             raise _invalid(name, rule, schema)
-        return given.strip() if isinstance(given, str) else orjson.dumps(schema).decode()
+        return written.strip() if isinstance(written, str) else orjson.dumps(schema).decode()
 
     def _choices(self, name: str) -> str:
         choices = self.value
@@ -109,5 +108,5 @@ class RawGrammar:
         return orjson.dumps(list(dict.fromkeys(choices))).decode()
 
 
-def _invalid(name: str, rule: str, given: object) -> InvalidRequest:
-    return wrong(name, f"is not valid: {rule}", given)
+def _invalid(name: str, rule: str, value: object) -> InvalidRequest:
+    return wrong(name, f"is not valid: {rule}", value)

@@ -1,7 +1,7 @@
-"""What a client may ask for, and the rule for each parameter.
+"""The parameters that clients may set, and the rule for each of them.
 
-`RawParams` is what either API was told; the functions here turn it into the frozen words of
-`request.py`, or raise InvalidRequest with the parameter's name, the rule and the value given.
+`RawParams` holds what an API received; the functions here turn it into the frozen values of
+`request.py`, or raise InvalidRequest with the parameter's name, the rule and its value.
 They know no HTTP, no prompt and no tokenizer; lengths that depend on the prompt are for
 `validation.py`.
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proto.contract import LogprobParams, SamplingParams, StopParams
-from router.request.error_text import cut
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, cut
 from router.request.grammar import RawGrammar
 from router.request.request import Constraint
 from router.text.tokenizer import check_unicode
@@ -52,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawParams:
-    """Parameters as a client gave them; None: not given.
+    """Parameters as a client set them; None: not set.
 
     `max_time` is in seconds from the request's arrival, `deadline_s` what follows from it and from
     all other limits of its time.
@@ -104,17 +103,17 @@ class RawParams:
 
     @property
     def is_sampling(self) -> bool:
-        """True if asked for, or if any parameter is given that means nothing otherwise."""
+        """True if requested, or if a parameter is set that means nothing otherwise."""
         return bool(self.do_sample) or any(getattr(self, word) is not None for word in WARPERS)
 
     def name(self, word: str) -> str:
         """`word` as the client spells it."""
         return self.names.get(word, word)
 
-    def refuse(self, word: str, rule: str, given: object) -> InvalidRequest:
+    def refuse(self, word: str, rule: str, value: object) -> InvalidRequest:
         """The error for a parameter that breaks its rule."""
         return InvalidRequest(
-            f"`{self.name(word)}` must be {rule}. Given: {cut(str(given))}", self.name(word)
+            f"`{self.name(word)}` must be {rule}. Given: {cut(str(value))}", self.name(word)
         )
 
 
@@ -196,7 +195,7 @@ def check_deadline(raw: RawParams) -> None:
 
 
 def constraint_of(raw: RawParams, limits: Limits) -> Constraint | None:
-    """What the grammar says, as far as text alone tells. Raises InvalidRequest."""
+    """The grammar's constraint, as far as its text alone allows. Raises InvalidRequest."""
     if raw.grammar is None:
         return None
     name = raw.name("grammar")
@@ -206,7 +205,7 @@ def constraint_of(raw: RawParams, limits: Limits) -> Constraint | None:
 
 
 def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]) -> SamplingParams:
-    """How to draw, from checked parameters. `draw_seed` is asked if a seed is needed."""
+    """How to sample, from checked parameters. `draw_seed` is called if a seed is needed."""
     bias = {token_id: float(value) for token_id, value in (raw.logit_bias or {}).items()}
     seed = raw.seed
     if seed is None:

@@ -1,4 +1,4 @@
-"""What a client asked for, checked: a value of this module that exists is valid.
+"""A checked request: a value of this module that exists is valid.
 
 Built by `validation.py` alone from raw parameters; everything below reads it. It knows no HTTP
 and no field names of a particular API.
@@ -40,8 +40,8 @@ class Constraint:
     def for_shard(self) -> OutputConstraint:
         """What a shard needs with the request.
 
-        The translation goes along where it is not prepared ahead: then the shard hears of the
-        constraint for the first time.
+        The translation is part of it where the constraint is not compiled ahead: then the shard
+        gets the constraint for the first time.
         """
         translation = self.translation if self.is_quick else None
         return OutputConstraint(self.spec, self.cuts, translation)
@@ -50,6 +50,22 @@ class Constraint:
     def is_judged_at_end(self) -> bool:
         """True when masks enforce a part of it only, so that the finished text must be checked."""
         return self.spec.lenient and self.spec.kind is Kind.JSON_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedConstraint:
+    """A constraint that some text satisfies within the request's tokens.
+
+    constraint:      the client's, with its `dropped_phrases` and whether it `is_quick`
+    min_len:         tokens of the shortest such text that was looked for and found
+    dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
+    not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
+    """
+
+    constraint: Constraint
+    min_len: int = 0
+    dropped_phrases: tuple[str, ...] = ()
+    not_enforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +78,8 @@ class GenerateRequest:
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
-    `account` is told once, at its end, good or bad, how many of its prompt tokens were cached and
-    how many tokens were generated.
+    `account` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
+    and of its generated tokens.
     """
 
     prompt_ids: tuple[int, ...]

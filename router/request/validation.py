@@ -11,10 +11,7 @@ from typing import Protocol
 
 from constraints.spec import StopRule
 from proto.contract import StopParams
-from router.engine.constraints import CheckedConstraint
-from router.engine.output_text import OutputText
-from router.request.error_text import cut
-from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported
+from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut
 from router.request.parameters import (
     Limits,
     RawParams,
@@ -25,15 +22,15 @@ from router.request.parameters import (
     sampling_params,
     stop_params,
 )
-from router.request.request import Constraint, GenerateRequest
-from router.text.fitting import check_fits
-from router.text.tokenizer import Tokenizer, check_unicode
+from router.request.request import CheckedConstraint, Constraint, GenerateRequest
+from router.text.output_text import OutputText
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
 
 
 class Checks(Protocol):
-    """Says whether a constraint can be kept."""
+    """Checks whether a constraint can be kept."""
 
     async def check(
         self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
@@ -46,9 +43,9 @@ def _draw_seed() -> int:
 
 
 class Validation:
-    """The one maker of GenerateRequests. `draw_seed` gives a u64 to who samples without one.
+    """Builds all GenerateRequests. `draw_seed` makes a u64 for a request that samples without one.
 
-    Without `checks` no grammar is taken.
+    Without `checks` every grammar is refused.
     """
 
     def __init__(
@@ -81,7 +78,7 @@ class Validation:
         """The request for a prompt of token ids. Raises InvalidRequest."""
         self._check(raw, is_empty=not token_ids)
         if raw.truncate is None:
-            # Before anybody looks at each of them: there may be millions.
+            # Before each of them is checked: there may be millions.
             self._room(len(token_ids), raw)
         self._check_ids(token_ids, raw)
         text = await self._tokenizer.decode_async(
@@ -90,7 +87,7 @@ class Validation:
         return await self._request(token_ids, text, raw, trace_id)
 
     def _check(self, raw: RawParams, *, is_empty: bool) -> None:
-        """Everything that can be said before the prompt is tokenized, which is what costs."""
+        """Everything that can be checked before the prompt is tokenized, which takes time."""
         check_parameters(raw, self.limits)
         if is_empty:
             name = raw.name("inputs")
@@ -113,7 +110,7 @@ class Validation:
             name = raw.name("inputs")
             raise InvalidRequest(f"`{name}` must not be empty: its text has no tokens", name)
         self._check_ids(token_ids, raw)
-        # The end of a prompt is what the answer follows from.
+        # The answer follows from the end of a prompt.
         prompt_ids = tuple(token_ids if raw.truncate is None else token_ids[-raw.truncate :])
         max_new_tokens = self._room(len(prompt_ids), raw)
         if raw.prompt_from >= len(prompt_ids):
@@ -159,7 +156,8 @@ class Validation:
         try:
             return await _checked(self._checks, constraint, stops, max_len, name)
         except ConstraintRefused as error:
-            raise _retold(error, {} if raw.grammar is None else raw.grammar.told) from error
+            spellings = {} if raw.grammar is None else raw.grammar.spellings
+            raise _respelled(error, spellings) from error
 
     @property
     def _max_input_len(self) -> int:
@@ -208,13 +206,13 @@ async def _checked(
     return checked.constraint
 
 
-def _retold(error: ConstraintRefused, told: Mapping[str, str]) -> ConstraintRefused:
+def _respelled(error: ConstraintRefused, spellings: Mapping[str, str]) -> ConstraintRefused:
     """The refusal with parts of the constraint as the client wrote them."""
     message = str(error)
-    for part in sorted(told, key=len, reverse=True):
-        message = message.replace(f"`{part}`", told[part])
+    for part in sorted(spellings, key=len, reverse=True):
+        message = message.replace(f"`{part}`", spellings[part])
     details = dict(error.details)
     parts = details.get("parts")
     if isinstance(parts, list):
-        details["parts"] = [told.get(part, part) for part in parts]
+        details["parts"] = [spellings.get(part, part) for part in parts]
     return ConstraintRefused(message, error.reason, details, error.field)

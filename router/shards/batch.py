@@ -55,3 +55,19 @@ class StepResult:
     mask_s: float = 0.0
     mask_wait_s: float = 0.0
     num_masked_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """One rank's answer to a step; only rank 0 brings generations."""
+
+    result: StepResult
+    batch_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A constraint that rank 0 holds, compiled; `was_cached`: it did already."""
+
+    compile_s: float
+    was_cached: bool

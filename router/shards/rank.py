@@ -1,4 +1,4 @@
-"""One rank's channel: how it is dialled, and what its failures mean.
+"""One rank's gRPC channel, and what its failures mean.
 
 It knows no batch. A failed call is a ShardFailed that names the rank, the method and the reason;
 where another router has taken the rank over it is Displaced.
@@ -17,7 +17,7 @@ from router.request.errors import Displaced, ShardFailed, StartupFailed
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A shard that comes back is to be found soon, also after a long absence.
+    # Reconnects soon, also to a shard that was away for long.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
@@ -27,7 +27,7 @@ _CHANNEL_OPTIONS = (
 )
 _HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
 _MAX_SOCKET_PATH_LEN = 107
-# A shard's words when it is asked to begin an epoch before its present one.
+# A shard's error when it is to begin an epoch before its present one.
 _LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
 
 Message = TypeVar("Message")
@@ -75,7 +75,7 @@ async def answer_of(rank: Rank, method: str, call: Any) -> Any:
             raise Displaced(
                 f"another router has taken over {rank.name} ({error.details()})"
             ) from error
-        raise ShardFailed(f"{rank.name}, {method}: {told(error)}") from error
+        raise ShardFailed(f"{rank.name}, {method}: {error_line(error)}") from error
 
 
 def _is_displacement(error: grpc.aio.AioRpcError) -> bool:
@@ -85,6 +85,6 @@ def _is_displacement(error: grpc.aio.AioRpcError) -> bool:
     )
 
 
-def told(error: grpc.aio.AioRpcError) -> str:
+def error_line(error: grpc.aio.AioRpcError) -> str:
     """The error in a line."""
     return f"{error.code().name}: {error.details() or 'no details'}"

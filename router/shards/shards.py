@@ -1,7 +1,7 @@
-"""The ranks of one model behind one object: every call goes to all of them and waits for all.
+"""All ranks of a model as one object: every call goes to all of them and waits for all.
 
 It owns the connection's epoch and the id of the running batch, nothing else. It knows no block,
-no text and no request beyond ids; protobuf fields are wire.py's.
+no text and no request beyond ids; only wire.py names protobuf fields.
 
 One batch runs in the shards at any time:
 
@@ -40,12 +40,11 @@ from router.request.errors import (
 )
 from router.request.request import Constraint
 from router.shards import wire
-from router.shards.batch import Batch, StepResult
-from router.shards.rank import Rank, answer_of, told
-from router.shards.wire import Prepared
+from router.shards.batch import Batch, Prepared, StepResult
+from router.shards.rank import Rank, answer_of, error_line
 from router.telemetry.tracing import NO_TRACES, Tracer
 
-# Rank 0 has so long at least, also for who comes back because it was not enough.
+# Rank 0 has so long at least, also for a client that returns because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
 _PREPARED_SOON_S = 2.0
 
@@ -161,14 +160,16 @@ class Shards:
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                # The router's own check let it pass, so that it is none of the author's mistakes.
-                raise ConstraintRefused(error.details() or told(error), "too_complex") from error
+                # The router's own check accepted it, so that the author made no mistake.
+                raise ConstraintRefused(
+                    error.details() or error_line(error), "too_complex"
+                ) from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = f"{first.name} did not compile the constraint within {timeout_s:.3g} s"
                 if timeout_s < self._timeouts.prepare_s:
                     raise Overloaded(message, _PREPARED_SOON_S) from error
                 raise GenerationFailed(message) from error
-            raise ShardFailed(f"{first.name}, PrepareConstraint: {told(error)}") from error
+            raise ShardFailed(f"{first.name}, PrepareConstraint: {error_line(error)}") from error
 
     def _prepare_s(self, constraint: Constraint) -> float:
         """What the constraint's check has left of the time, which is little where it was slow."""
@@ -206,14 +207,14 @@ class Shards:
         answers = await self._call_state("FilterBatch", keep, timeout_s)
         for rank, answer in zip(self._ranks, answers, strict=True):
             if set(wire.kept_from_pb(answer)) != set(batch.running_ids):
-                raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than it was told")
+                raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than asked for")
 
     def step(self, batch: Batch) -> Awaitable[StepResult]:
         """Computes the batch's tokens. Raises ShardFailed, when awaited.
 
-        The calls are on their way when this returns, so that there is time for other work before
-        the answer is awaited; it must be. A batch without work only drops, and is answered
-        without a call.
+        The calls are sent when this returns, so that there is time for other work before the
+        answer is awaited; it must be. A batch without work only drops, and is answered without a
+        call.
         """
         if not batch.has_work:
             return _answered(StepResult(batch.step_id, (), batch.running_ids))
@@ -293,31 +294,37 @@ class Shards:
         ]
 
     async def _finish(self, method: str, calls: Sequence[Any]) -> Sequence[Any]:
-        """Every rank's answer.
+        """Every rank's answer. Raises ShardFailed, Displaced.
 
         Waits for all, since they are in lockstep; but once one has failed, the others, which may
-        be waiting for it, get no more than `lockstep_s`.
+        be waiting for it, get no more than `lockstep_s`. An error that is no ShardFailed is a bug,
+        and raised as it is.
         """
         first = answer_of(self._ranks[0], method, calls[0])
         if len(calls) == 1:
             return [await first]
-        asked = [asyncio.ensure_future(first)]
+        futures = [asyncio.ensure_future(first)]
         for rank, call in zip(self._ranks[1:], calls[1:], strict=True):
-            asked.append(asyncio.ensure_future(answer_of(rank, method, call)))
+            futures.append(asyncio.ensure_future(answer_of(rank, method, call)))
         try:
-            _, pending = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+            _, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
             if pending:
                 await asyncio.wait(pending, timeout=self._timeouts.lockstep_s)
         finally:
-            for answer in asked:
-                answer.cancel()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, ShardFailed)]
+            for future in futures:
+                future.cancel()
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, ShardFailed)]
         if failures:
             is_over = any(isinstance(failure, Displaced) for failure in failures)
             kind = Displaced if is_over else ShardFailed
             raise kind("; ".join(map(str, failures)))
-        return answers
+        for rank, outcome in zip(self._ranks, outcomes, strict=True):
+            if isinstance(outcome, asyncio.CancelledError):
+                raise ShardFailed(f"{rank.name}, {method}: cancelled") from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes
 
     def _check_epoch(self, method: str, answers: Sequence[Any]) -> None:
         for rank, answer in zip(self._ranks, answers, strict=True):
@@ -339,4 +346,4 @@ async def _close(ranks: Sequence[Rank]) -> None:
 def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:
     if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return f"no shard answers at {address} (waited {timeout_s:g} s); is it started?"
-    return f"the shard at {address} refused ServiceDiscovery: {told(error)}"
+    return f"the shard at {address} refused ServiceDiscovery: {error_line(error)}"

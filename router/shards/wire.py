@@ -1,12 +1,11 @@
 """Between protobuf and the contract: the only file of this tier that names message fields.
 
-It knows no connection and no rank. What a shard says is judged here by its form alone (known enum
-values, the right epoch); whether it fits the books is the scheduler's to say. A malformed answer
+It knows no connection and no rank. Answers are checked here by their form alone (known enum values,
+the right epoch); the scheduler checks whether they fit what was scheduled. A malformed answer
 raises ShardFailed; a log-probability that is not a number is the error of its row alone.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import isnan
 from typing import Protocol
 
@@ -31,7 +30,7 @@ from proto.convert import (
 )
 from router.request.errors import ShardFailed
 from router.request.request import Constraint
-from router.shards.batch import Batch, StepResult
+from router.shards.batch import Batch, Prepared, StepAnswer, StepResult
 
 _FINISH_REASONS: dict[int, FinishReason | None] = {
     **{number: reason for reason, number in FINISH_REASONS.items()},
@@ -39,22 +38,6 @@ _FINISH_REASONS: dict[int, FinishReason | None] = {
     pb.FINISH_REASON_ERROR: None,
 }
 _NANOSECOND = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class StepAnswer:
-    """One rank's answer to a step; only rank 0 brings generations."""
-
-    result: StepResult
-    batch_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A constraint that rank 0 holds, compiled; `was_cached`: it did already."""
-
-    compile_s: float
-    was_cached: bool
 
 
 class HasEpoch(Protocol):

@@ -1,10 +1,8 @@
-"""The router's instruments, every one declared once, in `Metrics`.
+"""The router's metrics, each declared once, in `Metrics`.
 
-It knows nothing of what it measures: numbers come in, Prometheus text goes out.
-
-TGI's `tgi_batch_concat_duration` is missing on purpose: there it is the time that a separate step
-takes to merge two batches, while here new prompts join the running batch inside of their own step,
-whose time is in `tgi_batch_inference_duration`.
+TGI's `tgi_batch_concat_duration` is missing: there it is the time of a separate step that merges
+two batches, while here new prompts join the running batch within their own step, whose time is in
+`tgi_batch_inference_duration`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from prometheus_client.registry import Collector
 from processes.instruments import Counter, Gauge, Histogram
 
 METHODS = ("prefill", "decode")
-# Causes known beforehand; alerts on a rate want to see them before the first failure.
+# Exported from the start: alerts on a rate need the series before the first failure.
 FAILURES = (
     "validation",
     "template",
@@ -64,12 +62,16 @@ TOKEN_GAP_BUCKETS = tuple(0.0005 * 2 ** (k / 2) for k in range(31))
 BATCH_SIZE_BUCKETS = tuple(float(2**k) for k in range(11))
 
 
+def _seconds(name: str, documentation: str, label: str | None = None) -> Histogram:
+    return Histogram(name, documentation, DURATION_BUCKETS, label)
+
+
 def _equal_steps(limit: int) -> tuple[float, ...]:
     return tuple(limit * (k + 1) / 100 for k in range(100))
 
 
 class Metrics(Collector):
-    """Every instrument of the router, registered in the registry that it is given.
+    """Every metric of the router, registered in `registry`.
 
     `max_input_len` and `max_total_len` (tokens) end the buckets of the length histograms.
     """
@@ -78,7 +80,18 @@ class Metrics(Collector):
         self, registry: CollectorRegistry, *, max_input_len: int, max_total_len: int
     ) -> None:
         self._registry = registry
-        # Written by http/: one request as a client sees it.
+        self._declare_requests(max_input_len, max_total_len)
+        self._declare_connections()
+        self._declare_sequences(max_total_len)
+        self._declare_admission()
+        self._declare_steps()
+        self._declare_scheduler()
+        self._declare_constraint_checks()
+        self._declare_constrained_steps()
+        registry.register(self)
+
+    def _declare_requests(self, max_input_len: int, max_total_len: int) -> None:
+        """Written by http/: one request as a client sees it."""
         self.request_count = Counter("tgi_request_count", "Generation requests received")
         self.request_success = Counter("tgi_request_success", "Requests answered in full")
         self.request_failure = Counter(
@@ -87,9 +100,24 @@ class Metrics(Collector):
             label="err",
             label_values=FAILURES,
         )
+        self.request_duration = _seconds(
+            "tgi_request_duration", "Seconds from receipt to the last token"
+        )
+        self.validation_duration = _seconds(
+            "tgi_request_validation_duration", "Seconds spent in validation"
+        )
+        self.input_length = Histogram(
+            "tgi_request_input_length", "Prompt tokens", _equal_steps(max_input_len)
+        )
+        self.max_new_tokens = Histogram(
+            "tgi_request_max_new_tokens", "Tokens asked for", _equal_steps(max_total_len)
+        )
+
+    def _declare_connections(self) -> None:
+        """Written by http/: connections, WebSockets and what LMTP does on them."""
         self.connections_cut = Counter(
             "tandem_connections_cut",
-            "Connections that were cut because their client was too slow, by what it was slow at",
+            "Connections that were cut because their client was too slow, by what was slow",
             label="cause",
             label_values=CUTS,
         )
@@ -103,7 +131,7 @@ class Metrics(Collector):
         )
         self.beam_groups = Counter(
             "tandem_beam_groups",
-            "Groups of beams that were searched, by how that ended",
+            "Searched groups of beams, by how the search ended",
             label="reason",
             label_values=BEAM_ENDS,
         )
@@ -114,37 +142,16 @@ class Metrics(Collector):
             label="code",
             label_values=CLOSE_CODES,
         )
-        self.request_duration = Histogram(
-            "tgi_request_duration", "Seconds from receipt to the last token", DURATION_BUCKETS
-        )
-        self.validation_duration = Histogram(
-            "tgi_request_validation_duration", "Seconds spent in validation", DURATION_BUCKETS
-        )
-        self.input_length = Histogram(
-            "tgi_request_input_length", "Prompt tokens", _equal_steps(max_input_len)
-        )
-        self.max_new_tokens = Histogram(
-            "tgi_request_max_new_tokens", "Tokens asked for", _equal_steps(max_total_len)
-        )
-        self._declare_sequences(max_total_len)
-        self._declare_steps()
-        self._declare_books()
-        self._declare_constraint_checks()
-        self._declare_constrained_steps()
-        registry.register(self)
 
     def _declare_sequences(self, max_total_len: int) -> None:
         """Written by the batcher, once for each sequence or each of its tokens."""
-        self.queue_duration = Histogram(
-            "tgi_request_queue_duration", "Seconds until the first step", DURATION_BUCKETS
+        self.queue_duration = _seconds("tgi_request_queue_duration", "Seconds until the first step")
+        self.inference_duration = _seconds(
+            "tgi_request_inference_duration", "Seconds from first step to end"
         )
-        self.inference_duration = Histogram(
-            "tgi_request_inference_duration", "Seconds from first step to end", DURATION_BUCKETS
-        )
-        self.mean_time_per_token = Histogram(
+        self.mean_time_per_token = _seconds(
             "tgi_request_mean_time_per_token_duration",
             "Inference seconds divided by generated tokens",
-            DURATION_BUCKETS,
         )
         self.generated_tokens = Histogram(
             "tgi_request_generated_tokens", "Tokens generated", _equal_steps(max_total_len)
@@ -154,10 +161,8 @@ class Metrics(Collector):
             "Prompt tokens found in the prefix cache",
             _equal_steps(max_total_len),
         )
-        self.time_to_first_token = Histogram(
-            "tandem_time_to_first_token_seconds",
-            "Seconds from submission to the first token",
-            DURATION_BUCKETS,
+        self.time_to_first_token = _seconds(
+            "tandem_time_to_first_token_seconds", "Seconds from submission to the first token"
         )
         self.inter_token_latency = Histogram(
             "tandem_inter_token_latency_seconds",
@@ -168,6 +173,9 @@ class Metrics(Collector):
         self.sequence_ends = Counter(
             "tandem_sequence_ends", "Sequences ended, by reason", label="reason"
         )
+
+    def _declare_admission(self) -> None:
+        """Written by the batcher: refusals, the rate behind their Retry-After, cancellations."""
         self.rejected = Counter(
             "tandem_rejected",
             "Requests refused before they were queued, by reason",
@@ -175,15 +183,14 @@ class Metrics(Collector):
             label_values=REFUSALS,
         )
         self.retry_after = Gauge(
-            "tandem_retry_after_seconds", "What the last refused request was told to wait"
+            "tandem_retry_after_seconds", "Seconds in the last refusal's Retry-After"
         )
         self.drain_rate = Gauge(
             "tandem_drain_rate", "Sequences finished per second, measured while the server is busy"
         )
-        self.cancel_to_free = Histogram(
+        self.cancel_to_free = _seconds(
             "tandem_cancel_to_free_seconds",
-            "Seconds from a client's leaving until its request has no blocks and is in no shard",
-            DURATION_BUCKETS,
+            "Seconds from a client's disconnect until its request has left blocks and shards",
         )
 
     def _declare_steps(self) -> None:
@@ -200,50 +207,40 @@ class Metrics(Collector):
         self.batch_concat = Counter(
             "tgi_batch_concat", "Steps in which prompts joined a running batch", label="reason"
         )
-        self.batch_inference_duration = Histogram(
-            "tgi_batch_inference_duration", "Seconds of a step", DURATION_BUCKETS, label="method"
+        self.batch_inference_duration = _seconds(
+            "tgi_batch_inference_duration", "Seconds of a step", label="method"
         )
-        self.batch_forward_duration = Histogram(
-            "tgi_batch_forward_duration",
-            "Seconds of the model's forward",
-            DURATION_BUCKETS,
-            label="method",
+        self.batch_forward_duration = _seconds(
+            "tgi_batch_forward_duration", "Seconds of the model's forward", label="method"
         )
-        self.batch_decode_duration = Histogram(
-            "tgi_batch_decode_duration",
-            "Seconds from logits to tokens",
-            DURATION_BUCKETS,
-            label="method",
+        self.batch_decode_duration = _seconds(
+            "tgi_batch_decode_duration", "Seconds from logits to tokens", label="method"
         )
-        self.batch_filter_duration = Histogram(
+        self.batch_filter_duration = _seconds(
             "tgi_batch_filter_duration",
-            "Seconds to tell shards what to forget",
-            DURATION_BUCKETS,
+            "Seconds of dropping sequences from the shards",
             label="method",
         )
         self.batch_next_size = Histogram(
             "tgi_batch_next_size", "Requests that a step admits", BATCH_SIZE_BUCKETS
         )
-        self.step_phase = Histogram(
+        self.step_phase = _seconds(
             "tandem_step_phase_seconds",
             "Seconds of a step by phase: schedule, rpc (forward and sample taken off), forward, "
             "sample, apply",
-            DURATION_BUCKETS,
             label="phase",
         )
 
     def _declare_constraint_checks(self) -> None:
         """Written by the check of constraints, before their requests are accepted."""
-        self.constraint_check_duration = Histogram(
+        self.constraint_check_duration = _seconds(
             "tandem_constraint_check_seconds",
-            "Seconds from asking whether a constraint can be kept to the answer, by its kind",
-            DURATION_BUCKETS,
+            "Seconds of a constraint's check, waiting included, by its kind",
             label="kind",
         )
-        self.constraint_compile_duration = Histogram(
+        self.constraint_compile_duration = _seconds(
             "tandem_constraint_compile_seconds",
-            "Seconds that compiling a constraint and finding a text took, by its kind",
-            DURATION_BUCKETS,
+            "Seconds of compiling a constraint and finding a completion, by its kind",
             label="kind",
         )
         self.constraint_checks = Counter(
@@ -265,29 +262,24 @@ class Metrics(Collector):
 
     def _declare_constrained_steps(self) -> None:
         """Written by the batcher: constraints in the shard, and what they cost a step."""
-        self.constraint_prepare_duration = Histogram(
+        self.constraint_prepare_duration = _seconds(
             "tandem_constraint_prepare_seconds",
             "Seconds that requests waited until the shard had compiled their constraint, by "
             "whether it had before",
-            DURATION_BUCKETS,
             label="source",
         )
-        self.mask_duration = Histogram(
-            "tandem_mask_seconds",
-            "Seconds that the token masks of a step took, beside its forward",
-            DURATION_BUCKETS,
+        self.mask_duration = _seconds(
+            "tandem_mask_seconds", "Seconds that the token masks of a step took, beside its forward"
         )
-        self.mask_wait_duration = Histogram(
-            "tandem_mask_wait_seconds",
-            "Seconds that sampling waited for the token masks of a step",
-            DURATION_BUCKETS,
+        self.mask_wait_duration = _seconds(
+            "tandem_mask_wait_seconds", "Seconds that sampling waited for the token masks of a step"
         )
         self.masked_rows = Counter("tandem_masked_rows", "Rows that had a token mask, of all steps")
         self.late_rows = Counter(
-            "tandem_late_rows", "Rows that drew nothing since their token mask came too late"
+            "tandem_late_rows", "Rows that sampled no token since their token mask was late"
         )
         self.forced_tokens = Counter(
-            "tandem_forced_tokens", "Generated tokens for which a constraint left no choice"
+            "tandem_forced_tokens", "Generated tokens without an alternative under their constraint"
         )
         self.constrained_sequences = Gauge(
             "tandem_constrained_sequences", "Running sequences that have a constraint"
@@ -299,7 +291,7 @@ class Metrics(Collector):
             label_values=("satisfied", "unsatisfied"),
         )
 
-    def _declare_books(self) -> None:
+    def _declare_scheduler(self) -> None:
         """Written by the batcher from the scheduler's and the pool's numbers."""
         self.queue_size = Gauge("tgi_queue_size", "Requests waiting for their first step")
         self.batch_current_size = Gauge("tgi_batch_current_size", "Requests running")
@@ -315,7 +307,7 @@ class Metrics(Collector):
         self.kv_blocks_total = Gauge("tandem_kv_blocks_total", "Blocks of the KV cache")
         self.kv_blocks_used = Gauge("tandem_kv_blocks_used", "Blocks held by running requests")
         self.kv_blocks_cached = Gauge(
-            "tandem_kv_blocks_cached", "Blocks kept for reuse and held by nobody"
+            "tandem_kv_blocks_cached", "Blocks kept for reuse and held by no request"
         )
         self.prompt_tokens = Counter("tandem_prompt_tokens", "Prompt tokens of admitted requests")
         self.prefix_hit_tokens = Counter(

@@ -1,7 +1,7 @@
-"""What the batcher tells metrics and traces: which of them each moment of a step or stream feeds.
+"""The observer of steps: writes each event of a step or stream to metrics and traces.
 
-It decides nothing and keeps nothing; the batcher could run without it. The method of a step is
-TGI's word: "prefill" when a prompt begins in it, else "decode".
+It keeps no state; the batcher could run without it. The `method` label is TGI's: "prefill" for a
+step in which a prompt begins, else "decode".
 """
 
 import re
@@ -12,8 +12,7 @@ from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
 from router.scheduler.scheduler import SchedulerStats
-from router.shards.batch import Batch, StepResult
-from router.shards.wire import Prepared
+from router.shards.batch import Batch, Prepared, StepResult
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer
 
@@ -29,16 +28,16 @@ class StepObserver:
         self._tracer = tracer
 
     def rejected(self, error: Refused) -> None:
-        """A request was refused at the door."""
-        self._metrics.rejected.inc(_word(error))
+        """A request was refused before it was queued."""
+        self._metrics.rejected.inc(_reason(error))
         self._metrics.retry_after.set(error.retry_after_s)
 
-    def drains(self, drain_rate: float) -> None:
-        """How fast sequences end now, per second."""
+    def drain_rate(self, drain_rate: float) -> None:
+        """The sequences that end per second, as of now."""
         self._metrics.drain_rate.set(drain_rate)
 
-    def gone(self, since_s: float) -> None:
-        """A cancelled request is out of the shards and has no blocks, so long after its cancel."""
+    def freed(self, since_s: float) -> None:
+        """A cancelled request has left the shards and its blocks, `since_s` after its cancel."""
         self._metrics.cancel_to_free.observe(since_s)
 
     def scheduled(self, batch: Batch, schedule_s: float) -> None:
@@ -62,11 +61,11 @@ class StepObserver:
             self._metrics.batch_inference_count.inc(_method(batch))
 
     def dropped(self, batch: Batch, drop_s: float) -> None:
-        """The shards forgot what the step drops."""
+        """The shards have dropped the sequences that left the batch."""
         self._metrics.batch_filter_duration.observe(drop_s, _method(batch))
 
     def failed(self, batch: Batch) -> None:
-        """The shards did not answer it."""
+        """The shards did not answer a step."""
         self._metrics.batch_inference_failure.inc(_method(batch))
 
     def finished(self, batch: Batch, result: StepResult, step_s: float, apply_s: float) -> None:
@@ -95,7 +94,7 @@ class StepObserver:
     def generated(self, generation: Generation, last_s: float | None, now_s: float) -> None:
         """A step brought a sequence tokens, its first ones where `last_s` is None.
 
-        Several of one step come together: there is nothing between them.
+        Several tokens of one step have no latency between them.
         """
         metrics, num_tokens = self._metrics, len(generation.tokens)
         metrics.output_tokens.inc(amount=num_tokens)
@@ -106,19 +105,19 @@ class StepObserver:
             metrics.forced_tokens.inc(amount=generation.num_forced)
 
     def prepared(self, prepared: Prepared, waited_s: float) -> None:
-        """Requests waited for their constraint to be compiled in the shard, or to be found."""
+        """Requests waited until their constraint was compiled or found in the shard's cache."""
         source = "cache" if prepared.was_cached else "compiled"
         self._metrics.constraint_prepare_duration.observe(waited_s, source)
 
     def refused(self, error: ConstraintRefused) -> None:
-        """The shard cannot serve a constraint that had passed the router's check."""
+        """The shard refused a constraint that had passed the router's check."""
         self._metrics.constraint_refusals.inc(error.reason)
 
     def paused(self, num_paused: int) -> None:
-        """So many sequences wait for their readers."""
+        """The number of sequences that wait for their readers."""
         self._metrics.paused_sequences.set(num_paused)
 
-    def books(self, stats: SchedulerStats) -> None:
+    def scheduler_stats(self, stats: SchedulerStats) -> None:
         """The scheduler's numbers after a step."""
         metrics = self._metrics
         metrics.queue_size.set(stats.num_waiting)
@@ -134,21 +133,21 @@ class StepObserver:
         metrics.prefix_hit_tokens.set_total(stats.num_cached_tokens)
 
     def ended(self, stream: Stream) -> None:
-        """A stream has its end."""
+        """A stream has ended."""
         metrics, end = self._metrics, stream.end
         if stream.request.account is not None:
             stream.request.account(stream.cached_len, stream.num_generated)
         if stream.request.trace is not None:
             self._tracer.end_sequence(_life(stream, stream.request.trace))
         if isinstance(end, Failed):
-            metrics.sequence_ends.inc(_word(end.error))
+            metrics.sequence_ends.inc(_reason(end.error))
         if not isinstance(end, Finished) or end.timings is None:
             return
         timings = end.timings
         metrics.sequence_ends.inc(end.reason.value)
         if end.constraint_satisfied is not None:
-            word = "satisfied" if end.constraint_satisfied else "unsatisfied"
-            metrics.constraint_ends.inc(word)
+            outcome = "satisfied" if end.constraint_satisfied else "unsatisfied"
+            metrics.constraint_ends.inc(outcome)
         metrics.queue_duration.observe(timings.queue_s)
         metrics.skipped_tokens.observe(end.num_cached_tokens)
         metrics.generated_tokens.observe(end.num_generated_tokens)
@@ -176,8 +175,8 @@ def _life(stream: Stream, context: TraceContext) -> SequenceLife:
     )
 
 
-def _word(error: RouterError) -> str:
-    """The error's class in the words of the other reasons: RowFailed is row_failed."""
+def _reason(error: RouterError) -> str:
+    """The error's class as a label value: RowFailed is row_failed."""
     return _INNER_CAPITAL.sub("_", type(error).__name__).lower()
 
 

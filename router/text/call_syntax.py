@@ -1,4 +1,4 @@
-"""How a model writes calls of tools, found in what its chat template makes of one.
+"""The syntax of a model's tool calls, recognised in a chat that its template rendered.
 
     trigger ... opening [ head NAME middle ARGUMENTS tail ] separator [ ... ] closing
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _MISTRAL = "[TOOL_CALLS]"
 _HERMES = "<tool_call>"
-# What stands between the name and the arguments, whose key models spell in two ways.
+# The text between the name and the arguments, whose key has two spellings.
 _MIDDLES = ('", "arguments": ', '", "parameters": ')
 _MARKED = re.compile(r"(?:(<tool_call>)\s*|(\[TOOL_CALLS\] ?)\[)?\{\"name\": \"$")
 
@@ -19,12 +19,12 @@ _MARKED = re.compile(r"(?:(<tool_call>)\s*|(\[TOOL_CALLS\] ?)\[)?\{\"name\": \"$
 class CallSyntax:
     """The texts around names and arguments.
 
-    trigger:   what `opening + head` begins with; free text never holds it, so that it tells that
-               calls begin
+    trigger:   the beginning of `opening + head`; free text never contains it, so that it marks
+               where calls begin
     separator: between two calls; None: an answer has one call at most
-    only_at_start: the trigger means a call at the beginning of an answer alone, where it ends the
-               hope for free text; elsewhere it is text
-    id_len:    of the calls' ids, letters and digits, where templates insist on it
+    only_at_start: the trigger begins a call only at the beginning of an answer, which then has no
+               free text; elsewhere it is text
+    id_len:    characters of the calls' ids, letters and digits, where templates require it
     """
 
     trigger: str = _HERMES
@@ -39,7 +39,7 @@ class CallSyntax:
 
     @property
     def example(self) -> str:
-        """A call as it is written, to be shown to a model whose template shows none."""
+        """An example call, for the prompt of a model whose template shows none."""
         call = f"{self.head}NAME{self.middle}ARGUMENTS{self.tail}"
         return f"{self.opening}{call}{self.closing}"
 
@@ -55,8 +55,8 @@ def find_syntax(rendered: str, spoken: str, name: str, argument: str) -> CallSyn
     """The syntax in which `rendered` shows a call of `name`.
 
     `spoken` is the same chat with a text in the call's place. `argument` is the first key of the
-    call's arguments, and stands nowhere behind them. What is written in none of the known ways
-    is taken for the most common one.
+    call's arguments, and does not occur after them. An unknown syntax counts as the most common
+    one.
     """
     for middle in _MIDDLES:
         shown = f'{name}{middle}{{"{argument}"'
@@ -71,13 +71,13 @@ def find_syntax(rendered: str, spoken: str, name: str, argument: str) -> CallSyn
             return CallSyntax(middle=middle)
         if mistral:
             return _mistral(mistral, middle)
-        # An object by itself, unless there is a mark before it that is none of ours.
+        # An object by itself, unless an unknown marker is before it.
         return _bare(middle) if spoken.startswith(rendered[: marked.start()]) else HERMES
     return HERMES
 
 
 def _mistral(marker: str, middle: str) -> CallSyntax:
-    """A list of calls behind a token of its own."""
+    """A list of calls behind a special token."""
     return CallSyntax(
         trigger=_MISTRAL,
         opening=marker + "[",

@@ -1,4 +1,4 @@
-"""A chat's messages to a prompt, by the model's own template.
+"""The model's chat templates: render a chat's messages to a prompt.
 
 It knows templates and messages; no tokens, no HTTP.
 """
@@ -21,7 +21,7 @@ _WITH_TOOLS = "tool_use"
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
-# What the template is given anyway, and what it is written to find as it is.
+# Names that the template gets anyway, or that Jinja defines.
 _OWN_NAMES = frozenset(
     {
         "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token",
@@ -34,9 +34,9 @@ _OWN_NAMES = frozenset(
 class ChatTemplate:
     """The templates of one model, by name: "default", and "tool_use" for chats with tools.
 
-    A template that cannot be compiled says so when it is used: the model can still serve
-    prompts. `now` is what `strftime_now` of a template shows. What a template can read is found
-    out when it is first used.
+    A template that cannot be compiled raises when it is used: the model can still serve prompts.
+    `now` is the time that a template's `strftime_now` formats. A template's traits are found when
+    it is first used.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class ChatTemplate:
         return variable in self._compiled(name or self._choose(with_tools)).variables
 
     def call_syntax(self, name: str | None = None) -> CallSyntax:
-        """How the template that `render` would take for tools writes calls. Raises TemplateFailed.
+        """The syntax of calls in the template that `render` takes for tools. Raises TemplateFailed.
 
-        As slow as rendering when it is asked first.
+        As slow as rendering at its first call.
         """
         name = name or self._choose(with_tools=True)
         return self._traits_of(name, self._compiled(name)).calls
@@ -90,7 +90,7 @@ class ChatTemplate:
         name: str | None = None,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """The prompt for `messages`, in OpenAI's or transformers' words.
+        """The prompt for `messages`, in OpenAI's or transformers' form.
 
         Fields of a message that are None count as absent. `continue_final_message` ends the
         prompt right behind the last message's text, so that the model goes on with it. `name`
@@ -105,8 +105,8 @@ class ChatTemplate:
         marker = ""
         if continue_final_message:
             add_generation_prompt = False
-            # Random, so that no message can hold it. The space tells whether the template
-            # trims: it is the first thing to go.
+            # Random, so that no message can contain it. A template that trims messages
+            # drops the space.
             marker = f"{secrets.token_hex(16)} "
             shown[-1:] = [_marked(shown, marker)]
         context = self._context(shown, tools, add_generation_prompt) | dict(variables)

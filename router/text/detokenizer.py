@@ -1,7 +1,11 @@
-"""Token ids to text, one token at a time, never splitting a character.
+"""The incremental detokenizer: token ids to text, one at a time, never splitting a character.
 
 For every sequence of ids: the pushed texts and the flushed one together are what
 `Tokenizer.decode` makes of all the ids at once. It knows no requests, no stop strings.
+
+`tokenizers.decoders.DecodeStream` would do most of this, but takes twice the time (0.73 against
+0.35 us a token with a byte-level decoder), cannot flush a character that stays incomplete, and
+drops the whole characters beside broken bytes of byte fallback.
 """
 
 import os.path
@@ -9,12 +13,12 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Protocol
 
-from router.text.pieces import Pieces
+from router.text.token_texts import TokenTexts
 from router.text.tokenizer import Tokenizer
 
-# Tokens that may go by without ending at the end of a character. Only broken text has more.
+# Tokens in a row that may end within a character. Only broken text has more.
 _MAX_WAITING = 16
-# Tokens of the prompt that a decoder is shown, to know that the text goes on.
+# Tokens of the prompt that a decoder sees, so that the text continues.
 _CONTEXT_LEN = 16
 
 
@@ -27,9 +31,9 @@ class _Incremental(Protocol):
 class Detokenizer:
     """One sequence's text.
 
-    With `prompt_ids` the text goes on behind the prompt's: a leading space that a decoder drops
-    at the beginning of a text stays. Without, it begins a text; `is_whole` keeps that space as
-    well, where the text is to be what its tokens' bytes say.
+    With `prompt_ids` the text continues the prompt's: a leading space, which decoders drop at the
+    beginning of a text, stays. Without, it begins a text; `is_whole` keeps that space as well, for
+    texts that must equal their tokens' bytes.
     """
 
     def __init__(
@@ -41,9 +45,8 @@ class Detokenizer:
         is_whole: bool = False,
     ) -> None:
         self._text: _Incremental
-        if tokenizer.pieces is not None:
-            pieces = tokenizer.pieces
-            self._text = _TableText(pieces, skip_special_tokens, prompt_ids, is_whole)
+        if tokenizer.texts is not None:
+            self._text = _TableText(tokenizer.texts, skip_special_tokens, prompt_ids, is_whole)
         else:
             self._text = _WindowText(tokenizer, skip_special_tokens, prompt_ids)
 
@@ -58,28 +61,28 @@ class Detokenizer:
         return self._text.push(token_id)
 
     def flush(self) -> str:
-        """What was waiting for the rest of a character: U+FFFD, for it will not come."""
+        """U+FFFD for a character that was left incomplete, else ""."""
         return self._text.flush()
 
 
 class _TableText:
-    """Looks each token's piece up; joins bytes to characters."""
+    """Looks each token's text up; joins bytes to characters."""
 
     def __init__(
         self,
-        pieces: Pieces,
+        texts: TokenTexts,
         skip_special_tokens: bool,
         prompt_ids: Sequence[int],
         is_whole: bool,
     ) -> None:
-        self._pieces = pieces
-        self._table = pieces.shown if skip_special_tokens else pieces.all
+        self._texts = texts
+        self._table = texts.shown if skip_special_tokens else texts.all
         self._table_len = len(self._table)
         self._pending = b""
-        self._num_left = pieces.num_stripped
-        # False while the next piece may not simply be handed out.
+        self._num_left = texts.num_stripped
+        # False while the next text depends on what came before.
         self._plain = False
-        self._begun = is_whole or (pieces.first is None and pieces.num_stripped == 0)
+        self._begun = is_whole or (texts.first is None and texts.num_stripped == 0)
         for token_id in prompt_ids:
             if self._begun:
                 break
@@ -97,18 +100,18 @@ class _TableText:
         return "" if piece is None else self._push_slowly(token_id, piece)
 
     def flush(self) -> str:
-        text, self._pending = self._pieces.decode_bytes(self._pending, final=True)
+        text, self._pending = self._texts.decode_bytes(self._pending, final=True)
         return text
 
     def _push_slowly(self, token_id: int, piece: str | bytes) -> str:
         if isinstance(piece, bytes):
-            text, self._pending = self._pieces.decode_bytes(self._pending + piece, final=False)
+            text, self._pending = self._texts.decode_bytes(self._pending + piece, final=False)
         else:
             # Text cannot complete a character: what was pending stays broken.
-            broken, self._pending = self._pieces.decode_bytes(self._pending, final=True)
+            broken, self._pending = self._texts.decode_bytes(self._pending, final=True)
             text = broken + piece
-        if not self._begun and self._pieces.first is not None:
-            text, self._begun = self._pieces.first(token_id), True
+        if not self._begun and self._texts.first is not None:
+            text, self._begun = self._texts.first(token_id), True
         text = self._begin(text)
         self._plain = self._begun and not self._pending
         return text
@@ -116,19 +119,19 @@ class _TableText:
     def _begin(self, text: str) -> str:
         if self._begun:
             return text
-        text, self._num_left = self._pieces.strip(text, self._num_left)
+        text, self._num_left = self._texts.strip(text, self._num_left)
         self._begun = self._num_left == 0
         return text
 
 
 class _WindowText:
-    """Asks the library for the text of a short window, for decoders that look at neighbours.
+    """Lets the library decode a short window, for decoders that look at neighbours.
 
     ids:   | forgotten ... | shown, for context | may end within a character |
                            ^ window[0]          ^ window[num_context]
 
-    A decoder that takes back what a text already had, once it grows longer, cannot be streamed
-    exactly; what such a text adds is still shown.
+    A decoder that changes the beginning of a text once the text grows cannot be streamed exactly;
+    what such a text adds is still shown.
     """
 
     def __init__(
@@ -169,13 +172,13 @@ class _WindowText:
         return added
 
     def _slide(self) -> None:
-        """Forget the context: what was shown since is the new one."""
+        """Drop the context: what was shown since is the new one."""
         del self._window[: self._num_context]
         self._num_context = len(self._window)
         self._shown = self._decode()
 
     def _counts(self, token_id: int) -> bool:
-        """False for what adds nothing and tells a decoder nothing about its neighbours."""
+        """False for tokens that the decoder does not get: skipped special ones, unknown ids."""
         if self._skips and self._tokenizer.is_special(token_id):
             return False
         return token_id < self._tokenizer.vocab_size

@@ -1,9 +1,9 @@
-"""Where chat templates run: Jinja as transformers sets it up, with bounds.
+"""The sandbox of chat templates: Jinja with transformers' settings, bounded in time and length.
 
-A template is a program that comes with the model. Here it cannot reach Python's insides, loop
-for ever, or write without end. One hole is left on purpose: a single call of a string method or
-filter (`center(10 ** 9)`, `join`) can still take memory; the operator chose the model, and
-clients cannot write templates. It knows no messages and no models.
+A template is a program that comes with the model. It cannot reach Python's internals, loop for
+ever, or write without end. A single call of a string method or filter (`center(10 ** 9)`, `join`)
+can still take memory: the operator chose the model, and clients cannot write templates. It knows no
+messages and no models.
 """
 
 import json
@@ -22,7 +22,7 @@ from jinja2.visitor import NodeTransformer
 
 _MAX_TEXT_LEN = 1 << 24
 _MAX_INT_BITS = 1 << 12
-# Of names that are ours inside a template.
+# The prefix of our own names inside a template.
 PRIVATE_PREFIX = "tandem_"
 _TICK = f"{PRIVATE_PREFIX}tick"
 _BOUNDED = f"{PRIVATE_PREFIX}bounded"
@@ -35,7 +35,7 @@ class TemplateLimit(TemplateError):
 class CompiledTemplate:
     """One template, ready to render.
 
-    `variables` are the names that it reads, `words` the texts that it compares something with.
+    `variables` are the names that it reads, `words` the string constants in its comparisons.
     """
 
     def __init__(self, source: str, time_limit_s: float, now: Callable[[], datetime]) -> None:
@@ -50,7 +50,7 @@ class CompiledTemplate:
         self._time_limit_s = time_limit_s
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text. Raises whatever the template raises, TemplateLimit when it goes on too long."""
+        """The text. Raises what the template raises, and TemplateLimit."""
         deadline_s = time.monotonic() + self._time_limit_s
 
         def tick() -> str:
@@ -70,7 +70,7 @@ class CompiledTemplate:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The settings, functions and filters that templates of the hub are written for."""
+    """The settings, functions and filters that the hub's templates expect."""
 
     intercepted_binops = frozenset(("+", "*", "**"))
 

@@ -1,7 +1,7 @@
-"""What a chat template can read, found out by showing it small chats.
+"""The forms of messages that a chat template reads, found by rendering small chats.
 
-Clients send OpenAI's messages: texts or parts, roles of all ages, a call's arguments as JSON text.
-Templates were written for some of that. `find_traits` looks once; `adapt` puts messages into the
+Clients send OpenAI's messages: texts or parts, old and new roles, a call's arguments as JSON text.
+Templates read some of that. `find_traits` probes a template once; `adapt` brings messages into the
 form that the template reads. It knows no models, no tokens and no HTTP.
 """
 
@@ -28,15 +28,15 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"lemma": {"type": "string"}}},
     },
 }
-# Some templates insist on ids of nine letters and digits.
+# Some templates require ids of nine letters and digits.
 _CALL_ID = "call00001"
-# The roles of what came of a call, and the one that tells it where they are not known.
+# The roles of a call's result, and the role that carries it where a template knows neither.
 _RESULTS = ("tool", "function")
-_TELLER = "user"
+_RESULT_FALLBACK = "user"
 
 
 class ContentOfCalls(Enum):
-    """What stands for a content where there is none."""
+    """The `content` of a message without any."""
 
     NULL = "null"
     ABSENT = "absent"
@@ -47,12 +47,12 @@ class ContentOfCalls(Enum):
 class Traits:
     """How a template reads messages.
 
-    `words` are those that it compares something with: the roles it knows are among them.
-    `takes_parts`: content must be a list of parts. `shows_calls`: it shows an assistant's calls,
-    else they have to be told in the content. `takes_text_arguments`: the arguments of a call must
-    be JSON text, else an object. `content_of_calls`: what a message of calls alone has for a
-    content. `calls`: how it writes them. `shows_results`: it shows what came of calls, else the
-    user tells it.
+    `words` are the strings in its comparisons: the roles that it knows are among them.
+    `takes_parts`: content must be a list of parts. `shows_calls`: it renders an assistant's calls,
+    else they are put into the content. `takes_text_arguments`: the arguments of a call must be JSON
+    text, else an object. `content_of_calls`: the content of a message that has only calls.
+    `calls`: their syntax. `shows_results`: it renders results of calls, else they become user
+    messages.
     """
 
     words: frozenset[str] = frozenset()
@@ -65,9 +65,9 @@ class Traits:
 
 
 def find_traits(render: Render, words: frozenset[str]) -> Traits:
-    """The traits of a template. `render` may raise anything: that chat is not for this template.
+    """The traits of a template. `render` may raise anything: the template cannot read that chat.
 
-    A template that runs too long is not asked twice.
+    A template that exceeds its time limit is not rendered again.
     """
     plain = Traits(words)
     try:
@@ -85,13 +85,13 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
                 for way in ContentOfCalls
             ]
             texts = [_chat_with_call(render, traits) for traits in ways]
-            # Of no content a template may make the word, where an empty one shows nothing.
+            # A template may print "None" for no content, and nothing for an empty one.
             fewest = texts[-1].count("None")
             for traits, text in zip(ways, texts, strict=True):
                 if _is_whole(text) and text.count("None") <= fewest:
                     return replace(traits, calls=_syntax(render, traits, text))
     except TemplateLimit:
-        pass  # a template that takes so long is taken for one that shows no calls
+        pass  # a template that takes so long counts as one that shows no calls
     return plain
 
 
@@ -103,10 +103,11 @@ def adapt(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
         adapted = _adapted(message, traits)
         is_result = not traits.shows_results and adapted.get("role") in _RESULTS
         if is_result:
-            adapted = {"role": _TELLER, "content": adapted.get("content", "")}
-        # Templates that know no results may insist on turns that alternate.
-        meets = (is_result or was_result) and shown and shown[-1].get("role") == adapted.get("role")
-        if meets:
+            adapted = {"role": _RESULT_FALLBACK, "content": adapted.get("content", "")}
+        # Templates that know no results may require alternating turns.
+        same_role = bool(shown) and shown[-1].get("role") == adapted.get("role")
+        is_repeated = (is_result or was_result) and same_role
+        if is_repeated:
             shown[-1] = {**shown[-1], "content": _joined(shown[-1], adapted)}
         else:
             shown.append(adapted)
@@ -141,8 +142,8 @@ def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
             is_null = traits.content_of_calls is ContentOfCalls.NULL
             shown.setdefault("content", None if is_null else "")
     elif calls:
-        told = json.dumps([_call(call, traits) for call in calls], ensure_ascii=False)
-        shown["content"] = _appended(shown.get("content"), told)
+        text = json.dumps([_call(call, traits) for call in calls], ensure_ascii=False)
+        shown["content"] = _appended(shown.get("content"), text)
     content = shown.get("content")
     if traits.takes_parts and isinstance(content, str):
         shown["content"] = [_part(content)]
@@ -156,7 +157,7 @@ def _appended(content: Any, text: str) -> Any:
 
 
 def _role(role: Any, words: frozenset[str]) -> Any:
-    """OpenAI's newest and oldest role, as the one that the template knows in their place."""
+    """The role that the template knows in place of OpenAI's newest and oldest one."""
     if role == "developer" and "developer" not in words:
         return "system"
     if role == "function" and "function" not in words and "tool" in words:
@@ -203,7 +204,7 @@ def _takes_parts(render: Render) -> bool:
 
 
 def _shows_results(render: Render, traits: Traits) -> bool:
-    """Of a template that shows no calls; false only where it would show the user's words."""
+    """For a template that shows no calls; false only where it shows a user message there."""
 
     def shows(role: str) -> bool:
         messages = [
@@ -213,7 +214,7 @@ def _shows_results(render: Render, traits: Traits) -> bool:
         ]
         return _TEXT in _rendered(render, adapt(messages, traits), None)
 
-    return shows("tool") or not shows(_TELLER)
+    return shows("tool") or not shows(_RESULT_FALLBACK)
 
 
 def _chat_with_call(render: Render, traits: Traits) -> str:
@@ -241,7 +242,9 @@ def _syntax(render: Render, traits: Traits, text: str) -> CallSyntax:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether the call is there. Python's quotes mean that an object was written where a text was
-    meant; escaped ones, that a text was written as JSON a second time."""
+    """Whether the call is there, its arguments encoded once.
+
+    Python's quotes are those of an object printed as such, escaped ones of JSON encoded again.
+    """
     ((key, value),) = _ARGUMENTS.items()
     return value in text and f"'{key}'" not in text and f'\\"{key}' not in text

@@ -1,7 +1,7 @@
 """Text to token ids and back.
 
-A thin owner of the `tokenizers` library: it reads tokenizer.json as it is, keeps long texts off
-the event loop, and knows each token's own text. It knows no requests and no models; no torch.
+Wraps the `tokenizers` library: reads tokenizer.json unchanged, keeps long texts off the event loop,
+and has each token's own text. It knows no requests and no models; no torch.
 """
 
 import asyncio
@@ -17,14 +17,23 @@ from tokenizers import Tokenizer as Backend
 
 from constraints.text_tokens import CALL_MARKERS
 from router.request.errors import InvalidRequest, StartupFailed
-from router.text.pieces import Pieces, build_pieces
+from router.text.token_texts import TokenTexts, build_token_texts
 from router.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
-# Characters or tokens that are dealt with in place. Measured on one 2 GHz core: 4000 characters
-# take 0.7 ms to encode, and going to a thread and back 0.3 ms.
+# Characters or tokens that are encoded or decoded in place. Measured on one 2 GHz core: 4000
+# characters take 0.7 ms to encode, and going to a thread and back 0.3 ms.
 _IN_PLACE_LEN = 4000
 # Token ids index tables; no vocabulary comes near this.
 _MAX_VOCAB_SIZE = 1 << 24
+
+# Characters of a beginning: at least so many, and so many for each token that is allowed.
+_MIN_BEGINNING_LEN = 1 << 14
+_CHARS_PER_TOKEN = 16
+# A cut through a word, or a normalizer that sees the whole text, changes the number of tokens by a
+# few, never by a factor of two.
+_FITS_MARGIN = 2
+# One of these is a token of its own in front of most texts, so that the rest is what follows it.
+_ANCHORS = ("\n", "a", ".", "0")
 
 _Result = TypeVar("_Result")
 
@@ -60,7 +69,7 @@ def check_unicode(text: str, field: str) -> None:
 class Tokenizer:
     """The model's tokenizer. Safe to share between tasks; `close` ends its threads.
 
-    `path` is its tokenizer.json. `vocab_size` is one more than the highest token id. `pieces` is
+    `path` is its tokenizer.json. `vocab_size` is one more than the highest token id. `texts` is
     the table of token texts, None if the decoder does not take tokens one by one.
     """
 
@@ -71,11 +80,11 @@ class Tokenizer:
         self._special_ids = frozenset(
             i
             for i, token in backend.get_added_tokens_decoder().items()
-            # What begins a call of a tool is shown: without it nobody could tell that one begins.
+            # The marker of a tool call is shown: the reader of calls looks for it.
             if token.special and token.content not in CALL_MARKERS
         )
         self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer")
-        self.pieces: Pieces | None = build_pieces(backend, tokens, self._special_ids)
+        self.texts: TokenTexts | None = build_token_texts(backend, tokens, self._special_ids)
         self.vocab_size: int = len(tokens)
         self.bos_token: str | None = files.bos_token
         self.eos_token: str | None = files.eos_token
@@ -98,7 +107,7 @@ class Tokenizer:
                 f"{files.tokenizer_path} is not a tokenizer that the tokenizers library reads "
                 f"({error}); download it again, or save it anew with a current transformers"
             ) from error
-        # Both would change prompts: what fits is for validation to say, and batches are flat.
+        # Both would change prompts: validation checks lengths, and batches are flat.
         backend.no_truncation()
         backend.no_padding()
         backend.add_tokens(list(files.added_tokens))
@@ -139,8 +148,8 @@ class Tokenizer:
             text = self._backend.decode(token_ids, skip_special_tokens=False)
         else:  # only batches give up the interpreter's lock
             text = self._backend.decode_batch([token_ids], skip_special_tokens=False)[0]
-        if "\ufffd" in text and self.pieces is not None and self.pieces.marks_bytes:
-            return self.pieces.join(token_ids)
+        if "\ufffd" in text and self.texts is not None and self.texts.marks_bytes:
+            return self.texts.join(token_ids)
         return text
 
     async def decode_async(
@@ -158,11 +167,11 @@ class Tokenizer:
 
         Bytes that are not characters on their own are U+FFFD.
         """
-        if self.pieces is None:
+        if self.texts is None:
             return self._backend.decode([token_id], skip_special_tokens=False)
-        piece = self.pieces.all[token_id] if token_id < self.vocab_size else None
+        piece = self.texts.all[token_id] if token_id < self.vocab_size else None
         if isinstance(piece, bytes):
-            return self.pieces.decode_bytes(piece, final=True)[0]
+            return self.texts.decode_bytes(piece, final=True)[0]
         return piece or ""
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -172,17 +181,17 @@ class Tokenizer:
         is none on its own is then U+FFFD.
         """
         piece: str | bytes | None
-        if self.pieces is None:
+        if self.texts is None:
             piece = self.token_text(token_id)
         else:
-            piece = self.pieces.all[token_id] if token_id < self.vocab_size else None
+            piece = self.texts.all[token_id] if token_id < self.vocab_size else None
         return piece.encode() if isinstance(piece, str) else piece or b""
 
     def spells_ascii(self) -> bool:
         """Whether each printable character of ASCII is a token of its own."""
-        if self.pieces is None:
+        if self.texts is None:
             return False
-        shown = {piece.encode() if isinstance(piece, str) else piece for piece in self.pieces.shown}
+        shown = {piece.encode() if isinstance(piece, str) else piece for piece in self.texts.shown}
         return all(bytes([byte]) in shown for byte in range(ord(" "), ord("~") + 1))
 
     def is_special(self, token_id: int) -> bool:
@@ -190,7 +199,7 @@ class Tokenizer:
         return token_id in self._special_ids
 
     def close(self) -> None:
-        """End the worker threads once they are done with what they are at."""
+        """End the worker threads after their current work."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _encode(
@@ -216,6 +225,47 @@ class Tokenizer:
 
     async def _in_worker(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+
+async def check_fits(tokenizer: Tokenizer, text: str, max_len: int, field: str) -> None:
+    """Raise InvalidRequest for a text whose beginning alone has far more than `max_len` tokens.
+
+    Tokenizing megabytes takes seconds, wasted on a prompt that is refused. A text that passes may
+    still be too long. Texts of an ordinary length cost nothing, and those in between a third of
+    their tokenizing.
+    """
+    begin_len = max(_MIN_BEGINNING_LEN, _CHARS_PER_TOKEN * max_len)
+    while 2 * begin_len <= len(text):
+        begin = await tokenizer.encode_async(text[:begin_len], add_special_tokens=False)
+        if len(begin) > _FITS_MARGIN * max_len:
+            raise InvalidRequest(
+                f"`{field}` must have at most {max_len} tokens. Given: {len(begin)} in its first "
+                f"{begin_len} of {len(text)} characters",
+                field,
+            )
+        begin_len *= 4
+
+
+async def continuation_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The token ids of `text` behind another text: no special tokens, and no added space.
+
+    Some tokenizers put a space in front of every text, as if a word began there. One that changes
+    its input (to small letters, say) does so here too. Raises InvalidRequest for invalid Unicode.
+    """
+    ids = await tokenizer.encode_async(text, add_special_tokens=False)
+    if _decodes_to(tokenizer, ids, text):
+        return ids
+    for anchor in _ANCHORS:
+        before = tokenizer.encode(anchor, add_special_tokens=False)
+        whole = await tokenizer.encode_async(anchor + text, add_special_tokens=False)
+        rest = whole[len(before) :]
+        if whole[: len(before)] == before and _decodes_to(tokenizer, rest, text):
+            return rest
+    return ids
+
+
+def _decodes_to(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
+    return b"".join(tokenizer.token_bytes(token_id) for token_id in ids) == text.encode()
 
 
 def _tokens_by_id(backend: Backend, path: Path) -> list[str | None]:

@@ -2,68 +2,103 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("launcher", "router", "model_server", "client", "fleet", "native")
+from tests.architecture import structures
+from tests.architecture.figures import ROOT, functions, modules, twin_classes
+
+PACKAGES = (
+    "launcher.py",
+    "processes",
+    "router",
+    "model_server",
+    "constraints",
+    "client",
+    "fleet",
+    "native",
+)
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 50
+# Words that say nothing to a reader who knows other servers.
+PRIVATE_WORDS = re.compile(r"\b(told|berths?|errands?|mishaps?|nursery|knobs?|rosters?)\b", re.I)
+
+SOURCES = [str(path.relative_to(ROOT)) for path in modules(*PACKAGES)]
 
 
-def sources() -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from sorted((ROOT / package).rglob("*.py"))
+def text(name: str) -> str:
+    return (ROOT / name).read_text()
 
 
-def names_of(paths: Iterator[Path]) -> list[str]:
-    return [str(path.relative_to(ROOT)) for path in paths]
+def test_a_file_stays_below_the_size_of_a_split() -> None:
+    assert [name for name in SOURCES if len(text(name).splitlines()) > MAX_LINES] == []
 
 
-@pytest.mark.parametrize("name", names_of(sources()))
-def test_a_file_stays_below_the_size_of_a_split(name: str) -> None:
-    assert len((ROOT / name).read_text().splitlines()) <= MAX_LINES
+def test_a_function_fits_a_screen() -> None:
+    paths = [ROOT / name for name in SOURCES]
+    assert [place for place, length in functions(paths) if length > MAX_FUNCTION_LINES] == []
 
 
-@pytest.mark.parametrize("name", names_of(sources()))
-def test_a_module_says_what_it_is(name: str) -> None:
-    tree = ast.parse((ROOT / name).read_text())
-    assert not tree.body or ast.get_docstring(tree), "a module begins with a docstring"
+def test_a_module_says_what_it_is() -> None:
+    silent = [
+        name
+        for name in SOURCES
+        if (tree := ast.parse(text(name))).body and not ast.get_docstring(tree)
+    ]
+    assert silent == [], "a module begins with a docstring"
 
 
-@pytest.mark.parametrize("name", names_of(sources()))
-def test_no_module_keeps_state(name: str) -> None:
-    tree = ast.parse((ROOT / name).read_text())
-    rebinding = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Global)]
+def test_no_module_keeps_state() -> None:
+    rebinding = [
+        f"{name}:{node.lineno}"
+        for name in SOURCES
+        for node in ast.walk(ast.parse(text(name)))
+        if isinstance(node, ast.Global)
+    ]
     assert rebinding == [], "`global` rebinds module state"
 
 
-@pytest.mark.parametrize("name", names_of(sources()))
-def test_no_import_hides_behind_type_checking(name: str) -> None:
-    assert "TYPE_CHECKING" not in (ROOT / name).read_text()
+def test_no_import_hides_behind_type_checking() -> None:
+    assert [name for name in SOURCES if "TYPE_CHECKING" in text(name)] == []
+
+
+def test_files_use_the_words_of_the_field() -> None:
+    found = [
+        f"{name}:{number}: {match.group(0)}"
+        for name in SOURCES
+        for number, line in enumerate(text(name).splitlines(), 1)
+        if (match := PRIVATE_WORDS.search(line))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("tier", ["router", "model_server", "client", "fleet", "processes"])
+def test_two_classes_of_a_tier_have_one_name_only_in_the_schemas_of_two_apis(tier: str) -> None:
+    quartet = {"routes.py", "schema.py", "stream.py", "reply.py"}
+    twins = {
+        name: files
+        for name, files in twin_classes(tier).items()
+        if not {Path(file).name for file in files} <= quartet
+    }
+    assert twins == {}
 
 
 def test_only_the_edge_speaks_in_status_codes() -> None:
-    http = [path for path in sources() if "status_code" in path.read_text()]
-    grpc = [path for path in sources() if "grpc.StatusCode" in path.read_text()]
-    edge = ROOT / "client" / "lmtp" / "handshake.py"
-    assert all(path.parent.name == "http" or path == edge for path in http), http
-    assert {str(path.relative_to(ROOT)) for path in grpc} <= {
+    http = {name for name in SOURCES if re.search(r"(?<![.\w])status_code", text(name))}
+    grpc = {name for name in SOURCES if "grpc.StatusCode" in text(name)}
+    assert all("http/" in name or name.startswith("client/lmtp/") for name in http), http
+    assert grpc <= {
         "model_server/service/interceptor.py",
         "router/shards/rank.py",
         "router/shards/shards.py",
     }
 
 
-def test_traces_cost_nothing_until_they_are_asked_for() -> None:
-    users = {
-        str(path.relative_to(ROOT))
-        for path in [*sources(), *sorted((ROOT / "processes").glob("*.py"))]
-        if re.search(r"^\s*(from|import) opentelemetry", path.read_text(), re.MULTILINE)
-    }
-    assert users == {"processes/otlp.py"}
-    importers = [
-        path for path in sources() if re.search(r"(from|import) \w+\.otlp", path.read_text())
-    ]
-    assert importers == []
+def test_only_the_exporter_imports_opentelemetry() -> None:
+    pattern = re.compile(r"^\s*(from|import) opentelemetry", re.MULTILINE)
+    assert [name for name in SOURCES if pattern.search(text(name))] == ["processes/otlp.py"]
+
+
+def test_the_page_of_structures_is_fresh() -> None:
+    assert structures.PAGE.read_text() == structures.page(), "run: make structures"

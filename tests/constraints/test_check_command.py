@@ -23,7 +23,7 @@ def check(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_accepted_text_is_told_with_the_shortest_there_is() -> None:
+def test_an_accepted_text_is_shown_with_the_shortest_there_is() -> None:
     said = check("--type", "regex", "--constraint", "(foo|bar)+[0-9]{2}", "--text", "barfoo12")
     assert said.returncode == 0
     assert "accepted  barfoo12" in said.stdout
@@ -44,14 +44,14 @@ def test_a_refused_text_has_a_caret_at_the_first_character_that_cannot_stand(
     assert legal.startswith("  legal there: ")
 
 
-def test_a_text_that_ends_too_early_is_told_what_is_missing() -> None:
+def test_a_text_that_ends_too_early_names_what_is_missing() -> None:
     said = check("--type", "choice", "--constraint", '["yes", "no"]', "--text", "ye")
     assert said.returncode == 1
     assert "at character 2, where the text ends" in said.stdout
     assert "expected: 's'" in said.stdout
 
 
-def test_who_names_a_file_that_is_not_there_is_told() -> None:
+def test_a_file_that_is_not_there_is_an_error() -> None:
     said = check("--type", "json", "--constraint", "no/such.json")
     assert said.returncode == 2
     assert "there is no file no/such.json" in said.stderr
@@ -74,12 +74,12 @@ def test_lines_of_json_come_back_as_lines_of_json(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     said = check("--type", "regex", "--constraint", "[0-9]{2}", "--lines", str(path))
     assert said.returncode == 1
-    told = [json.loads(line) for line in said.stdout.splitlines()]
-    assert [each["text"] for each in told] == texts
-    assert [each["accepted"] for each in told] == [True, False, False, False]
-    assert [each["position"] for each in told] == [None, 1, 0, 2]
-    assert told[1]["expected"] == ["a digit"]
-    assert told[3]["expected"] == ["the end"]
+    judged = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [each["text"] for each in judged] == texts
+    assert [each["accepted"] for each in judged] == [True, False, False, False]
+    assert [each["position"] for each in judged] == [None, 1, 0, 2]
+    assert judged[1]["expected"] == ["a digit"]
+    assert judged[3]["expected"] == ["the end"]
 
 
 def test_lines_and_constraint_may_come_from_the_standard_input() -> None:
@@ -99,18 +99,18 @@ def test_the_last_line_end_of_a_file_is_no_part_of_a_pattern(tmp_path: Path) -> 
     assert said.returncode == 1
 
 
-def test_a_line_that_takes_too_long_is_told_of_among_the_others() -> None:
+def test_a_line_that_takes_too_long_is_an_error_among_the_others() -> None:
     texts = ["ab", "a" * 1_000_000, "b"]
     said = check(
         *("--type", "regex", "--constraint", "a+b", "--lines", "-"),
         *("--constraint-timeout", "0.3"),
         stdin="".join(json.dumps({"text": text}) + "\n" for text in texts),
     )
-    told = [json.loads(line) for line in said.stdout.splitlines()]
+    judged = [json.loads(line) for line in said.stdout.splitlines()]
     assert said.returncode == 1
-    assert [each["accepted"] for each in told] == [True, False, False]
-    assert [each["position"] for each in told] == [None, 0, 0]
-    assert "more than 0.3 s" in told[1]["error"]
+    assert [each["accepted"] for each in judged] == [True, False, False]
+    assert [each["position"] for each in judged] == [None, 0, 0]
+    assert "more than 0.3 s" in judged[1]["error"]
 
 
 def test_lines_that_are_no_text_are_an_error_of_one_line(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_lines_that_are_no_text_are_an_error_of_one_line(tmp_path: Path) -> None
     assert len(said.stderr.splitlines()) == 1
 
 
-def test_a_wrong_constraint_is_told_also_where_there_is_no_line() -> None:
+def test_a_wrong_constraint_is_an_error_also_where_there_is_no_line() -> None:
     assert check("--type", "regex", "--constraint", "a[", "--lines", "-").returncode == 2
 
 
@@ -180,7 +180,7 @@ def test_flags_that_cannot_be_obeyed_are_an_error_of_one_line(
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_line_that_is_no_text_is_told_by_its_number() -> None:
+def test_a_line_that_is_no_text_is_named_by_its_number() -> None:
     said = check(
         *("--type", "regex", "--constraint", "a", "--lines", "-"),
         stdin='{"text": "a"}\n{"words": "a"}\n',

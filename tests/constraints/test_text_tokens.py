@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from constraints.compiler import Compiler
-from constraints.guide import Guide
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
@@ -72,9 +72,9 @@ def test_texts_are_spelled_as_the_model_knows_them(
 def test_a_forced_call_begins_with_the_model_s_own_token(vocabulary: Vocabulary) -> None:
     spec = ConstraintSpec(Kind.LARK, 'start: "<tool_call>{" /[ab]/')
     language = Compiler(vocabulary).compile(spec)
-    guide = Guide(language, vocabulary, Budget(max_len=20))
+    output_state = OutputConstraintState(language, vocabulary, Budget(max_len=20))
 
-    assert guide.take_forced()[0] == CALL_ID
+    assert output_state.take_forced()[0] == CALL_ID
 
 
 def test_a_tokenizer_without_such_tokens_is_left_alone(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
 from constraints.errors import Malformed
 from constraints.grammars.engine import GrammarLanguage
-from constraints.guide import ANY_LEN
 from constraints.matcher import Language
+from constraints.output_constraint import ANY_LEN
 from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
 from tests.constraints.cases import CASES

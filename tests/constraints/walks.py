@@ -1,4 +1,4 @@
-"""Outputs under a guide, drawn as a shard draws them, and judges that know no masks."""
+"""Outputs under an output state, drawn as a shard draws them, and judges that know no masks."""
 
 import json
 import random
@@ -12,8 +12,8 @@ import lark
 import numpy as np
 
 from constraints.compiler import Compiler
-from constraints.guide import Guide
 from constraints.matcher import Language
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
 from constraints.where.evaluate import accepts
@@ -77,59 +77,73 @@ def parses(parser: lark.Lark, text: str) -> bool:
 
 
 def needed_len(spec: ConstraintSpec, vocabulary: Vocabulary, stops: StopRule = NO_STOPS) -> int:
-    """Tokens of the completion that a guide begins with, when it has room."""
-    return Guide(language_of(spec, vocabulary), vocabulary, Budget(10_000), stops).needed_len
+    """Tokens of the completion that an output state begins with, when it has room."""
+    return OutputConstraintState(
+        language_of(spec, vocabulary), vocabulary, Budget(10_000), stops
+    ).needed_len
 
 
-def legal_ids(guide: Guide, vocabulary: Vocabulary) -> list[int]:
-    """The tokens that the guide's mask allows."""
+def legal_ids(output_state: OutputConstraintState, vocabulary: Vocabulary) -> list[int]:
+    """The tokens that the output state's mask allows."""
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    guide.fill(row)
+    output_state.fill(row)
     return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
 
 
 def drawn(
-    guide: Guide, vocabulary: Vocabulary, max_len: int, rng: random.Random, end_odds: float = 0.3
+    output_state: OutputConstraintState,
+    vocabulary: Vocabulary,
+    max_len: int,
+    rng: random.Random,
+    end_odds: float = 0.3,
 ) -> list[int]:
     """An output, its end token left out; every draw is uniform over what the mask allows."""
     return [
         token_id
-        for token_id in steps(guide, vocabulary, max_len, rng, end_odds)
+        for token_id in steps(output_state, vocabulary, max_len, rng, end_odds)
         if token_id not in vocabulary.end_ids
     ]
 
 
 def steps(
-    guide: Guide, vocabulary: Vocabulary, max_len: int, rng: random.Random, end_odds: float = 0.3
+    output_state: OutputConstraintState,
+    vocabulary: Vocabulary,
+    max_len: int,
+    rng: random.Random,
+    end_odds: float = 0.3,
 ) -> Iterator[int]:
     """The tokens of an output as they are accepted; at every one of them something is legal."""
-    forced = guide.take_forced()
+    forced = output_state.take_forced()
     yield from forced
     num_tokens = len(forced)
-    while not guide.is_over and num_tokens < max_len:
-        legal = legal_ids(guide, vocabulary)
+    while not output_state.is_over and num_tokens < max_len:
+        legal = legal_ids(output_state, vocabulary)
         assert legal, "everything is masked"
-        token_id = _draw(guide, vocabulary, legal, rng, end_odds)
+        token_id = _draw(output_state, vocabulary, legal, rng, end_odds)
         if token_id is None or token_id in vocabulary.end_ids:
-            assert guide.is_satisfied
+            assert output_state.is_satisfied
             return
-        guide.advance(token_id)
-        run = (token_id, *guide.take_forced())
+        output_state.advance(token_id)
+        run = (token_id, *output_state.take_forced())
         num_tokens += len(run)
         yield from run
 
 
 def _draw(
-    guide: Guide, vocabulary: Vocabulary, legal: list[int], rng: random.Random, end_odds: float
+    output_state: OutputConstraintState,
+    vocabulary: Vocabulary,
+    legal: list[int],
+    rng: random.Random,
+    end_odds: float,
 ) -> int | None:
     ends = [token_id for token_id in legal if token_id in vocabulary.end_ids]
     if ends and rng.random() < end_odds:
         return ends[0]
     for token_id in rng.sample(legal, min(MAX_DRAWS, len(legal))):
-        if guide.check(token_id):
+        if output_state.check(token_id):
             return token_id
-    known = guide.witness_token()
-    assert known is None or guide.check(known)
+    known = output_state.witness_token()
+    assert known is None or output_state.check(known)
     return known
 
 

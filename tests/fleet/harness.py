@@ -22,7 +22,7 @@ from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import ListedModels, ModelNames
 from router.http.server.access import Access
-from router.http.server.auth import Guard
+from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors
 from router.http.server.limits import ConnectionLimits
 from router.http.server.listen import HttpServer, bind, bind_unix
@@ -209,7 +209,9 @@ async def running_fleet(
             comments=comments,
         )
         if keys:
-            app = Guard(app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000)
+            app = ApiKeyAuth(
+                app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000
+            )
         front = HttpServer(Access(Cors(app)), bind("127.0.0.1", 0), 1.0, ConnectionLimits())
         await front.start()
         stack.push_async_callback(front.stop)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.config import read_config
+from fleet.config import FleetConfig, read_config
 from processes.settings import BadConfig
 
 
@@ -15,12 +15,19 @@ def test_models_flags_and_the_servers_flags_are_kept_apart() -> None:
     assert (command.config.port, command.config.max_loaded_models) == (1, 3)
     assert command.config.api_key == ("k", "l")
     assert command.child_flags == ("--port", "2", "--dtype", "x")
-    assert not command.takes_any
+    assert not command.config.takes_any
 
 
 def test_auto_takes_any_model() -> None:
-    assert read_config(["--model", "auto"], {}).takes_any
-    assert not read_config(["--model", "auto", "--model", "b"], {}).takes_any
+    assert read_config(["--model", "auto"], {}).config.takes_any
+    assert not read_config(["--model", "a", "--model", "b"], {}).config.takes_any
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none-either", "~no-such-user/x"])
+def test_a_path_that_is_no_folder_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match=f"MODEL_ID '{name}': must be a folder that exists"):
+        FleetConfig(model=(str(tmp_path), name))
+    assert FleetConfig(model=(str(tmp_path), "org/name")).model[1] == "org/name"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fleet.launched_server import LaunchedServer, ServerRules, exit_reason
 from fleet.names import Model
 from fleet.servers import LaunchedServers
 from processes.child import Child
-from processes.console import Console
+from processes.logs import Console
 from tests.fleet.fakes import model
 
 RULES = ServerRules(
@@ -42,7 +42,7 @@ def command_at(path: Path) -> str:
 
 
 async def ended_with(script: str) -> Child:
-    child = await Child.start("x", [sys.executable, "-c", script], {}, Console(), quiet=True)
+    child = await Child.start("x", [sys.executable, "-c", script], {}, Console())
     await child.wait()
     return child
 

@@ -106,7 +106,7 @@ async def running_engine(
         sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=16)
         runner = Runner(model, sampler, World(), guides=guides, num_blocks=num_blocks)
         urls = (f"unix://{address}",)
-        service = TextGenerationService(runner, _info(model), urls, device, languages=languages)
+        service = TextGenerationService(runner, _info(model), urls, device, constraints=languages)
         async with listening(service, address, _unexpected):
             shards = await Shards.connect(urls[0], PATIENT, first_epoch=1)
             pool = await shards.warmup(max_step_tokens, max_batch_size, None)

@@ -1,8 +1,10 @@
 """The command line as it is typed: help, refusals, exit codes."""
 
+import ast
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,25 @@ def test_help_loads_no_engine_and_no_http_server() -> None:
     heavy = {"torch", "transformers", "fastapi", "starlette", "uvicorn", "grpc", "tokenizers"}
     assert run.returncode == 0, run.stderr
     assert not heavy & set(run.stdout.split())
+
+
+def test_of_a_tier_only_what_declares_its_settings_is_imported() -> None:
+    imports = {
+        node.module or ""
+        for node in ast.walk(ast.parse(LAUNCHER_FILE.read_text()))
+        if isinstance(node, ast.ImportFrom)
+    }
+    of_tiers = {
+        name for name in imports if name.split(".")[0] in {"router", "model_server", "fleet"}
+    }
+    assert of_tiers == {
+        "fleet.config", "model_server.config", "router.config", "router.http.server.tls",
+    }  # fmt: skip
+
+
+def test_the_package_installs_the_command_and_bounds_what_it_subclasses() -> None:
+    project = tomllib.loads(LAUNCHER_FILE.with_name("pyproject.toml").read_text())
+    assert project["project"]["scripts"]["launcher"] == "launcher:main"
+    assert project["tool"]["setuptools"]["py-modules"] == ["launcher"]
+    (uvicorn,) = [each for each in project["project"]["dependencies"] if "uvicorn" in each]
+    assert "<" in uvicorn

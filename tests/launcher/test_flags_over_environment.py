@@ -29,15 +29,15 @@ def spelt(name: str, value: bool) -> str:
 
 def found(name: str, flag: str, environ: dict[str, str]) -> list[bool]:
     """The switch's value in the launcher and in every process that has one of its name."""
-    given = CommandLine(serve_settings(), "launcher serve", "").given([flag])
+    by_flag = CommandLine(serve_settings(), "launcher serve", "").parse([flag])
     ranks = {"NUM_SHARD": "2"} if flag == "--sharded" else {}
-    config = read_settings(LaunchConfig, given, environ | ranks)
-    deployment, _ = deployment_of(config, ["m"], given, environ, "/tmp/x")
+    config = read_settings(LaunchConfig, by_flag, environ | ranks)
+    deployment, _ = deployment_of(config, ["m"], by_flag, environ, "/tmp/x")
     shard_argv = deployment.shard_argv()[3:]
     everywhere: list[Any] = [
         config,
         read_router(deployment.router_flags, environ),
-        read_front(fleet_argv(["m"], {**given, "dry_run": "false"}, environ)[3:], environ).config,
+        read_front(fleet_argv(["m"], {**by_flag, "dry_run": "false"}, environ)[3:], environ).config,
         read_shard(shard_argv, deployment.shard_environ(0, environ)),
     ]
     values = [getattr(each, name) for each in everywhere if hasattr(each, name)]

@@ -9,13 +9,12 @@ import pytest
 from launcher import (
     BUNDLED_NAME,
     LaunchConfig,
-    check_models,
     children_environ,
     deployment_of,
     fleet_argv,
-    given_with_defaults,
     model_ids,
     serve_settings,
+    with_defaults,
 )
 from processes.deployment import Deployment
 from processes.settings import BadConfig, CommandLine, read_settings
@@ -24,15 +23,15 @@ from tests.router.http.server.certificates import make_certificate
 _QUIET = {"GRPC_VERBOSITY": "ERROR"}
 
 
-def given(*argv: str) -> dict[str, Any]:
-    return CommandLine(serve_settings(), "launcher serve", "").given(argv)
+def flags_of_line(*argv: str) -> dict[str, Any]:
+    return CommandLine(serve_settings(), "launcher serve", "").parse(argv)
 
 
 def deployment(*argv: str, **environ: str) -> Deployment:
-    flags = given(*argv)
+    flags = flags_of_line(*argv)
     config = read_settings(LaunchConfig, flags, environ)
     models = model_ids(config, environ)
-    flags = given_with_defaults(models, flags, environ)
+    flags = with_defaults(models, flags, environ)
     return deployment_of(config, models, flags, environ, "/tmp/x")[0]
 
 
@@ -104,7 +103,7 @@ def test_tls_files_are_tried_beforehand(tmp_path: Path) -> None:
 def test_an_empty_id_of_a_variable_that_is_not_set_is_none(
     line: list[str], models: list[str]
 ) -> None:
-    assert model_ids(read_settings(LaunchConfig, given(*line), {}), {}) == models
+    assert model_ids(read_settings(LaunchConfig, flags_of_line(*line), {}), {}) == models
 
 
 def test_the_hubs_cache_is_handed_on_in_its_own_word() -> None:
@@ -129,28 +128,18 @@ def test_grpcs_notes_are_not_shown_unless_somebody_asks_for_them() -> None:
         pytest.param(("a", "b"), [], id="defaults"),
     ],
 )
-def test_a_servers_flags_are_those_that_were_given(argv: tuple[str, ...], flags: list[str]) -> None:
-    command = fleet_argv(["a", "b"], given(*argv), {"MAX_TOTAL_TOKENS": "5"})
+def test_a_servers_flags_are_those_of_the_command_line(
+    argv: tuple[str, ...], flags: list[str]
+) -> None:
+    command = fleet_argv(["a", "b"], flags_of_line(*argv), {"MAX_TOTAL_TOKENS": "5"})
     assert command[command.index("--") + 1 :] == flags
 
 
 def test_the_fronts_command_keeps_the_servers_flags_apart() -> None:
-    flags = given("--port", "1", "--dtype", "float32", "--no-hub-models", "--protect-metrics")
+    flags = flags_of_line(
+        "--port", "1", "--dtype", "float32", "--no-hub-models", "--protect-metrics"
+    )
     assert fleet_argv(["a", "b"], flags, {}) == [
         sys.executable, "-m", "fleet", "--port=1", "--protect-metrics", "--no-hub-models",
         "--model=a", "--model=b", "--", "--dtype=float32", "--protect-metrics",
     ]  # fmt: skip
-
-
-def test_code_of_strangers_is_not_for_strangers_to_choose() -> None:
-    check_models(["a", "b"], trusts_code=True, hub_models=True)
-    check_models(["auto"], trusts_code=True, hub_models=False)
-    with pytest.raises(BadConfig, match="whoever asks would choose what code runs"):
-        check_models(["auto"], trusts_code=True, hub_models=True)
-
-
-@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "~/none-either", "~no-such-user/x"])
-def test_a_path_that_is_no_folder_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match=f"MODEL_ID '{name}': must be a folder that exists"):
-        check_models([str(tmp_path), name], trusts_code=False, hub_models=True)
-    check_models([str(tmp_path), "org/name"], trusts_code=False, hub_models=True)

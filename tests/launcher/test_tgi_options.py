@@ -35,8 +35,8 @@ def test_a_flag_of_tgi_is_known_by_its_name_and_its_variable(flag: str) -> None:
 
 
 def read(*argv: str) -> LaunchConfig:
-    given = CommandLine(serve_settings(), "launcher serve", "").given(argv)
-    return read_settings(LaunchConfig, given, {})
+    by_flag = CommandLine(serve_settings(), "launcher serve", "").parse(argv)
+    return read_settings(LaunchConfig, by_flag, {})
 
 
 def test_what_asks_for_nothing_is_not_refused() -> None:

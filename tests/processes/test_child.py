@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from processes.child import Child
-from processes.console import Console
+from processes.logs import Console
 
 
 async def python(code: str, name: str = "child", *, as_json: bool = False) -> Child:
@@ -40,7 +40,7 @@ async def test_json_lines_get_their_speakers_name_and_other_lines_become_objects
     assert (own["process"], own["level"], own["message"]) == ("launcher", "ERROR", "two\nlines")
 
 
-async def test_a_death_notice_tells_the_code_and_the_last_lines() -> None:
+async def test_a_death_notice_names_the_code_and_the_last_lines() -> None:
     child = await python("[print(i) for i in range(100)]; raise SystemExit(3)", "shard 0")
     await child.wait()
     notice = child.death_notice()
@@ -66,7 +66,7 @@ def test_a_lost_reader_stops_neither_the_child_nor_its_end() -> None:
     code = (
         "import asyncio, os, sys\n"
         "from processes.child import Child\n"
-        "from processes.console import Console\n"
+        "from processes.logs import Console\n"
         "async def main():\n"
         "    talk = 'import time\\nfor i in range(20000): print(i, flush=True)\\ntime.sleep(60)'\n"
         "    argv = [sys.executable, '-c', talk]\n"

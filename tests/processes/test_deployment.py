@@ -61,7 +61,7 @@ def test_contradictions_are_refused(sharded: bool | None, num_shard: int | None,
         num_shards(sharded, num_shard, "cpu", {})
 
 
-def test_each_rank_is_told_who_it_is_and_shares_the_cores() -> None:
+def test_each_rank_gets_its_number_and_its_share_of_the_cores() -> None:
     environ = deployment().shard_environ(1, {"PATH": "/bin", "RANK": "9"})
     assert (environ["RANK"], environ["WORLD_SIZE"], environ["MASTER_PORT"]) == ("1", "2", "29500")
     assert int(environ["OMP_NUM_THREADS"]) >= 1

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(BUNDLED_MODEL, tmp_path / "model"))
 
 
-def test_weights_that_were_cut_off_are_told(folder: Path) -> None:
+def test_weights_that_were_cut_off_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     said = dry_run(str(folder))
@@ -51,7 +51,7 @@ def test_weights_that_were_cut_off_are_told(folder: Path) -> None:
     assert f"error: {weights}: is truncated" in said.stderr
 
 
-def test_a_tokenizer_that_cannot_be_read_is_told(folder: Path) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_refused(folder: Path) -> None:
     (folder / "tokenizer.json").write_text('{"model": 5}')
     said = dry_run(str(folder))
     assert said.returncode == 1

@@ -119,11 +119,11 @@ def test_the_name_of_a_group_may_be_no_utf_8(host: HostMemory) -> None:
     assert host.available_bytes() == 4 * GIB
 
 
-def test_a_host_may_not_tell(tmp_path: Path) -> None:
+def test_a_host_without_proc_is_unknown(tmp_path: Path) -> None:
     assert HostMemory(tmp_path / "none", tmp_path / "none").available_bytes() is None
 
 
-def test_this_host_tells() -> None:
+def test_this_host_is_known() -> None:
     available = HostMemory().available_bytes()
     assert available is None or available > 0
 

@@ -149,8 +149,8 @@ async def test_a_request_ends_at_its_longest_duration_with_what_there_is(tokeniz
         assert 1 <= len(str(last["generated_text"])) < 100
 
 
-async def test_the_compute_type_is_the_shards_unless_it_is_told(tokenizer: Path) -> None:
-    for flags, told in ((), b"cpu"), (("--compute-type", "tpu"), b"tpu"):
+async def test_the_compute_type_is_the_shards_by_default(tokenizer: Path) -> None:
+    for flags, compute_type in ((), b"cpu"), (("--compute-type", "tpu"), b"tpu"):
         async with router_over(FakeShard(), tokenizer, *flags) as router:
             reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
             body = b'{"inputs": "a", "parameters": {"max_new_tokens": 1}}'
@@ -160,7 +160,7 @@ async def test_the_compute_type_is_the_shards_unless_it_is_told(tokenizer: Path)
             )
             answer = await asyncio.wait_for(reader.read(), 30)
             writer.close()
-            assert b"x-compute-type: " + told + b"\r\n" in answer
+            assert b"x-compute-type: " + compute_type + b"\r\n" in answer
 
 
 async def test_a_router_that_another_one_displaced_ends_with_one_sentence(
@@ -174,9 +174,9 @@ async def test_a_router_that_another_one_displaced_ends_with_one_sentence(
         shard.epoch *= 2
         assert "error" in (await running.events())[-1]
         assert await router.ended() == 1
-        told = [line for line in router.log if "CRITICAL" in line]
-        assert len(told) == 1
-        assert "another router has taken over shard 0" in told[0]
+        errors = [line for line in router.log if "CRITICAL" in line]
+        assert len(errors) == 1
+        assert "another router has taken over shard 0" in errors[0]
         assert not any("Traceback" in line for line in router.log)
 
 
@@ -208,7 +208,7 @@ async def test_log_lines_are_json_when_asked_for(tokenizer: Path) -> None:
             assert words in line
 
 
-async def test_a_shard_out_of_memory_is_told_in_one_line(tokenizer: Path) -> None:
+async def test_a_shard_out_of_memory_is_one_line(tokenizer: Path) -> None:
     shard = FakeShard()
     reason = "lower --max-batch-prefill-tokens"
     shard.faults.fails.append(("Warmup", grpc.StatusCode.RESOURCE_EXHAUSTED, reason))
@@ -233,59 +233,59 @@ async def test_more_tokens_than_the_pool_holds_are_refused_with_the_numbers(
 
 def starts(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     code = main(argv)
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    assert told.count("\n") == 1, told
-    return code, told
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    assert errors.count("\n") == 1, errors
+    return code, errors
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_a_bad_flag_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = starts(capsys, "--port", "http")
+def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, errors = starts(capsys, "--port", "http")
     assert code == 2
-    assert told.startswith("error: --port 'http': must be a whole number")
+    assert errors.startswith("error: --port 'http': must be a whole number")
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_a_port_in_use_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, told = starts(capsys, "--port", str(port))
-    assert (code, told) == (
+        code, errors = starts(capsys, "--port", str(port))
+    assert (code, errors) == (
         1,
         f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n",
     )
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_an_address_that_is_not_here_is_told_in_one_line(
+def test_an_address_that_is_not_here_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, told = starts(capsys, "--port", "0", "--hostname", "192.0.2.1")
+    code, errors = starts(capsys, "--port", "0", "--hostname", "192.0.2.1")
     assert code == 1
-    assert told.startswith("error: cannot listen at 192.0.2.1:0:")
+    assert errors.startswith("error: cannot listen at 192.0.2.1:0:")
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_a_missing_tokenizer_is_told_in_one_line(
+def test_a_missing_tokenizer_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, told = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path / "none"))
+    code, errors = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path / "none"))
     assert code == 1
-    assert told == f"error: the tokenizer's folder '{tmp_path / 'none'}' does not exist\n"
-    code, told = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path))
+    assert errors == f"error: the tokenizer's folder '{tmp_path / 'none'}' does not exist\n"
+    code, errors = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path))
     assert code == 1
-    assert "tokenizer.json" in told
+    assert "tokenizer.json" in errors
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_no_shard_is_told_in_one_line(
+def test_no_shard_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tokenizer: Path
 ) -> None:
     path = str(tmp_path / "shard-0")
     flags = ("--master-shard-uds-path", path, "--shard-connect-timeout", "0.3", "--port", "0")
-    code, told = starts(capsys, *flags, "--tokenizer-name", str(tokenizer))
-    assert (code, told) == (
+    code, errors = starts(capsys, *flags, "--tokenizer-name", str(tokenizer))
+    assert (code, errors) == (
         1,
         f"error: no shard answers at {path} (waited 0.3 s); is it started?\n",
     )

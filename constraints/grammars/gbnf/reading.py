@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from constraints.errors import ConstraintError, NotEnforced, TooComplex
 from constraints.grammars.gbnf.terms import EMPTY, Chars, Name, Repeat, Term, Text, choice, sequence
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
-from constraints.where.complaint import complaint
+from constraints.where.error_position import complaint
 
 ROOT = "root"
 MAX_REPEAT = 1_000_000

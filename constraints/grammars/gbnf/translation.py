@@ -11,7 +11,7 @@ from constraints.grammars.gbnf.reading import ROOT, read
 from constraints.grammars.gbnf.terminals import cut
 from constraints.grammars.gbnf.terms import Choice, Name, Repeat, Sequence, Term, names
 from constraints.grammars.gbnf.writing import write
-from constraints.where.complaint import complaint
+from constraints.where.error_position import complaint
 
 
 def to_grammar(text: str) -> str:

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from constraints.culprits import culprits
 from constraints.grammars.schema.reading import Json, keys_below
+from constraints.minimal_unsat_core import minimal_unsat_core
 
 _MAX_SHOWN = 200
 # Keywords that mean something else without each other, and those that are rewritten as one of them.
@@ -50,7 +50,7 @@ def conflicting(
     if not isinstance(part, dict):
         return (_shown(part),)
     conjuncts = _conjuncts(part, part if raw is None else raw, pointer_of, pointer)
-    kept = culprits(conjuncts, lambda some: is_empty(_together(some)))
+    kept = minimal_unsat_core(conjuncts, lambda some: is_empty(_together(some)))
     return tuple(dict.fromkeys(_shown(each.raw) for each in kept))
 
 

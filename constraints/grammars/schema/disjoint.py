@@ -4,8 +4,8 @@ Exact where it says yes. It looks at types, values, bounds and, in objects, at k
 the two requires: the tag of a tagged union.
 """
 
-from constraints.grammars.schema.endless import parts
 from constraints.grammars.schema.reading import Json, equal_key
+from constraints.grammars.schema.unproductive_definitions import parts
 
 _ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _MAX_DEPTH = 5

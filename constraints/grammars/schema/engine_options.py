@@ -3,8 +3,8 @@
 import json
 
 from constraints.grammars.engine import HEADER
-from constraints.grammars.schema.endless import parts
 from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.unproductive_definitions import parts
 from constraints.spec import Whitespace
 
 # Longer runs are a model that has lost its way, and it would not find back.

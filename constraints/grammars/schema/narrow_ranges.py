@@ -7,8 +7,8 @@ out.
 
 from collections.abc import Iterable
 
-from constraints.grammars.schema.endless import parts
 from constraints.grammars.schema.reading import Json
+from constraints.grammars.schema.unproductive_definitions import parts
 
 # Digits of a bound that the engine pays heed to; numbers with more may lie between the ends.
 _NUM_DIGITS = 15

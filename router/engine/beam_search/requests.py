@@ -15,10 +15,10 @@ from router.engine.beam_search.types import (
     NextTokens,
     ProbeTokens,
 )
-from router.engine.output_text import OutputText
 from router.request.errors import ConstraintRefused, GenerationFailed
 from router.request.events import Event, Failed, Finished, TokenGenerated
 from router.request.request import GenerateRequest
+from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 
 # More than any model's scores differ by, among tokens that it thinks of at all.

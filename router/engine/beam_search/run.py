@@ -26,13 +26,13 @@ from router.engine.beam_search.types import (
     SearchEnd,
     SearchOutcome,
 )
-from router.engine.output_text import OutputText
 from router.engine.recovery import bug_error
 from router.engine.stream import Stream
 from router.engine.streams import StreamGroup
 from router.request.errors import ConstraintRefused, Displaced, RouterError, ShardFailed
 from router.request.events import Failed, Finished
 from router.request.request import Constraint
+from router.text.output_text import OutputText
 
 _logger = logging.getLogger(__name__)
 

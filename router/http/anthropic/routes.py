@@ -10,11 +10,10 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.anthropic.calling import CallingWords, calling_ending, content_of
 from router.http.anthropic.reply import message, usage_of
 from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.anthropic.stream import MessageWords
-from router.http.conversation import AnswerFrames, Conversations, Words
+from router.http.anthropic.stream import MessageEncoder, ToolUseEncoder, calling_ending, content_of
+from router.http.conversation import AnswerFrames, Conversations, EventEncoder
 from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.errors import Dialect
@@ -63,9 +62,9 @@ class MessageRoutes:
         checked = await talk.check(record, prompt, raw)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
-            words: Words = MessageWords(message_id, model, len(checked.prompt_ids))
+            words: EventEncoder = MessageEncoder(message_id, model, len(checked.prompt_ids))
             if calling is not None:
-                words = CallingWords(message_id, model, len(checked.prompt_ids), calling)
+                words = ToolUseEncoder(message_id, model, len(checked.prompt_ids), calling)
             frames = AnswerFrames(record, words, Dialect.ANTHROPIC)
             return await talk.stream(record, checked, frames, _headers(record))
         end = (await talk.complete(request, checked)).finished

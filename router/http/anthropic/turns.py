@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from router.http.conversation import Turn
-from router.request.error_text import quoted, wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, quoted, wrong
 
 _ROLES = ("user", "assistant", "system")
 # Between turns of one side that are told as one, which Anthropic promises and templates may need.

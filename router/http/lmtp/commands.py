@@ -11,7 +11,7 @@ from router.http.lmtp.schema import BufferBody, DropBody
 from router.http.lmtp.services import LmtpServices
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
-from router.request.error_text import wrong
+from router.request.errors import wrong
 
 VERSION = 2
 FEATURES = (

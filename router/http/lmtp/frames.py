@@ -9,8 +9,7 @@ import orjson
 from router.http.body import Schema, parse_part
 from router.http.server.body import check_depth, check_width
 from router.http.server.errors import HttpError
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from time import monotonic
 
 from router.http.lmtp.schema import PromptBody
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 from router.text.chat_template import ChatTemplate
-from router.text.fitting import check_fits
-from router.text.plain_text import plain_ids
-from router.text.tokenizer import Tokenizer, check_unicode
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continuation_ids
 
 _MAX_NAME_LEN = 128
 
@@ -155,7 +152,7 @@ class Prompts:
         if begun is None:
             return self._begun(prompt)
         if isinstance(prompt.content, str):
-            prompt = Prompt(await self.plain_ids(prompt.content, field), field)
+            prompt = Prompt(await self.continuation_ids(prompt.content, field), field)
         assert not isinstance(prompt.content, str)
         return Prompt(begun + prompt.content, field)
 
@@ -173,10 +170,10 @@ class Prompts:
         self._check_ids(content, prompt.field, vocab_size)
         return content
 
-    async def plain_ids(self, text: str, field: str) -> tuple[int, ...]:
+    async def continuation_ids(self, text: str, field: str) -> tuple[int, ...]:
         """The tokens of a text that goes on another one. Raises InvalidRequest."""
         await self._check(text, field)
-        return tuple(await plain_ids(self.tokenizer, text))
+        return tuple(await continuation_ids(self.tokenizer, text))
 
     async def _check(self, text: str, field: str) -> None:
         check_unicode(text, field)

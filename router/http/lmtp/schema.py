@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator
 from router.engine.beam_search.types import EarlyStopping
 from router.http.body import Schema
 from router.http.fields import Grammar, SamplingFields
-from router.request.error_text import WrongPart
+from router.request.errors import WrongPart
 
 _NUMBERS = (int, float)
 # To Python spaces, underscores and the digits of other scripts make numbers too.

@@ -83,7 +83,7 @@ class ScoreStream:
         self, prompt_ids: tuple[int, ...], value: str | list[int]
     ) -> GenerateRequest:
         if isinstance(value, str):
-            value = list(await self._services.prompts.plain_ids(value, "scored"))
+            value = list(await self._services.prompts.continuation_ids(value, "scored"))
         raw = RawParams(
             max_new_tokens=1,
             decoder_input_details=True,

@@ -9,21 +9,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion
+from router.http.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.answers import LAST_EVENT, ChatCompletion, ChatCompletionChunk
-from router.http.openai.calling import CallingFrames, ChatCalling
-from router.http.openai.chat_frames import ChatChoiceFrames
-from router.http.openai.frames import OpenAiFrames
-from router.http.openai.front import OpenAiFront
-from router.http.openai.logprobs import ChatLogprobs, prompt_logprobs
 from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage
+from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
-from router.http.openai.tools import Offered
+from router.http.openai.stream import CallingFrames, ChatCalling, ChatChoiceFrames, OpenAiFrames
 from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
-from router.http.tools.tool_prompt import offering, tell_tools
-from router.request.error_text import wrong
-from router.request.errors import Unsupported
+from router.http.tools.functions import OfferedFunctions
+from router.http.tools.tool_prompt import add_tools, offering
+from router.request.errors import Unsupported, wrong
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams
 from router.text.chat_template import ChatTemplate
@@ -43,7 +40,7 @@ class _Checked:
 class ChatRoutes:
     """The handler, over what it needs."""
 
-    def __init__(self, front: OpenAiFront, template: ChatTemplate) -> None:
+    def __init__(self, front: OpenAiRoutes, template: ChatTemplate) -> None:
         self._front = front
         self._template = template
 
@@ -97,7 +94,7 @@ class ChatRoutes:
         return _Checked(request, calling)
 
     def _offer(
-        self, body: ChatBody, raw: RawParams, offered: Offered
+        self, body: ChatBody, raw: RawParams, offered: OfferedFunctions
     ) -> tuple[RawParams, ChatCalling]:
         """The parameters with the grammar of what may be called, and how calls are told."""
         syntax = self._template.call_syntax(body.chat_template)
@@ -133,7 +130,7 @@ class ChatRoutes:
             "tools", name=body.chat_template, with_tools=True
         ):
             syntax = self._template.call_syntax(body.chat_template)
-            messages = tell_tools(messages, tools or (), syntax, body.tool_prompt)
+            messages = add_tools(messages, tools or (), syntax, body.tool_prompt)
         return self._template.render(
             messages,
             tools=tools,

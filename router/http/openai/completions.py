@@ -8,18 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proto.contract import FinishReason
-from router.engine.infer import Completion
+from router.engine.infer import Completion, ranked
+from router.http.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
 from router.http.openai.answers import LAST_EVENT, TextCompletion, TextCompletionChunk
-from router.http.openai.frames import OpenAiFrames
-from router.http.openai.front import OpenAiFront
-from router.http.openai.logprobs import OldLogprobs, TokenNames, joined, prompt_logprobs
 from router.http.openai.reply import (
     FINISH_REASONS,
     Envelope,
     RunningUsage,
     Usage,
 )
+from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import CompletionBody
+from router.http.openai.stream import OpenAiFrames
 from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
@@ -34,7 +34,7 @@ _NOTHING_SCORED = PromptScored(())
 class CompletionRoutes:
     """The handler, over what it needs."""
 
-    def __init__(self, front: OpenAiFront) -> None:
+    def __init__(self, front: OpenAiRoutes) -> None:
         self._front = front
 
     def routes(self) -> list[ApiRoute]:
@@ -143,10 +143,7 @@ def _best(completions: Sequence[Completion], num_draws: int, num_choices: int) -
         return list(completions)
     kept: list[Completion] = []
     for start in range(0, len(completions), num_draws):
-        ranked = sorted(
-            completions[start : start + num_draws], key=lambda completion: -completion.mean_logprob
-        )
-        kept += ranked[:num_choices]
+        kept += ranked(completions[start : start + num_draws])[:num_choices]
     return kept
 
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from router.http.body import Schema
-from router.request.error_text import quoted
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, quoted
 
 # Roles whose messages are nothing without a content.
 _SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
@@ -60,7 +59,7 @@ Arguments = Annotated[
 ]
 
 
-class CalledFunction(Schema):
+class MessageFunctionCall(Schema):
     """What an assistant called. TGI says `parameters` too."""
 
     model_config = ConfigDict(extra="allow")
@@ -87,7 +86,7 @@ class ToolCall(Schema):
 
     id: str | None = None
     type: str = "function"
-    function: CalledFunction | None = None
+    function: MessageFunctionCall | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As the chat template sees it."""
@@ -105,7 +104,7 @@ class Message(Schema):
     role: str
     content: Content = None
     tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
-    function_call: CalledFunction | None = None
+    function_call: MessageFunctionCall | None = None
     refusal: str | None = None
 
     @property

@@ -10,9 +10,6 @@ import orjson
 from proto.contract import FinishReason
 from router.request.events import Finished
 
-# Minus infinity is no number of JSON; this is what OpenAI says in its place.
-_LOWEST_LOGPROB = -9999.0
-
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {
         FinishReason.LENGTH: "length",
@@ -119,8 +116,3 @@ class RunningUsage:
             "completion_tokens": self._num_generated_tokens,
             "total_tokens": self._num_prompt_tokens + self._num_generated_tokens,
         }
-
-
-def logprob(value: float | None) -> float | None:
-    """A log-probability that JSON can hold; None is that of a first token."""
-    return None if value is None else max(_LOWEST_LOGPROB, value)

@@ -6,18 +6,17 @@ from typing import Any
 from pydantic import Field
 
 from router.http.fields import Prompts
-from router.http.openai.common import OpenAiBody
+from router.http.openai.fields import OpenAiBody
 from router.http.openai.messages import Message
-from router.http.openai.tools import (
+from router.http.tools.functions import (
+    ChatTool,
     Choice,
     Function,
-    Offered,
-    Tool,
+    OfferedFunctions,
     offered_tools,
     shown_functions,
 )
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest, Unsupported
+from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.validation import Limits, RawParams
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
@@ -35,7 +34,7 @@ class ChatBody(OpenAiBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    tools: list[Tool] | None = Field(default=None, fail_fast=True)
+    tools: list[ChatTool] | None = Field(default=None, fail_fast=True)
     tool_choice: Choice | None = None
     functions: list[Function] | None = Field(default=None, fail_fast=True)
     function_call: Choice | None = None
@@ -67,7 +66,7 @@ class ChatBody(OpenAiBody):
         return shown_functions(self.tools, self.functions)
 
     @property
-    def offered(self) -> Offered | None:
+    def offered(self) -> OfferedFunctions | None:
         """What the answer may call; None: nothing. Raises InvalidRequest."""
         grammar, form = self.named_grammar(), self.response_format
         excludes_tools = form is None or not form.goes_with_tools

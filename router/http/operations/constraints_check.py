@@ -1,9 +1,8 @@
-"""/constraints/check: what a grammar means for texts, without generating any."""
+"""/constraints/check: whether texts satisfy a grammar, without generating any."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-import orjson
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +11,7 @@ from constraints.spec import ConstraintSpec
 from constraints.verdict import Judged, Judgement
 from router.http.body import AnswerModel, Schema, parse
 from router.http.fields import Grammar
-from router.http.server.body import BodyReader, unless_disconnected
+from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.validation import Limits
@@ -31,7 +30,7 @@ class ConstraintCheckBody(Schema):
 
 class JudgedText(AnswerModel):
     """One text. `position`: characters of it that can stand, null where it is accepted.
-    `expected`: what may come there. `error`: why it could not be judged to its end."""
+    `expected`: what may follow there. `error`: why it could not be checked to its end."""
 
     text: str
     accepted: bool
@@ -93,22 +92,20 @@ class ConstraintRoutes:
         except ConstraintRefused as error:
             message = f"`grammar`: {error}"
             raise ConstraintRefused(message, error.reason, error.details, "grammar") from error
-        return Response(_answer(texts, judged), media_type="application/json")
+        return json_response(_answer(texts, judged))
 
 
-def _answer(texts: list[str], judged: Judged) -> bytes:
-    return orjson.dumps(
-        {
-            "shortest": judged.shortest,
-            "shortest_tokens": judged.min_len,
-            "not_enforced": list(judged.not_enforced),
-            "dropped_phrases": list(judged.dropped_phrases),
-            "results": [
-                _result(text, judgement)
-                for text, judgement in zip(texts, judged.judgements, strict=True)
-            ],
-        }
-    )
+def _answer(texts: list[str], judged: Judged) -> dict[str, object]:
+    return {
+        "shortest": judged.shortest,
+        "shortest_tokens": judged.min_len,
+        "not_enforced": list(judged.not_enforced),
+        "dropped_phrases": list(judged.dropped_phrases),
+        "results": [
+            _result(text, judgement)
+            for text, judgement in zip(texts, judged.judgements, strict=True)
+        ],
+    }
 
 
 def _result(text: str, judgement: Judgement) -> dict[str, object]:

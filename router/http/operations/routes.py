@@ -12,13 +12,13 @@ shard nor costs it a step.
 from functools import partial
 from typing import Any, Literal
 
-import orjson
 from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
 from router.http.body import AnswerModel
+from router.http.server.body import json_response
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.errors import HttpError, model_not_found
 from router.http.server_info import ServerInfo
@@ -117,11 +117,11 @@ class OperationsRoutes:
     async def info(self, request: Request) -> Response:
         """The model and the limits: TGI's fields first, then Tandem's."""
         info, limits = self._info, self._info.limits
-        return _json(
+        return json_response(
             {
                 "model_id": info.model_id,
-                "model_sha": info.model_sha,
-                "model_pipeline_tag": info.model_pipeline_tag,
+                "model_sha": None,
+                "model_pipeline_tag": None,
                 "max_concurrent_requests": info.max_concurrent_requests,
                 "max_best_of": limits.max_best_of,
                 "max_stop_sequences": limits.max_stop_sequences,
@@ -131,8 +131,8 @@ class OperationsRoutes:
                 "max_client_batch_size": limits.max_client_batch_size,
                 "router": "text-generation-router",
                 "version": info.version,
-                "sha": info.sha,
-                "docker_label": info.docker_label,
+                "sha": None,
+                "docker_label": None,
                 "server": "tandem",
                 "served_model_names": info.model_names,
                 "model_dtype": info.model_dtype,
@@ -154,14 +154,14 @@ class OperationsRoutes:
     async def models(self, request: Request) -> Response:
         """The served model, once for each of its names."""
         data = [self._card(name) for name in self._info.model_names]
-        return _json({"object": "list", "data": data})
+        return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """One name of the served model."""
         name = request.path_params["model_name"]
         if name not in self._info.model_names:
             raise model_not_found(name)
-        return _json(self._card(name))
+        return json_response(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
         return {
@@ -171,10 +171,6 @@ class OperationsRoutes:
             "owned_by": self._info.model_id,
             "max_model_len": self._info.limits.max_total_len,
         }
-
-
-def _json(answer: object) -> Response:
-    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 def _unhealthy(message: str) -> HttpError:

@@ -41,7 +41,7 @@ def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits
 def server_info(
     config: RouterConfig, num_shards: int, info: ModelInfo, pool: PoolLimits, limits: Limits
 ) -> ServerInfo:
-    """What the routes say about the server."""
+    """The server information that routes answer."""
     model_id = config.tokenizer_name or info.model_id
     served_name = config.served_model_name or model_id
     return ServerInfo(
@@ -65,5 +65,5 @@ def server_info(
 
 
 def _compute_type(info: ModelInfo) -> str:
-    """TGI's word for a GPU, which its clients know, and a plain one for a CPU."""
+    """TGI's name for a GPU, which its clients know, or `cpu`."""
     return "cpu" if info.device_type == "cpu" else "gpu+optimized"

@@ -47,8 +47,7 @@ class Batches:
     async def prepare(self, record: RequestRecord, body: GenerateBody) -> Draw:
         """The draw for one of TGI's bodies. Raises InvalidRequest."""
         checked = await self._validator.check(record, body.inputs, to_raw(body.chosen))
-        prefix = body.inputs if body.chosen.return_full_text else ""
-        return Draw(checked, body.chosen.best_of or 1, prefix)
+        return Draw(checked, body.chosen.best_of or 1, body.prefix)
 
     async def texts(
         self, request: Request, draws: Sequence[Draw]
@@ -68,7 +67,7 @@ class Batches:
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Lets the errors of one prompt's rules say which prompt they mean."""
+    """Adds the place of a prompt to the errors about it."""
     try:
         yield
     except ConstraintRefused as error:

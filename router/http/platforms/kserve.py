@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-import orjson
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +26,7 @@ from router.http.platforms.kserve_schema import (
     ReadyResponse,
 )
 from router.http.request_validator import RequestValidator
-from router.http.server.body import BodyReader
+from router.http.server.body import BodyReader, json_response
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.errors import HttpError
 from router.http.server_info import ServerInfo
@@ -46,7 +45,7 @@ class _ModelName(StringConvertor):
         self.regex = "|".join(names)  # type: ignore[misc]  # its own in each application
 
     def convert(self, value: str) -> str:
-        """The name that is meant."""
+        """The served name."""
         return self._names.get(value, value)
 
     def to_string(self, value: str) -> str:
@@ -92,27 +91,31 @@ class KServeRoutes:
         return routes
 
     async def server(self, request: Request) -> Response:
-        """What this server is, in KServe's words."""
+        """KServe's description of the server."""
         extensions = ["health", "models", "metrics"]
         name = "text-generation-inference"
-        return _json({"name": name, "version": self._info.version, "extensions": extensions})
+        return json_response(
+            {"name": name, "version": self._info.version, "extensions": extensions}
+        )
 
     async def live(self, request: Request) -> Response:
         """Whether the process answers, which it does."""
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
         """Whether requests would be served now."""
         self._check_ready()
-        return _json({"live": True, "ready": True})
+        return json_response({"live": True, "ready": True})
 
     async def model_ready(self, request: Request) -> Response:
         """Whether requests to the model would be served now."""
         self._check_ready()
-        return _json({"name": request.path_params["model_name"], "live": True, "ready": True})
+        return json_response(
+            {"name": request.path_params["model_name"], "live": True, "ready": True}
+        )
 
     async def model(self, request: Request) -> Response:
-        """What the model takes and gives."""
+        """KServe's description of a model: its inputs and outputs."""
         version = request.path_params.get("model_version")
         metadata = {
             "name": request.path_params["model_name"],
@@ -123,7 +126,7 @@ class KServeRoutes:
             "inputs": [{"name": "text_input", "datatype": BYTES, "shape": [-1]}],
             "outputs": [{"name": "text_output", "datatype": BYTES, "shape": [-1]}],
         }
-        return _json(metadata)
+        return json_response(metadata)
 
     async def infer(self, request: Request) -> Response:
         """Generate a text for each prompt of the tensors."""
@@ -153,12 +156,8 @@ class KServeRoutes:
             **({"id": body.id} if body.id is not None else {}),
             "outputs": outputs,
         }
-        return _json(answer, headers)
+        return json_response(answer, headers)
 
     def _check_ready(self) -> None:
         if not self._infer.is_ready:
             raise HttpError(503, "healthcheck", "unhealthy")
-
-
-def _json(answer: object, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")

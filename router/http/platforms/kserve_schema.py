@@ -14,8 +14,7 @@ from pydantic import Field
 from router.http.body import AnswerModel, Schema
 from router.http.server.errors import HttpError
 from router.http.tgi.schema import Parameters
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, wrong
 
 BYTES = "BYTES"
 # What TGI's clients may call a list of bytes; it never looked.

@@ -1,4 +1,4 @@
-"""/invocations, SageMaker's one route: the body says which of the other routes is meant.
+"""/invocations, SageMaker's one route: the body decides which other route answers.
 
 inputs -> POST /        messages -> /v1/chat/completions        prompt -> /v1/completions
 """
@@ -20,7 +20,7 @@ from router.request.errors import InvalidRequest
 
 
 class InvocationBody(Schema):
-    """The fields that tell one kind of body from another."""
+    """The fields by which the kinds of bodies differ."""
 
     inputs: Any = None
     messages: Any = None
@@ -29,18 +29,18 @@ class InvocationBody(Schema):
     @property
     def kind(self) -> str:
         """The field that is there. Raises InvalidRequest for none, or several."""
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) == 1:
-            return given[0]
-        found = " and ".join(f"`{name}`" for name in given) or "none of them"
+        found = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(found) == 1:
+            return found[0]
+        names = " and ".join(f"`{name}`" for name in found) or "none of them"
         raise InvalidRequest(
             "the body must have `inputs` (as POST /), `messages` (as /v1/chat/completions) or "
-            f"`prompt` (as /v1/completions), and only one of them. Given: {found}"
+            f"`prompt` (as /v1/completions), and only one of them. Given: {names}"
         )
 
 
 class InvocationRoutes:
-    """The handler, over those that it chooses from: by the field that their bodies need."""
+    """The handler, over those of other routes by the field that their bodies need."""
 
     def __init__(
         self,

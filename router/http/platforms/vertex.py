@@ -7,19 +7,18 @@ has no place in the answer.
 
 from typing import Any
 
-import orjson
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.body import AnswerModel, Schema, parse, parse_part
 from router.http.openai.chat import ChatRoutes
-from router.http.openai.front import OpenAiFront
+from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
-from router.http.server.body import BodyReader
+from router.http.server.body import BodyReader, json_response
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.tgi.schema import GenerateBody
 from router.request.errors import InvalidRequest, Unsupported
@@ -52,7 +51,7 @@ class VertexRoutes:
         validator: RequestValidator,
         bodies: BodyReader,
         batches: Batches,
-        front: OpenAiFront,
+        front: OpenAiRoutes,
         chat: ChatRoutes,
     ) -> None:
         self._validator = validator
@@ -83,8 +82,7 @@ class VertexRoutes:
             with within(f"instances[{index}]"):
                 draws.append(await self._draw(record, body, index, instance))
         texts, headers = await self._batches.texts(request, draws)
-        answer = orjson.dumps({"predictions": texts})
-        return Response(answer, headers=headers, media_type="application/json")
+        return json_response({"predictions": texts}, headers)
 
     async def _draw(self, record: RequestRecord, body: bytes, index: int, instance: object) -> Draw:
         place = ("instances", index)
@@ -109,7 +107,7 @@ def _check_whole(chat: ChatBody) -> None:
 
 
 def _sampling(body: GenerateBody) -> GenerateBody:
-    """Vertex' instances are sampled unless they say otherwise."""
+    """Vertex' instances are sampled unless `do_sample` is false."""
     if body.parameters is None or body.parameters.do_sample is not None:
         return body
     sampling = body.parameters.model_copy(update={"do_sample": True})

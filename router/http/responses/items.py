@@ -1,19 +1,18 @@
-"""The items of a conversation: messages, calls of functions and what came of them.
-
-As they are remembered, told back, and shown to the chat template. How clients write them is for
-`input.py`.
-"""
+"""Items of a conversation: messages, calls and their outputs, as clients write them."""
 
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, WithJsonSchema
 
 from router.http.conversation import Turn
+from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class MessageItem:
     """What one side said: the texts of its parts. `status` is OpenAI's word for its end."""
 
     item_id: str
@@ -106,7 +105,7 @@ class FunctionOutput:
         }
 
 
-Item = Message | FunctionCall | FunctionOutput
+Item = MessageItem | FunctionCall | FunctionOutput
 
 
 def turns_of(items: Sequence[Item]) -> list[Turn]:
@@ -141,3 +140,171 @@ def input_part(text: str) -> dict[str, Any]:
 def output_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     """A part of what the model said."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+_ROLES = ("user", "assistant", "system", "developer")
+_STATUSES = ("completed", "incomplete", "in_progress")
+_INPUT_PARTS = ("input_text",)
+# What an assistant said comes back as it went out; some clients write it as input all the same.
+_OUTPUT_PARTS = ("output_text", "input_text")
+_MAX_ID_LEN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An item that is remembered, by its id."""
+
+    item_id: str
+
+
+def check_outputs(before: Sequence[Item], given: Sequence[Item]) -> None:
+    """Raises InvalidRequest for an output of no call; `given` is what the request has as input."""
+    called = {item.call_id for item in before if isinstance(item, FunctionCall)}
+    for index, item in enumerate(given):
+        if isinstance(item, FunctionCall):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionOutput) and item.call_id not in called:
+            place = f"input[{index}].call_id"
+            raise InvalidRequest(
+                f"`{place}` must be the `call_id` of a function call before it. "
+                f"Given: `{item.call_id[:60]}`",
+                place,
+            )
+
+
+def _read_items(value: Any) -> tuple[Item | Reference, ...]:
+    if isinstance(value, str):
+        return (MessageItem(new_item_id("msg"), "user", (value,)),)
+    if not isinstance(value, list) or not value:
+        raise wrong("input", "must be a string or a list of at least one item", value)
+    return tuple(_read_item(item, f"input[{index}]") for index, item in enumerate(value))
+
+
+def _read_item(item: Any, place: str) -> Item | Reference:
+    if not isinstance(item, dict):
+        raise wrong(place, "must be an object", item)
+    # Both are known by what they have, where their type is not said.
+    kind = item.get("type") or (
+        "item_reference" if "id" in item and "role" not in item else "message"
+    )
+    if kind == "message":
+        return _read_message(item, place)
+    if kind == "function_call":
+        return _read_call(item, place)
+    if kind == "function_call_output":
+        return _read_output(item, place)
+    if kind == "item_reference":
+        return Reference(_read_string(item, "id", place))
+    raise Unsupported(
+        f"`{place}` must be an item of type `message`, `function_call`, `function_call_output` or "
+        f"`item_reference`; others are not served yet. Given: {quoted(kind)}",
+        place,
+    )
+
+
+def _read_message(item: dict[str, Any], place: str) -> MessageItem:
+    role = item.get("role")
+    if role not in _ROLES:
+        words = ", ".join(f"`{word}`" for word in _ROLES)
+        raise wrong(f"{place}.role", f"must be one of {words}", role)
+    item_id = _read_id(item, "msg", place)
+    content, place_of_content = item.get("content"), f"{place}.content"
+    kinds = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
+    parts = _read_parts(content, kinds, place_of_content)
+    texts = (parts,) if isinstance(parts, str) else parts
+    return MessageItem(item_id, role, texts, _read_status(item, place))
+
+
+def _read_call(item: dict[str, Any], place: str) -> FunctionCall:
+    call_id, name, arguments = (
+        _read_string(item, field, place) for field in ("call_id", "name", "arguments")
+    )
+    item_id, status = _read_id(item, "fc", place), _read_status(item, place)
+    return FunctionCall(item_id, call_id, name, arguments, status)
+
+
+def _read_output(item: dict[str, Any], place: str) -> FunctionOutput:
+    call_id = _read_string(item, "call_id", place)
+    output = _read_parts(item.get("output"), _INPUT_PARTS, f"{place}.output")
+    item_id, status = _read_id(item, "fco", place), _read_status(item, place)
+    return FunctionOutput(item_id, call_id, output, status)
+
+
+def _read_string(item: dict[str, Any], field: str, place: str) -> str:
+    value = item.get(field)
+    if not isinstance(value, str):
+        raise wrong(f"{place}.{field}", "must be a string", value)
+    return value
+
+
+def _read_id(item: dict[str, Any], kind: str, place: str) -> str:
+    item_id = item.get("id")
+    if item_id is not None and not (isinstance(item_id, str) and 0 < len(item_id) <= _MAX_ID_LEN):
+        rule = f"must be a string of 1 to {_MAX_ID_LEN} characters, or absent"
+        raise wrong(f"{place}.id", rule, item_id)
+    return item_id or new_item_id(kind)
+
+
+def _read_status(item: dict[str, Any], place: str) -> str:
+    status = item.get("status")
+    if status is None:
+        return "completed"
+    if status not in _STATUSES:
+        rule = "must be `completed`, `incomplete` or `in_progress`"
+        raise wrong(f"{place}.status", rule, status)
+    return str(status)
+
+
+def _read_parts(content: Any, kinds: tuple[str, ...], place: str) -> str | tuple[str, ...]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(place, "must be a string or a list of parts", content)
+    return tuple(_read_part(part, kinds, f"{place}[{i}]") for i, part in enumerate(content))
+
+
+def _read_part(part: Any, kinds: tuple[str, ...], place: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in kinds and isinstance(part.get("text"), str):
+        return str(part["text"])
+    given = quoted(part)
+    if kind is not None:
+        given = f"the text {quoted(part.get('text'))}"
+        given = given if kind in kinds else f"a part of type {quoted(kind)}"
+    rule = f'must be a part like {{"type": "{kinds[0]}", "text": ...}}; this model reads text'
+    raise InvalidRequest(f"`{place}` {rule}. Given: {given}", place)
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_PART_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT},
+    "required": ["type", "text"],
+}
+_TEXTS_SCHEMA: dict[str, Any] = {"anyOf": [_TEXT, {"type": "array", "items": _PART_SCHEMA}]}
+
+
+def _item_schema(kind: str, needs_kind: bool, **properties: Any) -> dict[str, Any]:
+    needed = ["type", *properties] if needs_kind else list(properties)
+    return {
+        "type": "object",
+        "properties": {"type": {"const": kind}, **properties},
+        "required": needed,
+    }
+
+
+_ITEM_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        _item_schema("message", False, role={"enum": list(_ROLES)}, content=_TEXTS_SCHEMA),
+        _item_schema("function_call", True, call_id=_TEXT, name=_TEXT, arguments=_TEXT),
+        _item_schema("function_call_output", True, call_id=_TEXT, output=_TEXTS_SCHEMA),
+        _item_schema("item_reference", False, id=_TEXT),
+    ]
+}
+_ITEMS_SCHEMA: dict[str, Any] = {
+    "anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _ITEM_SCHEMA}]
+}
+
+Items = Annotated[
+    tuple[Item | Reference, ...], PlainValidator(_read_items), WithJsonSchema(_ITEMS_SCHEMA)
+]

@@ -16,15 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.conversation import AnswerFrames, Conversations, Turn
-from router.http.openai.logprobs import ChatLogprobs, TokenNames
-from router.http.responses.fitting import fit
-from router.http.responses.input import Reference, check_outputs
-from router.http.responses.items import Item, turns_of
-from router.http.responses.output import Output
-from router.http.responses.reply import Reply, status_of
+from router.http.logprobs import ChatLogprobs, TokenNames
+from router.http.responses.items import Item, Reference, check_outputs, turns_of
+from router.http.responses.reply import Output, Reply, status_of
 from router.http.responses.schema import CountInputBody, ResponseBody
-from router.http.responses.store import ResponseStore, Stored
-from router.http.responses.stream import ResponseWords
+from router.http.responses.store import ResponseStore, Stored, fit
+from router.http.responses.stream import ResponseEncoder
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.errors import Dialect, HttpError
 from router.request.errors import InvalidRequest
@@ -122,7 +119,7 @@ class ResponseRoutes:
                 self._store.keep(_owner(request), response_id, stored)
 
         if body.stream:
-            words = ResponseWords(reply, output, keep)
+            words = ResponseEncoder(reply, output, keep)
             frames = AnswerFrames(record, words, Dialect.OPENAI)
             return await talk.stream(record, checked, frames, {})
         completion = await talk.complete(request, checked)

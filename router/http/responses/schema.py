@@ -1,28 +1,102 @@
-"""Bodies of /v1/responses, and their translation to raw parameters.
+"""The bodies of Responses, with tools and the choice among them."""
 
-Hints about users, caching and tiers are taken and have no effect. What would change the answer and
-cannot be served is refused by name, and so is what this API does not have.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from constraints.spec import Kind
 from router.http.body import Schema
 from router.http.conversation import Setting
-from router.http.fields import Harmless, SamplingFields, Strings, WatchedSchema
-from router.http.openai.common import MAX_TOP_LOGPROBS
+from router.http.fields import Harmless, SamplingFields, StrictSchema, Strings
+from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.request_validator import normalize
-from router.http.responses.input import Items
-from router.http.responses.tools import Choice, Tool, check_tools, offered_tools, shown_tools
+from router.http.responses.items import Items
+from router.http.tools.functions import Function, Name, ToolChoice, offered_functions, read_choice
 from router.http.tools.grammar import AllowedTools
-from router.request.error_text import wrong
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.grammar import RawGrammar
 from router.request.validation import Limits, RawParams
+
+_FLAT = '{"type": "function", "name": ...}'
+
+
+def _choice(value: Any) -> ToolChoice:
+    return read_choice(value, _FLAT)
+
+
+Choice = Annotated[
+    ToolChoice,
+    PlainValidator(_choice),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+]
+
+
+class Tool(Schema):
+    """A tool; only functions are served. OpenAI has them strict unless they say otherwise."""
+
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def function(self) -> Function:
+        """As chats have it. The name must be there."""
+        given = self.model_dump(exclude={"type"}, exclude_unset=True)
+        return Function.model_validate(given)
+
+    def told(self) -> dict[str, Any]:
+        """As a response tells it back."""
+        return {
+            "type": self.type,
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+            "strict": self.strict is not False,
+        }
+
+
+def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """What the chat template sees, the same as of a chat."""
+    return [{"type": "function", "function": tool.function.for_template()} for tool in tools]
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raises Unsupported for tools of other kinds, InvalidRequest for one without a name."""
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if tool.type != "function":
+            rule = f"must be `function`: others are not served. Given: {quoted(tool.type)}"
+            raise Unsupported(f"`{place}.type` {rule}", f"{place}.type")
+        if tool.name is None:
+            raise InvalidRequest(
+                f"`{place}.name` is required: a function's fields stand beside `type`, not below "
+                "`function` as in chats",
+                f"{place}.name",
+            )
+
+
+def offered_tools(
+    tools: Sequence[Tool], choice: ToolChoice | None, *, in_parallel: bool
+) -> AllowedTools | None:
+    """What may be called; None: nothing. Raises InvalidRequest."""
+    functions = [tool.function for tool in tools]
+    offered = offered_functions("tools", "tools[{}]", functions, choice, in_parallel=in_parallel)
+    return None if offered is None else offered.offer
+
+
+def told_choice(choice: ToolChoice | None) -> Any:
+    """As a response tells it back."""
+    if choice is None:
+        return "auto"
+    if choice.allowed is not None:
+        tools = [{"type": "function", "name": name} for name in choice.allowed]
+        return {"type": "allowed_tools", "mode": choice.word, "tools": tools}
+    return {"type": "function", "name": choice.name} if choice.name else choice.word
+
 
 _ANY_OBJECT = {"type": "object"}
 _LOGPROBS = "message.output_text.logprobs"
@@ -47,7 +121,7 @@ _COUNTED: Mapping[str, Harmless] = MappingProxyType(
         "reasoning": {"effort": _EFFORTS},
     }
 )
-_UNSERVED: Mapping[str, Harmless] = MappingProxyType(
+_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
     {
         **_COUNTED,
         "access_programs": {},
@@ -95,10 +169,10 @@ class TextConfig(Schema):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class CountInputBody(WatchedSchema):
+class CountInputBody(StrictSchema):
     """Body of /v1/responses/input_tokens."""
 
-    unserved = _COUNTED
+    unsupported = _COUNTED
 
     input: Items
     model: str | None = None
@@ -149,7 +223,7 @@ class CountInputBody(WatchedSchema):
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
-        self.refuse_unserved()
+        self.refuse_unsupported()
         check_tools(self.tools or ())
         _ = self.offer
 
@@ -157,7 +231,7 @@ class CountInputBody(WatchedSchema):
 class ResponseBody(SamplingFields, CountInputBody):
     """Body of /v1/responses. The second group are extensions, as on OpenAI's other routes."""
 
-    unserved = _UNSERVED
+    unsupported = _UNSUPPORTED
 
     include: list[_Includable] | None = Field(default=None, fail_fast=True)
     max_output_tokens: int | None = None

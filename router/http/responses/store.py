@@ -1,13 +1,11 @@
-"""Responses that are remembered for a while: to be read again, and to be gone on from.
-
-A response holds its own new items and the id of the one before it; a conversation is the chain.
-It knows no HTTP.
-"""
+"""Responses kept for a while, within bounds; long conversations cut at their beginning."""
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
 
+from router.http.conversation import Turn
 from router.http.responses.items import Item
 
 MAX_RESPONSES = 10_000
@@ -115,3 +113,30 @@ class ResponseStore:
             del holders[response_id]
             if not holders:
                 del self._holders[key]
+
+
+_LEADING = ("system", "developer")
+
+
+async def fit(
+    turns: Sequence[Turn], max_len: int, count: Callable[[Sequence[Turn]], Awaitable[int]]
+) -> Sequence[Turn]:
+    """The longest end of the conversation that has at most `max_len` tokens as a prompt.
+
+    What the system says first stays, and what is left begins with a turn of the user's, since many
+    templates want one there. If nothing fits, the last such end. `count` gives a prompt's length.
+    """
+    head_len = next((i for i, turn in enumerate(turns) if turn.role not in _LEADING), len(turns))
+    head = turns[:head_len]
+    later = [i for i in range(head_len + 1, len(turns)) if turns[i].role == "user"]
+    starts = [head_len, *later]
+    low, high = 0, len(starts) - 1
+    # Most conversations fit as they are; among the others, each shorter end is a shorter prompt.
+    middle = low
+    while low < high:
+        if await count([*head, *turns[starts[middle] :]]) <= max_len:
+            high = middle
+        else:
+            low = middle + 1
+        middle = (low + high) // 2
+    return [*head, *turns[starts[low] :]]

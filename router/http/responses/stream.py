@@ -16,15 +16,14 @@ from typing import Any
 import orjson
 
 from router.http.responses.items import message_fields, output_part
-from router.http.responses.output import Output, Piece, Text
-from router.http.responses.reply import Reply, status_of
+from router.http.responses.reply import Output, Piece, Reply, Text, status_of
 from router.http.server.errors import Problem
 from router.http.tools.calls import CallBegun
 from router.request.errors import RouterError
 from router.request.events import Finished, TokenGenerated
 
 
-class ResponseWords:
+class ResponseEncoder:
     """The events of one response.
 
     `keep` gets the whole response and its end before the client.

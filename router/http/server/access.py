@@ -1,7 +1,7 @@
 """The access log: an id for every request, one line when its answer or its socket ends.
 
-`Access` is the outermost layer. It knows no route; the layers below write what they learn of a
-request to its record.
+`Access` is the outermost layer. It knows no route; the layers below write what they learn about
+a request to its record.
 """
 
 import logging
@@ -26,7 +26,7 @@ class AccessRecord:
     """One request and its answer, or one socket, for its line in the log.
 
     `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
-    client's word for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
+    client's name for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
     why the server hung up; it comes before what the routes take for the client's leaving.
     """
 
@@ -66,11 +66,11 @@ class AccessRecord:
         return self.error_type is None
 
     def request_fields(self, method: str, path: str) -> dict[str, object]:
-        """What was asked for."""
+        """The fields of the request."""
         return {"method": method, "path": path}
 
     def answer_fields(self) -> dict[str, object]:
-        """What was answered, in the words of the log."""
+        """The fields of the answer."""
         total_ms = round(1000 * (time.monotonic() - self.started_s), 1)
         fields: dict[str, object] = {"total_ms": total_ms, "status": self.status}
         fields["request_id"] = self.request_id
@@ -92,7 +92,7 @@ class AccessRecord:
 
 
 class Access:
-    """Wraps the whole application. `new_record` takes a request's id and its start."""
+    """The outermost middleware. `new_record` takes a request's id and its start."""
 
     def __init__(
         self, app: ASGIApp, new_record: Callable[[str, float], AccessRecord] = AccessRecord

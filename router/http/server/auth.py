@@ -1,11 +1,8 @@
-"""API keys: who may ask at all.
+"""API keys: every path needs one but those of probes, the health routes and by default /metrics.
 
-Every path wants a key but those that probes ask, which have none: the health routes and, unless
-it is told otherwise, /metrics. It knows no route beyond them, so what does not exist wants one too.
-
-Who opens a WebSocket often cannot set headers freely: there a key may also come as the password of
-Basic authentication (or the user, if there is no password), which is what a client makes of
-`http://KEY@host`, or as `?key=` of the address.
+A path that does not exist needs one too. Clients that open a WebSocket often cannot set headers:
+there a key may also be the password of Basic authentication (or the user, if there is no password),
+which is what a client makes of `http://KEY@host`, or `?key=` of the address.
 """
 
 import base64
@@ -40,8 +37,8 @@ _SOCKET_REFUSAL = HttpError(
 )
 
 
-class Guard:
-    """Wraps the routes; `refusals` counts by reason what it turns away.
+class ApiKeyAuth:
+    """ASGI middleware; `refusals` counts by reason what it refuses.
 
     Of `keys` it keeps the digests alone. A refused body of up to `max_body_len` bytes is read
     first, so that a client that still writes gets its answer and can go on using the connection.
@@ -56,7 +53,7 @@ class Guard:
         protects_metrics: bool,
         max_body_len: int,
     ) -> None:
-        assert keys, "a guard without keys lets nobody in"
+        assert keys, "without keys nobody gets in"
         self._app = app
         self._digests = [sha256(key.encode()).digest() for key in keys]
         self._refusals = refusals
@@ -80,13 +77,13 @@ class Guard:
 
     def _has_key(self, scope: Scope) -> bool:
         takes_x_api_key = Dialect.of_path(scope["path"]) is Dialect.ANTHROPIC
-        given_keys = [*_given_keys(scope["headers"], takes_x_api_key=takes_x_api_key)]
+        sent_keys = [*_sent_keys(scope["headers"], takes_x_api_key=takes_x_api_key)]
         if scope["type"] == "websocket":
-            given_keys += _socket_keys(scope)
+            sent_keys += _socket_keys(scope)
         is_known = False
-        for given in given_keys:
-            # Of equal length, compared to the end, every one: time tells nothing of the keys.
-            digest = sha256(given).digest()
+        for sent in sent_keys:
+            # Of equal length, compared to the end, every one: the time depends on no key.
+            digest = sha256(sent).digest()
             for known in self._digests:
                 is_known |= hmac.compare_digest(digest, known)
         return is_known
@@ -120,9 +117,7 @@ class Guard:
             return
 
 
-def _given_keys(
-    headers: Iterable[tuple[bytes, bytes]], *, takes_x_api_key: bool
-) -> Iterable[bytes]:
+def _sent_keys(headers: Iterable[tuple[bytes, bytes]], *, takes_x_api_key: bool) -> Iterable[bytes]:
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
@@ -133,7 +128,7 @@ def _given_keys(
 
 
 def _socket_keys(scope: Scope) -> Iterable[bytes]:
-    """What only those who open sockets may do; see the module's docstring."""
+    """The keys that only a WebSocket's handshake may bring; see the module's docstring."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, credentials = value.partition(b" ")

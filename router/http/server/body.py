@@ -1,8 +1,8 @@
-"""What a client sends and that it leaves: bodies of requests as bytes and JSON, and disconnects.
+"""Bodies of requests as bytes and as JSON, and the client's disconnect.
 
 Lone surrogates, NaN and infinities are no JSON here, nor is what is wider or deeper than a bound:
-a megabyte of brackets takes a parser ten times as long as a megabyte of numbers, and whoever looks
-at them afterwards too, while every stream of the server waits.
+a megabyte of brackets takes a parser ten times as long as a megabyte of numbers, while every stream
+of the server waits.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive
 
 from router.http.server.errors import HttpError
@@ -41,7 +42,7 @@ class BodyReader:
         self._max_body_len = max_body_len
 
     async def read(self, request: Request) -> bytes:
-        """The request's body, which says that it is JSON. Raises HttpError."""
+        """The request's body, whose media type is JSON. Raises HttpError."""
         _check_media_type(request.headers.get("content-type"))
         _check_encoding(request.headers.get("content-encoding"))
         return await self._read_bytes(request)
@@ -71,6 +72,11 @@ class BodyReader:
     def _too_large(self, found: str) -> HttpError:
         message = f"the body has {found} bytes; at most {self._max_body_len} are accepted"
         return HttpError(413, "payload_too_large", message)
+
+
+def json_response(answer: object, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of 200 in JSON."""
+    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
 
 
 def parse_json(body: bytes) -> Any:
@@ -155,7 +161,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels what still runs and waits for its last word; results are for who holds the task."""
+    """Cancels what still runs and waits for its end; results and errors stay in the tasks."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

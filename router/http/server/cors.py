@@ -1,4 +1,4 @@
-"""Pages of other origins: which may ask, and what they may read of an answer."""
+"""Cross-origin requests: which origins may send them, and which headers their pages may read."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ _EXPOSED = (
 
 
 class Cors(CORSMiddleware):
-    """Starlette's middleware, with our lists, refusals in JSON, and out of others' way.
+    """Starlette's middleware with our lists of headers and methods, and refusals in JSON.
 
     Any request header is allowed, since every client library sends its own; cookies are not asked
     for, and keys have to be known to be sent.
@@ -57,7 +57,7 @@ class Cors(CORSMiddleware):
             await super().__call__(scope, receive, send)
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Browsers ask nobody before they open a socket, so it is refused here."""
+        """Browsers send no preflight before a socket, so that it is refused here."""
         origin = Headers(scope=scope).get("origin")
         if origin is None or self.is_allowed_origin(origin):
             await self.app(scope, receive, send)
@@ -66,7 +66,7 @@ class Cors(CORSMiddleware):
         await Problem.of(error, Dialect.TGI).response()(scope, receive, send)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """May a page send such a request?"""
+        """Starlette's answer, whose refusal becomes JSON."""
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response

@@ -116,8 +116,8 @@ class Expected(Enum):
     BODY = "slow_body"
 
 
-# Why a connection is cut.
-CUT_CAUSES = (Expected.HEAD.value, Expected.BODY.value, "slow_reader", "no_pong")
+# The label values of `ConnectionLimits.cuts`.
+CUT_CAUSES = (*(part.value for part in Expected), "slow_reader", "no_pong")
 
 
 class ReadTimer:

@@ -22,7 +22,6 @@ from router.http.server.protocol import HttpProtocol
 from router.http.server.settings import FrontConfig
 from router.http.server.tls import server_tls
 from router.http.server.websocket import WebSocketProtocol
-from router.request.errors import StartupFailed
 
 # Clients keep connections for about a minute; one that is closed while they write is an error.
 _KEEP_ALIVE_S = 75
@@ -32,14 +31,14 @@ _POLL_S = 0.01
 _KERNEL_UNSENT_LEN = 16_384
 
 
-class ListenFailed(StartupFailed):
-    """The server cannot accept connections at the configured address."""
+class ListenFailed(Exception):
+    """The socket cannot be bound, or the server does not start on it."""
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for whoever runs the server."""
+        """Signals are handled outside of the server."""
         yield
 
 
@@ -177,7 +176,7 @@ class HttpServer:
             await self._serving
 
     def stop_at_once(self) -> None:
-        """Makes `stop` wait for nobody."""
+        """Makes `stop` wait for no answer."""
         self._server.force_exit = True
         self._server.should_exit = True
 

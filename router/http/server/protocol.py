@@ -100,7 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._read_timer.settle()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone; whoever waits for it is woken."""
+        """The client is gone; the application that waits for it is woken."""
         self._read_timer.cancel()
         self._write_timer.cancel()
         if self._lingering is not None:
@@ -153,7 +153,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._size.count_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The request is known; its body may be to come."""
+        """The head is whole; the body may follow."""
         if self.parser.get_method() == b"CONNECT":
             raise HttpError(400, "bad_request", "no tunnel is opened here")
         self._is_other_upgrade = self.parser.should_upgrade() and not self._should_upgrade()

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
 
-from processes.rules import Whole, api_key, file, one_of, origin, seconds, several
-from processes.settings import BadConfig, Group, Kind, setting
+from processes.rules import Whole, file, one_of, seconds
+from processes.settings import BadConfig, Group, Kind, Rule, setting
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "off")
 _TGIS_LEVELS: Mapping[str, str] = MappingProxyType({"trace": "debug", "warn": "warning"})
@@ -19,6 +21,28 @@ def _log_level(text: str) -> str:
     """TGI's variable holds levels of its parts, too, which are none of ours."""
     levels = [word.strip().lower() for word in text.split(",") if "=" not in word] or ["info"]
     return str(one_of(*LOG_LEVELS)(_TGIS_LEVELS.get(levels[0], levels[0])))
+
+
+def _several(rule: Rule) -> Rule:
+    """Words between commas, each by its rule; a repeated flag is one text by then."""
+
+    def parse_all(text: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(rule(each.strip()) for each in text.split(",")))
+
+    return parse_all
+
+
+def _api_key(text: str) -> str:
+    if not text or any(not "!" <= character <= "~" for character in text):
+        raise BadConfig("each key must be visible ASCII characters, without spaces and commas")
+    return text
+
+
+def _origin(text: str) -> str:
+    url = urlsplit(text)
+    if text != "*" and (not url.scheme or not url.netloc or f"{url.scheme}://{url.netloc}" != text):
+        raise BadConfig("must be * or SCHEME://HOST[:PORT], without a path or a slash at the end")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +61,7 @@ class FrontConfig:
     )
     port: int = setting(
         3000,
-        "port to bind; 0 takes a free one and logs it",
+        "port to bind; a bare router or front takes a free one for 0 and logs it",
         Whole(0, 65535),
         group=Group.HTTP,
         aliases=("aip_http_port",),
@@ -65,7 +89,7 @@ class FrontConfig:
         (),
         "keys, between commas or by repeating the flag; every request but those for health and "
         "metrics must bring one. The variable is safer: everybody on the machine sees flags",
-        several(api_key),
+        _several(_api_key),
         group=Group.ACCESS,
         kind=Kind.LIST,
         secret=True,
@@ -77,7 +101,7 @@ class FrontConfig:
     cors_allow_origin: tuple[str, ...] = setting(
         ("*",),
         "origins whose pages may ask, between commas or by repeating the flag",
-        several(origin),
+        _several(_origin),
         group=Group.ACCESS,
         front_only=True,
         kind=Kind.LIST,

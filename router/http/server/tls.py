@@ -8,14 +8,14 @@ from router.http.server.settings import FrontConfig
 
 
 def server_tls(config: FrontConfig) -> ssl.SSLContext | None:
-    """What it takes to speak TLS; None where HTTP is plain. Raises as `load_tls`."""
+    """The TLS context that the flags name; None for plain HTTP. Raises as `load_tls`."""
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
     return load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
 
 
 def load_tls(certfile: Path, keyfile: Path, password: str | None) -> ssl.SSLContext:
-    """What a TLS server needs. The files are PEM; `certfile` holds the chain, its own first.
+    """A server's TLS context. The files are PEM; `certfile` holds the chain, its own first.
 
     Raises BadConfig with the flag at fault, its value and the rule.
     """

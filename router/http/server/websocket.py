@@ -45,7 +45,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._hangs_up = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client asked for a WebSocket."""
+        """The handshake begins."""
         super().connection_made(transport)
         self._write_timer = WriteTimer(
             self.loop, self.transport, self._limits.write_timeout_s, self._cut_slow_reader
@@ -65,7 +65,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._refuse(self.conn.handshake_exc)
 
     def handle_connect(self, event: Request) -> None:
-        """The head of a handshake is read; uvicorn would let the library word its refusal."""
+        """The head of a handshake is read; uvicorn would answer with the library's own refusal."""
         self.conn.accept(event)
         if self.conn.handshake_exc is None:
             super().handle_connect(event)
@@ -153,7 +153,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.writable.set()
         self._write_timer.cancel()
         if self.read_paused:
-            # Bytes that nobody reads would take the close frame with them.
+            # Unread bytes would make the kernel reset the connection and drop the close frame.
             self.read_paused = False
             self.transport.resume_reading()
         # uvicorn's own handle too: it hangs up at once where there is none.

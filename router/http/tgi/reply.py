@@ -21,7 +21,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
         FinishReason.STOP_STRING: "stop_sequence",
         FinishReason.CONSTRAINT_COMPLETE: "eos_token",
         FinishReason.DEADLINE: "deadline",
-        # Nobody can ask for a pause here; it would be a limit on tokens.
+        # No request of TGI's can ask for a pause; it would be a limit on tokens.
         FinishReason.PAUSED: "length",
     }
 )

@@ -4,7 +4,7 @@ A stream's body begins before its request is validated, as with TGI: what goes w
 event in it.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -15,11 +15,11 @@ from starlette.responses import Response
 from router.engine.infer import Infer
 from router.http.body import parse
 from router.http.openai.chat import ChatRoutes
-from router.http.openai.front import OpenAiFront
+from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
-from router.http.server.body import BodyReader, unless_disconnected
+from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers, stream_headers
 from router.http.sse import EventStream
@@ -42,7 +42,7 @@ from router.text.tokenizer import Tokenizer
 
 
 class TgiRoutes:
-    """The handlers, over what they need."""
+    """The handlers."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TgiRoutes:
         tokenizer: Tokenizer,
         bodies: BodyReader,
         info: ServerInfo,
-        front: OpenAiFront,
+        front: OpenAiRoutes,
         chat: ChatRoutes,
     ) -> None:
         """`front` and `chat` read the chats of /chat_tokenize."""
@@ -62,8 +62,6 @@ class TgiRoutes:
         self._info = info
         self._front = front
         self._chat = chat
-        # TGI's rule for POST /: a model whose kind is unknown, or that continues text.
-        self._compat_returns_full_text = info.model_pipeline_tag in (None, "text-generation")
 
     def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
@@ -87,23 +85,23 @@ class TgiRoutes:
         """Generate text and answer when it is complete."""
         record = self._validator.begin(request)
         body = parse(await self._bodies.read(request), GenerateBody)
-        answer, headers = await self._answer(request, record, body, False)
-        return _json(answer, headers)
+        answer, headers = await self._answer(request, record, body)
+        return json_response(answer, headers)
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate text and stream its tokens as server-sent events."""
         record = self._validator.begin(request)
         body = parse(await self._bodies.read(request), GenerateBody)
-        return self._stream(record, body, False)
+        return self._stream(record, body)
 
     async def compat(self, request: Request) -> Response:
         """Generate text: a list of one answer, or with `stream` the events of /generate_stream."""
         record = self._validator.begin(request)
         body = parse(await self._bodies.read(request), CompatBody)
         if body.stream:
-            return self._stream(record, body, self._compat_returns_full_text)
-        answer, headers = await self._answer(request, record, body, self._compat_returns_full_text)
-        return _json([answer], headers)
+            return self._stream(record, body)
+        answer, headers = await self._answer(request, record, body)
+        return json_response([answer], headers)
 
     async def tokenize(self, request: Request) -> Response:
         """Tokenize `inputs`; `start` and `stop` are byte offsets."""
@@ -122,7 +120,7 @@ class TgiRoutes:
         return Response(answer, media_type="application/json")
 
     async def _answer(
-        self, request: Request, record: RequestRecord, body: GenerateBody, returns_full_text: bool
+        self, request: Request, record: RequestRecord, body: GenerateBody
     ) -> tuple[dict[str, object], dict[str, str]]:
         parameters = body.chosen
         checked = await self._validator.check(record, body.inputs, to_raw(parameters))
@@ -133,18 +131,16 @@ class TgiRoutes:
         answer = reply(
             completions,
             with_details=bool(parameters.details or parameters.decoder_input_details),
-            prefix=_prefix(body, returns_full_text),
+            prefix=body.prefix,
         )
         num_generated_tokens = completions[0].finished.num_generated_tokens
         return answer, answer_headers(self._info, record, num_generated_tokens)
 
-    def _stream(
-        self, record: RequestRecord, body: GenerateBody, returns_full_text: bool
-    ) -> EventStream[Event]:
+    def _stream(self, record: RequestRecord, body: GenerateBody) -> EventStream[Event]:
         frames = GenerateFrames(
             record,
             with_details=bool(body.chosen.details),
-            prefix=_prefix(body, returns_full_text),
+            prefix=body.prefix,
         )
         headers = stream_headers(self._info, len(body.inputs))
         return EventStream([self._events(record, body)], frames, headers)
@@ -170,12 +166,3 @@ def _check_streamable(parameters: Parameters) -> None:
             "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
             field="decoder_input_details",
         )
-
-
-def _prefix(body: GenerateBody, returns_full_text: bool) -> str:
-    chosen = body.chosen.return_full_text
-    return body.inputs if (returns_full_text if chosen is None else chosen) else ""
-
-
-def _json(answer: object, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from router.http.body import AnswerModel, ConstrainedAnswer, Schema
 from router.http.fields import Grammar, SamplingFields, bounded
-from router.request.error_text import wrong
+from router.request.errors import wrong
 from router.request.validation import RawParams
 
 FinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
@@ -62,14 +62,24 @@ class GenerateBody(Schema):
 
     @property
     def chosen(self) -> Parameters:
-        """The parameters, or those of their absence."""
+        """The parameters, or the defaults where there are none."""
         return self.parameters or Parameters(do_sample=True)
+
+    @property
+    def prefix(self) -> str:
+        """The text before the generated one: the prompt, where the full text is asked for."""
+        return self.inputs if self.chosen.return_full_text else ""
 
 
 class CompatBody(GenerateBody):
     """Body of POST /."""
 
     stream: bool | None = None
+
+    @property
+    def prefix(self) -> str:
+        """As GenerateBody, but that the full text is the default."""
+        return "" if self.chosen.return_full_text is False else self.inputs
 
 
 class Token(AnswerModel):
@@ -102,7 +112,7 @@ class BestOfSequence(ConstrainedAnswer):
 
 
 class Details(ConstrainedAnswer):
-    """What `details` asks for."""
+    """The `details` of an answer."""
 
     finish_reason: FinishReason
     generated_tokens: int
@@ -121,7 +131,7 @@ class GenerateResponse(AnswerModel):
 
 
 class StreamDetails(ConstrainedAnswer):
-    """What `details` asks for, in the last event of a stream."""
+    """The `details` of a stream's last event."""
 
     finish_reason: FinishReason
     generated_tokens: int

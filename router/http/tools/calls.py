@@ -1,6 +1,6 @@
 """The calls in an answer, told apart from its text while it comes.
 
-    text as it comes --CallReader--> Said | CallBegun | CallArguments, in their order
+    text as it comes --CallReader--> TextPiece | CallBegun | CallArguments, in their order
     a whole text --Calling.read--> what was said, and the calls
 
 The answer is made under the grammar of `tool_grammar.py`, so that a call, once begun, is right as
@@ -26,7 +26,7 @@ _ID_LEN = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TextPiece:
     """Text beside the calls."""
 
     text: str
@@ -48,7 +48,7 @@ class CallArguments:
     text: str
 
 
-Piece = Said | CallBegun | CallArguments
+Piece = TextPiece | CallBegun | CallArguments
 _Step = Callable[[list[Piece]], bool]
 
 
@@ -78,7 +78,7 @@ class CallReader:
         if self._step != self._free or not self._unread:
             return []
         rest, self._unread = self._unread, ""
-        return [Said(rest)]
+        return [TextPiece(rest)]
 
     @property
     def has_begun(self) -> bool:
@@ -114,7 +114,7 @@ class CallReader:
             place, held = unread.find(trigger), _overlap(unread, trigger)
         said = unread[:place] if place >= 0 else unread[: len(unread) - held]
         if said:
-            pieces.append(Said(said))
+            pieces.append(TextPiece(said))
             self._at_start = False
         self._unread = unread[len(said) :]
         if place >= 0:
@@ -220,7 +220,7 @@ class Calling:
         reader = self.reader()
         said, calls = "", []
         for piece in reader.push(text) + reader.finish():
-            if isinstance(piece, Said):
+            if isinstance(piece, TextPiece):
                 said += piece.text
             elif isinstance(piece, CallBegun):
                 calls.append([piece.name, ""])

@@ -62,7 +62,7 @@ def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
     return grammar.constraint(field).spec.text
 
 
-def tell_tools(
+def add_tools(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     syntax: CallSyntax,

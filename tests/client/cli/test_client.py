@@ -107,7 +107,7 @@ async def test_parameters_alone_hold_for_what_follows() -> None:
     assert err == "[from now on: max_tokens=7 seed=1]\n[from now on: max_tokens=7]\n"
 
 
-async def test_what_goes_wrong_is_told_on_stderr_and_the_rest_answered() -> None:
+async def test_errors_go_to_stderr_and_the_rest_is_answered() -> None:
     lines = "bad\nabc temperature=hot\n/nothing\nabc\n"
     async with performing(echo) as scene:
         code, out, err = await talked(scene.url, stdin=lines)
@@ -144,7 +144,7 @@ async def test_an_interrupt_cancels_the_stream_and_the_next_line_is_answered() -
         )
         assert process.stdin is not None
         process.stdin.write(b"for ever\nabc\n")
-        await until_told(process, b"queued")
+        await until_printed(process, b"queued")
         await until_cancelled_by(process, scene.peers[0], signal.SIGINT)
         process.stdin.close()
         out, err = await asyncio.wait_for(process.communicate(), 30)
@@ -167,7 +167,7 @@ async def test_an_interrupt_while_nothing_runs_ends_a_client_of_pipes() -> None:
         assert await asyncio.wait_for(process.wait(), 30) == 130
 
 
-async def until_told(process: Process, text: bytes) -> None:
+async def until_printed(process: Process, text: bytes) -> None:
     assert process.stderr is not None
     async with asyncio.timeout(30):
         while text not in await process.stderr.readline():

@@ -70,7 +70,7 @@ async def test_what_nobody_asks_for_is_not_read() -> None:
     os.close(reading)
 
 
-async def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+async def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(BadInput, match="Is a directory"):
         await PipedLines(folder).next()

@@ -123,7 +123,7 @@ def test_every_call_is_written_to_the_trace_file(program: str, tmp_path: Path) -
     assert [json.loads(line)["hole"] for line in trace.read_text().splitlines()] == ["X", "Y"]
 
 
-def test_what_a_decoder_ignores_is_told() -> None:
+def test_what_a_decoder_ignores_is_a_warning() -> None:
     with performing_aside(letters) as scene:
         text = 'sample(temperature=1, no_repeat_ngram_size=2)\n    "[X]"'
         code, _, err = run("-", "--url", scene.url, stdin=text)

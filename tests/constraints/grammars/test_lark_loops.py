@@ -6,9 +6,9 @@ import pytest
 from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
 from constraints.errors import TooComplex
-from constraints.grammars.forced import MAX_FORCED_BYTES, forced_beginning
+from constraints.grammars.deterministic_suffix import MAX_FORCED_BYTES, forced_beginning
 from constraints.grammars.lark import to_grammar
-from constraints.guide import Guide
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from tests.constraints.grammars.rig import compiled
 from tests.constraints.grammars.test_lark import SHARED
@@ -55,16 +55,16 @@ def test_forced_bytes_without_an_end_are_told_up_to_a_limit() -> None:
 def test_what_only_a_greedy_terminal_could_end_is_not_begun() -> None:
     known = byte_vocabulary()
     language = compiled(Kind.LARK, 'start: "x" A "ab" | "c"\nA: /a+/')
-    guide = Guide(language, known, Budget(20))
-    assert not guide.check(known.tokens.index(b"x"))
-    assert guide.check(known.tokens.index(b"c"))
+    output_state = OutputConstraintState(language, known, Budget(20))
+    assert not output_state.check(known.tokens.index(b"x"))
+    assert output_state.check(known.tokens.index(b"c"))
 
 
 def test_no_text_is_found_where_a_terminal_takes_all_that_could_end_it() -> None:
     spec = ConstraintSpec(Kind.LARK, 'start: (A | B) "b"\nA: "a"\nB: /ab+/')
     language = Compiler(byte_vocabulary()).compile(spec)
     with pytest.raises(TooComplex, match="no text"):
-        Guide(language, byte_vocabulary(), Budget(20))
+        OutputConstraintState(language, byte_vocabulary(), Budget(20))
 
 
 @pytest.mark.parametrize("name", SHARED)

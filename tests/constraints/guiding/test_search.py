@@ -8,9 +8,9 @@ import pytest
 from constraints.bitmask import allowed_ids
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.search import PLAN, Search, Strategy, is_barren
+from constraints.guiding.completion import completes
+from constraints.guiding.search import PLAN, Search, Strategy, is_provably_dead
 from constraints.guiding.search import shortest_completion as shortest
-from constraints.guiding.witness import completes
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.cases import CASES
 from tests.constraints.walks import demo_vocabulary, judge_of, language_of, text_of
@@ -137,7 +137,7 @@ def test_a_completed_place_needs_nothing() -> None:
 
 def test_a_language_with_texts_is_not_barren() -> None:
     matcher = language_of(pattern("a{600}"), byte_vocabulary()).matcher()
-    assert not is_barren(matcher, byte_vocabulary())
+    assert not is_provably_dead(matcher, byte_vocabulary())
 
 
 def test_an_alphabet_has_every_byte_once_and_says_so() -> None:

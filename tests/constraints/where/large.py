@@ -1,6 +1,6 @@
 """Expressions over a vocabulary with many-byte and split-character tokens, compiled."""
 
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
 from constraints.where.parser import parse
@@ -8,7 +8,7 @@ from tests.constraints.where.expressions import END_ID, TOKENS
 from tests.constraints.where.vocabularies import vocabulary_of
 
 LARGE = vocabulary_of(TOKENS, (END_ID,))
-LARGE_WALK = TokenWalk(LARGE)
+LARGE_WALK = TokenTrie(LARGE)
 
 
 def compiled(written: str) -> WhereLanguage:

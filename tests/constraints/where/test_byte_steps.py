@@ -24,7 +24,7 @@ def test_what_is_told_of_bytes_is_what_each_of_them_does(written: str) -> None:
     steps, live = language.steps, language.live
     draw = random.Random(0)
     for _ in range(20):
-        packed, counts = language.table.start, [0] * len(language.lattice.axes)
+        packed, counts = language.table.start, [0] * len(language.counter_grid.counters)
         for _ in range(12):
             after = {byte: steps.read(bytes([byte]), packed, counts) for byte in range(256)}
             alive = [b for b, (to, held) in after.items() if to and steps.is_alive(live, to, held)]
@@ -39,7 +39,7 @@ def test_what_is_told_of_bytes_is_what_each_of_them_does(written: str) -> None:
 
 def test_several_bytes_read_at_once_lead_where_they_do_one_by_one() -> None:
     language = compiled('len(words(X)) > 2 and len(X) < 20 and "b" in X')
-    steps, start = language.steps, (language.table.start, [0] * len(language.lattice.axes))
+    steps, start = language.steps, (language.table.start, [0] * len(language.counter_grid.counters))
     for text in map("".join, itertools.product("ab ", repeat=4)):
         one_by_one = start
         for letter in text.encode():

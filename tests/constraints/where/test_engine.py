@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.matcher import Matcher
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
@@ -33,7 +33,7 @@ SMALL_TOKENS = (
 )
 SMALL_END = 18
 SMALL = vocabulary_of(SMALL_TOKENS, (SMALL_END,))
-SMALL_WALK = TokenWalk(SMALL)
+SMALL_WALK = TokenTrie(SMALL)
 
 
 def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:
@@ -213,17 +213,17 @@ def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
 def test_many_places_look_out_as_each_does_by_itself(written: str) -> None:
     language = compiled(written)
     places = range(1, min(language.table.num_places, 200))
-    alone = Views(LARGE_WALK, language.table, language.lattice)
-    together = Views(LARGE_WALK, language.table, language.lattice).outlooks(places)
-    for place, outlook in zip(places, together, strict=True):
-        wanted = alone.outlook(place)
+    alone = Views(LARGE_WALK, language.table, language.counter_grid)
+    together = Views(LARGE_WALK, language.table, language.counter_grid).transitions_of(places)
+    for place, transitions in zip(places, together, strict=True):
+        wanted = alone.transitions(place)
         for target in np.unique(wanted.targets):
-            mine, its = outlook.targets == target, wanted.targets == target
-            assert (outlook.mask(mine) == wanted.mask(its)).all()
-            assert outlook.first_token(mine) == wanted.first_token(its)
-            gained = sorted(map(tuple, outlook.gains[mine].tolist()))
+            mine, its = transitions.targets == target, wanted.targets == target
+            assert (transitions.mask(mine) == wanted.mask(its)).all()
+            assert transitions.first_token(mine) == wanted.first_token(its)
+            gained = sorted(map(tuple, transitions.gains[mine].tolist()))
             assert gained == sorted(map(tuple, wanted.gains[its].tolist()))
-        assert outlook.num_kinds == wanted.num_kinds
+        assert transitions.num_kinds == wanted.num_kinds
 
 
 def test_a_pattern_of_a_thousand_states_knows_distances() -> None:
@@ -276,8 +276,8 @@ def test_a_dropped_phrase_is_not_counted() -> None:
 def test_bases_change_no_mask(written: str) -> None:
     narrow = compiled(written)
     wide = compile_where(parse(written), LARGE, LARGE_WALK, spares=(None,))
-    assert any(narrow.lattice.bases)
-    assert not any(wide.lattice.bases)
+    assert any(narrow.counter_grid.bases)
+    assert not any(wide.counter_grid.bases)
     draw = random.Random(written)
     for max_len in (None, 40, 80):
         matcher, twin = narrow.matcher(), wide.matcher()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from constraints.matcher import Matcher
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
 from constraints.where.parser import parse
@@ -15,7 +15,7 @@ from tests.constraints.where.oracle import Oracle
 from tests.constraints.where.vocabularies import vocabulary_of
 
 VOCABULARY = vocabulary_of(TOKENS, (END_ID,))
-WALK = TokenWalk(VOCABULARY)
+WALK = TokenTrie(VOCABULARY)
 
 
 def compiled(written: str) -> WhereLanguage:

@@ -15,10 +15,10 @@ def test_a_mask_is_quick_where_its_tables_are_there() -> None:
     matcher = language.matcher()
     assert matcher.is_quick(100)
 
-    language.views = Views(language.walk, language.table, language.lattice)
+    language.views = Views(language.walk, language.table, language.counter_grid)
     unseen = language.matcher()
     before = unseen.is_quick(100)
-    unseen.outlook()
+    unseen.transitions()
     assert (before, unseen.is_quick(100)) == (False, True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.where.automata import can_reach
 from constraints.where.code_points import Partition
 from constraints.where.compile import compile_where
@@ -38,7 +38,7 @@ def machine_of(table: Table, accepting: set[int]) -> Machine:
         gains=np.zeros((len(table), 2, 0), dtype=np.int64),
         pending=np.zeros((len(table), 0), dtype=np.int64),
         accepts=accepts,
-        axes=(),
+        counters=(),
         tokens=None,
     )
 
@@ -91,7 +91,7 @@ def test_sources_are_those_that_lead_to_a_target(table: Table, asked: set[int]) 
 def test_long_texts_compile_in_a_time_that_grows_with_them() -> None:
     draw = np.random.default_rng(3)
     texts = ["".join(map(chr, draw.integers(97, 123, 1500))) for _ in range(3)]
-    walk = TokenWalk(byte_vocabulary())
+    walk = TokenTrie(byte_vocabulary())
     began = thread_time()
     matcher = compile_where(OneOf(tuple(texts)), byte_vocabulary(), walk).matcher()
     assert thread_time() - began < 4  # 1 s on an idle core; going through all states for each 8 s

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from constraints.guide import Guide
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.where.engine import WhereLanguage
 from constraints.where.evaluate import holds
@@ -54,9 +54,9 @@ def test_a_text_of_many_unicode_characters_is_known_to_need_few_tokens(
 ) -> None:
     vocabulary = demo_vocabulary()
     language = language_of(ConstraintSpec(Kind.WHERE, written), vocabulary)
-    guide = Guide(language, vocabulary, Budget(needed_len))
-    assert guide.needed_len <= needed_len
-    output = drawn(guide, vocabulary, needed_len, random.Random(written))
+    output_state = OutputConstraintState(language, vocabulary, Budget(needed_len))
+    assert output_state.needed_len <= needed_len
+    output = drawn(output_state, vocabulary, needed_len, random.Random(written))
     assert len(output) <= needed_len
     assert holds(parse(written), text_of(output, vocabulary))
 
@@ -93,11 +93,11 @@ def test_completions_are_legal_and_nearly_as_short_as_those_of_the_oracle(writte
 def test_a_text_is_complete_within_its_budget(slack: int) -> None:
     written = where(r"\w{12}(日|😀)[\w ]{12,}") + ' and ends_with(X, "ä")'
     spec = ConstraintSpec(Kind.WHERE, written)
-    max_len = Guide(routed(written), PIECES, Budget(200)).needed_len + slack
+    max_len = OutputConstraintState(routed(written), PIECES, Budget(200)).needed_len + slack
     for seed in range(20):
-        guide = Guide(routed(written), PIECES, Budget(max_len))
-        output = drawn(guide, PIECES, max_len, random.Random(seed))
-        assert guide.is_satisfied
+        output_state = OutputConstraintState(routed(written), PIECES, Budget(max_len))
+        output = drawn(output_state, PIECES, max_len, random.Random(seed))
+        assert output_state.is_satisfied
         assert len(output) <= max_len
         assert judge_of(spec)(text_of(output, PIECES), len(output))
 

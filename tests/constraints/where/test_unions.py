@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from constraints.errors import Contradiction
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
 from constraints.where.evaluate import holds
@@ -17,7 +17,7 @@ from tests.constraints.where.strategies import PHRASES, unions
 from tests.constraints.where.vocabularies import vocabulary_of
 
 VOCABULARY = vocabulary_of(TOKENS, (END_ID,))
-WALK = TokenWalk(VOCABULARY)
+WALK = TokenTrie(VOCABULARY)
 TEXTS = ("", *map("".join, product(("", *PHRASES), PHRASES)))
 
 

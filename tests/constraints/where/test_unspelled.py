@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, IllegalToken
-from constraints.guide import Guide
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
-from constraints.token_walk import TokenWalk
+from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.parser import parse
@@ -44,10 +44,10 @@ def mask_of(written: str, *prefix: bytes) -> set[bytes]:
     return {TOKENS[token_id] for token_id in legal(row)}
 
 
-def guide_of(kind: Kind, text: str, vocabulary: Vocabulary = VOCABULARY) -> Guide:
-    """A guide of a text that may be cut."""
+def guide_of(kind: Kind, text: str, vocabulary: Vocabulary = VOCABULARY) -> OutputConstraintState:
+    """An output state of a text that may be cut."""
     language = Compiler(vocabulary).compile(ConstraintSpec(kind, text))
-    return Guide(language, vocabulary, Budget(8, cuts=True))
+    return OutputConstraintState(language, vocabulary, Budget(8, cuts=True))
 
 
 @settings(max_examples=120, deadline=None)
@@ -63,7 +63,7 @@ def test_masks_are_those_of_the_oracle_whatever_tokens_can_spell(
     vocabulary = vocabulary_of(tokens, (END_ID,))
     oracle = Oracle(expression, tokens, (END_ID,))
     try:
-        matcher = compile_where(expression, vocabulary, TokenWalk(vocabulary)).matcher()
+        matcher = compile_where(expression, vocabulary, TokenTrie(vocabulary)).matcher()
     except Contradiction:
         assert oracle.legal([]) == frozenset()
         return
@@ -102,8 +102,8 @@ def test_a_text_that_tokens_cannot_spell_is_refused_and_the_reason_told() -> Non
 def test_no_bytes_are_forced_that_tokens_may_be_unable_to_spell() -> None:
     matcher = compile_where(parse('X == "äb"'), VOCABULARY).matcher()
     assert matcher.forced_bytes() == b""
-    guide = guide_of(Kind.WHERE, 'X == "äb"')
-    assert guide.take_forced() == ()
+    output_state = guide_of(Kind.WHERE, 'X == "äb"')
+    assert output_state.take_forced() == ()
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,16 @@ def test_no_bytes_are_forced_that_tokens_may_be_unable_to_spell() -> None:
 def test_a_text_that_may_be_cut_takes_no_token_that_none_can_complete(
     kind: Kind, text: str
 ) -> None:
-    guide = guide_of(kind, text)
+    output_state = guide_of(kind, text)
     row = np.zeros(VOCABULARY.num_words, dtype=np.int32)
-    guide.fill(row)
+    output_state.fill(row)
     token_id = TOKENS.index(b"a\xe6")
-    assert token_id not in legal(row) or (guide.has_dead_ends and not guide.check(token_id))
+    assert token_id not in legal(row) or (
+        output_state.has_dead_ends and not output_state.check(token_id)
+    )
     with pytest.raises(IllegalToken):
-        guide.advance(TOKENS.index(b"a\xe6"))
+        output_state.advance(TOKENS.index(b"a\xe6"))
     for token in (b"a", b"\xe6\x97", b"\xa5"):
-        assert guide.check(TOKENS.index(token))
-        guide.advance(TOKENS.index(token))
-    assert guide.is_satisfied
+        assert output_state.check(TOKENS.index(token))
+        output_state.advance(TOKENS.index(token))
+    assert output_state.is_satisfied

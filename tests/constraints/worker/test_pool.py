@@ -14,8 +14,8 @@ from constraints.errors import ConstraintError, Contradiction, Malformed, TooCom
 from constraints.spec import ConstraintSpec, Kind
 from constraints.verdict import Judged, Passed
 from constraints.worker.jobs import Check, Judge
-from constraints.worker.nursery import NurseryFailed
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
+from constraints.worker.zygote_client import ZygoteFailed
 from native.time_slice import slice_ns
 from tests.constraints.worker.pools import MAX_LEN, costly, pooling, regex, vocabulary_file
 from tests.constraints.worker.processes import children_of, num_sockets, zygotes
@@ -271,7 +271,7 @@ async def test_a_tokenizer_that_will_not_do_is_told_at_once_and_for_good(tmp_pat
     pool = WorkerPool(VocabularyFile(path, None, (), MAX_LEN), PoolRules())
     try:
         for _ in range(2):
-            with pytest.raises(NurseryFailed, match=r"tokenizer\.json"):
+            with pytest.raises(ZygoteFailed, match=r"tokenizer\.json"):
                 await pool.do(regex("a"))
     finally:
         await pool.close()

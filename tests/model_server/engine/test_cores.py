@@ -40,13 +40,13 @@ def work():
     use = torch.set_num_threads if cores is None else cores.use
     torch.ones(1 << 22).add_(1)
     ours = sorted(threads() - before)
-    told = {}
+    report = {}
     for count in (2, 1, 2):
         use(count)
         torch.ones(1 << 22).add_(1)
-        told.setdefault(count, []).append([sorted(os.sched_getaffinity(each)) for each in ours])
-    told["started"] = [started(roams=False), started(roams=True)]
-    print(json.dumps(told))
+        report.setdefault(count, []).append([sorted(os.sched_getaffinity(each)) for each in ours])
+    report["started"] = [started(roams=False), started(roams=True)]
+    print(json.dumps(report))
 
 thread = threading.Thread(target=work)
 thread.start()
@@ -62,16 +62,16 @@ def seen(how: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, timeout=60, check=True
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 @needs_two_cores
 def test_all_threads_have_a_core_each_and_fewer_are_free_to_move() -> None:
     every = sorted(os.sched_getaffinity(0))
-    told = seen("bound")
-    assert told["2"] == [[[0], [1]]] * 2
-    assert told["1"] == [[every, every]]
+    report = seen("bound")
+    assert report["2"] == [[[0], [1]]] * 2
+    assert report["1"] == [[every, every]]
 
 
 @needs_two_cores

@@ -32,7 +32,7 @@ PROMPTS = tuple(
     for index, length in enumerate((5, 41, 1))
 )
 
-# One token, none, forced tokens behind the first, and an end that the tokens do not tell of.
+# One token, none, forced tokens behind the first, and an end that the tokens do not show.
 ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True), LATE)
 PLAIN_ROWS = (Drawn((5,)), FAILED, LATE)
 
@@ -200,7 +200,7 @@ def test_two_ranks_answer_as_generate_does(
         for index, prompt in enumerate(PROMPTS)
     }
     assert first == expected
-    # The other rank holds the same tokens, but is not told the last one of what ended.
+    # The other rank holds the same tokens, but does not get the last one of an ended sequence.
     heads = {index: tokens[:-1] for index, tokens in expected.items()}
     assert {index: tokens[:-1] for index, tokens in second.items()} == heads
 

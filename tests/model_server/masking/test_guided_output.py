@@ -38,7 +38,7 @@ class ScriptedGuide:
         bits[list(self.allowed)] = 1
         row[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
-    def equip(self) -> None:
+    def prepare_search(self) -> None:
         self.is_equipped = True
 
     def check(self, token_id: int) -> bool:

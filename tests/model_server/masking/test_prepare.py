@@ -75,7 +75,9 @@ async def served(shard: Shard, tmp_path: Path) -> AsyncIterator[Served]:
     fatal: list[str] = []
     runner = shard.runner()
     with ThreadPoolExecutor(max_workers=1) as device_thread:
-        service = TextGenerationService(runner, info, (), device_thread, languages=shard.languages)
+        service = TextGenerationService(
+            runner, info, (), device_thread, constraints=shard.languages
+        )
         path = tmp_path / "s"
         async with (
             listening(service, path, fatal.append),

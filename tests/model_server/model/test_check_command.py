@@ -1,4 +1,4 @@
-"""`check` as a process: its turn among others, where it tells the folder, its parent's end."""
+"""`check` as a process: its lock, the files that it writes, its parent's end."""
 
 import fcntl
 import os
@@ -34,17 +34,17 @@ def wait_until_open(pid: int, path: Path) -> None:
 
 
 def test_a_model_is_examined_when_its_turn_has_come_and_its_folder_told(tmp_path: Path) -> None:
-    turn, told = tmp_path / "turn", tmp_path / "folder"
+    turn, folder_file = tmp_path / "turn", tmp_path / "folder"
     with turn.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        flags = ("--turn-file", str(turn), "--folder-file", str(told))
+        flags = ("--turn-file", str(turn), "--folder-file", str(folder_file))
         with subprocess.Popen(check_argv(*flags), stdout=subprocess.DEVNULL) as process:
             wait_until_open(process.pid, turn)
             assert process.poll() is None
-            assert not told.exists()
+            assert not folder_file.exists()
             fcntl.flock(file, fcntl.LOCK_UN)
             assert process.wait(100) == 0
-    assert told.read_text() == str(BUNDLED_MODEL)
+    assert folder_file.read_text() == str(BUNDLED_MODEL)
 
 
 def test_what_a_model_needs_of_the_host_is_told_to_who_asks(tmp_path: Path) -> None:

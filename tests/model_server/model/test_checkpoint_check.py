@@ -1,4 +1,4 @@
-"""A model looked over before its weights are read: what is known then, which faults are told."""
+"""A model checked before its weights are read: what is known then, and which faults it refuses."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused
-from model_server.model.checkpoint_check import Examined, ModelSettings, examine
+from model_server.model.checkpoint_check import CheckedCheckpoint, ModelSettings, check_checkpoint
 from tests.model_server.model import tiny_models
 
 
-def look(folder: Path, world_size: int = 1, **options: Any) -> Examined:
+def look(folder: Path, world_size: int = 1, **options: Any) -> CheckedCheckpoint:
     settings = ModelSettings("m", folder, torch.device("cpu"), **{"dtype": "float32", **options})
-    return examine(settings, world_size)
+    return check_checkpoint(settings, world_size)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "mixtral"])

@@ -25,7 +25,7 @@ from tests.model_server.model import tiny_models
 
 
 def load(folder: Path, **settings: Any) -> PagedModel:
-    """Load on the CPU, in float32 unless told otherwise."""
+    """Load on the CPU, in float32 by default."""
     options: dict[str, Any] = {"dtype": "float32", **settings}
     return PagedModel.load(
         ModelSettings(folder.name, folder, torch.device("cpu"), **options), World()

@@ -17,8 +17,8 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
+from model_server.sampling.draw import uniforms
 from model_server.sampling.masks import Masks
-from model_server.sampling.philox import uniforms
 from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, SamplingParams, StopParams
 

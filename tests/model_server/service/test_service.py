@@ -187,7 +187,7 @@ async def test_a_refusal_has_its_code_and_names_the_numbers_and_the_shard_goes_o
     assert (await shard.stub.Prefill(prefill(1, request(1)))).batch.id == 1
 
 
-async def test_running_out_of_memory_is_told_and_survived(
+async def test_running_out_of_memory_is_reported_and_survived(
     shard: Shard, model: PagedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await shard.warm_up()

@@ -48,15 +48,15 @@ def test_what_is_known_of_a_constraint_arrives() -> None:
     sequence = prefill(message).new[0]
     assert sequence.constraint is not None
     assert sequence.constraint.translation is None
-    told = message.constraint.translation
-    told.grammar = "start: /a/"
-    told.not_enforced.append("/a")
-    told.hints.append(b"\xff")
-    told.may_run_on = True
+    translation = message.constraint.translation
+    translation.grammar = "start: /a/"
+    translation.not_enforced.append("/a")
+    translation.hints.append(b"\xff")
+    translation.may_run_on = True
     for token_ids in (None, (), (4, 5)):
         if token_ids is not None:
-            told.completion.token_ids[:] = token_ids
-            told.completion.SetInParent()
+            translation.completion.token_ids[:] = token_ids
+            translation.completion.SetInParent()
         constraint = prefill(message).new[0].constraint
         assert constraint is not None
         assert constraint.translation == Translation(
@@ -75,7 +75,7 @@ def test_a_pause_and_where_scores_begin_arrive() -> None:
     assert prefill(request()).new[0].pause_len is None
 
 
-def test_a_watermark_is_made_for_those_who_ask() -> None:
+def test_a_watermark_is_made_on_request() -> None:
     asking = prefill(request(sampling=pb.SamplingParameters(watermark=True))).new[0]
     assert asking.sampling.watermark
     assert not prefill(request()).new[0].sampling.watermark
@@ -114,7 +114,7 @@ def test_a_cached_batch_of_id_zero_is_not_absence() -> None:
     assert wire.prefill_from_pb(pb.PrefillRequest()).cached_batch_id is None
 
 
-def test_growth_tells_zero_tokens_from_the_default() -> None:
+def test_an_update_of_zero_tokens_is_not_the_default() -> None:
     call = wire.decode_from_pb(
         pb.DecodeRequest(
             batch_ids=[1],
@@ -189,7 +189,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     assert (message.mask_ns, message.num_masked_rows, message.mask_wait_ns) == (4, 5, 6)
 
 
-def test_a_late_row_is_told_with_the_scores_of_its_prompt() -> None:
+def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:
     late = Generation(1, prompt_logprobs=(-1.0,), is_late=True)
     output = StepOutput(
         generations=(late,),
@@ -199,8 +199,12 @@ def test_a_late_row_is_told_with_the_scores_of_its_prompt() -> None:
         sample_ns=2,
         total_ns=3,
     )
-    (told,) = wire.step_to_pb(output, epoch=9).generations
-    assert (told.is_late, list(told.prompt_logprobs), list(told.tokens)) == (True, [-1.0], [])
+    (generation,) = wire.step_to_pb(output, epoch=9).generations
+    assert (generation.is_late, list(generation.prompt_logprobs), list(generation.tokens)) == (
+        True,
+        [-1.0],
+        [],
+    )
 
 
 def test_a_step_that_leaves_nothing_names_no_batch() -> None:

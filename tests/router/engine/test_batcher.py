@@ -144,7 +144,7 @@ async def test_a_request_that_could_never_run_is_refused_with_the_numbers() -> N
         assert rig.batcher.num_streams == 0
 
 
-async def test_a_seed_is_told_only_when_it_mattered() -> None:
+async def test_a_seed_is_reported_only_when_it_mattered() -> None:
     async with routing(FakeShard()) as rig:
         drawn = asking(sampling=SamplingParams(do_sample=True, seed=42))
         assert end_of(await events_of(rig.batcher.submit(drawn))).seed == 42

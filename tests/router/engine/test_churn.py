@@ -99,7 +99,7 @@ async def all_requests(port: int, num_requests: int, seed: int) -> int:
 
 
 async def at_rest(rig: Rig, shard: FakeShard, num_tasks: int) -> None:
-    """Until only the tasks are left that were there before; the books are empty then."""
+    """Until only the tasks are left that were there before; the scheduler is empty then."""
     await settled(rig)
     deadline_s = time.monotonic() + _PATIENCE_S
     while len(asyncio.all_tasks()) > num_tasks:

@@ -129,8 +129,8 @@ async def test_a_phrase_of_the_constraint_is_left_out_though_stop_strings_stay()
         events = await events_of(rig.batcher.submit(request))
         end = end_of(events)
         assert (end.text, end.stop_string) == ("Q: a", "\n\n")
-        told = [event.token.text for event in events if isinstance(event, TokenGenerated)]
-        assert "".join(told) == "Q: a"
+        texts = [event.token.text for event in events if isinstance(event, TokenGenerated)]
+        assert "".join(texts) == "Q: a"
 
 
 async def test_a_row_that_its_constraint_breaks_fails_alone() -> None:

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.pool import PoolRules, VocabularyFile
-from router.engine.constraints import CheckedConstraint, ConstraintCheck, ConstraintMemory
+from router.engine.constraints import ConstraintCheck, ConstraintMemory
 from router.request.errors import ConstraintRefused, Overloaded, Unsupported
-from router.request.request import Constraint
+from router.request.request import CheckedConstraint, Constraint
 from router.telemetry.metrics import Metrics
 from tests.byte_tokenizer import byte_ids
 from tests.constraints.worker.pools import MAX_LEN, costly, vocabulary_file
@@ -72,7 +72,7 @@ async def test_a_constraint_that_fits_comes_back_with_the_length_of_a_text(tmp_p
     assert checked.constraint.spec == constraint.spec
 
 
-async def test_what_a_shard_need_not_find_out_again_is_told_once(tmp_path: Path) -> None:
+async def test_a_translation_is_sent_to_the_shard_once(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
         first, meanwhile = await asyncio.gather(
             *(check.check(regex("[ab]{3}"), _NO_STOPS, 3) for _ in range(2))
@@ -97,7 +97,7 @@ async def test_what_a_shard_need_not_find_out_again_is_told_once(tmp_path: Path)
     ],
     ids=["where", "stops", "regex", "cut", "automaton"],
 )
-async def test_it_is_told_whether_masks_may_lead_into_dead_ends(
+async def test_the_check_knows_whether_masks_may_lead_into_dead_ends(
     tmp_path: Path,
     constraint: Constraint,
     strings: tuple[str, ...],
@@ -157,7 +157,7 @@ async def test_what_does_not_fit_may_be_cut_where_the_client_says_so(tmp_path: P
             assert (await refusal(check, regex(longer), 4))[0] == "does_not_fit"
 
 
-async def test_the_refusal_tells_the_tokens_of_this_request(tmp_path: Path) -> None:
+async def test_the_refusal_has_the_tokens_of_this_request(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
         longer = 2 * MAX_LEN
         _, details, _ = await refusal(check, regex(f"a{{{longer}}}"), 4)
@@ -185,7 +185,7 @@ async def test_a_longer_first_text_does_not_keep_a_shorter_one_from_being_found(
         assert (await check.check(constraint, _NO_STOPS, 2)).min_len == 2
 
 
-async def test_a_lenient_schema_tells_what_it_leaves_out(tmp_path: Path) -> None:
+async def test_a_lenient_schema_lists_what_is_not_enforced(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
         lenient = schema('{"type": "array", "contains": {"const": 1}}', lenient=True)
         assert (await check.check(lenient, _NO_STOPS, 50)).not_enforced == ("/contains",)
@@ -255,7 +255,7 @@ async def test_a_text_for_which_the_machine_had_no_time_is_overload_however_ofte
                 await check.check(Constraint(costly().spec), _NO_STOPS, 50)
 
 
-async def test_one_who_leaves_takes_nothing_from_the_others_who_asked_the_same(
+async def test_a_cancelled_check_leaves_equal_ones_running(
     tmp_path: Path,
 ) -> None:
     async with checking(tmp_path, cpu_s=60.0, wait_s=60.0) as (check, _):

@@ -125,7 +125,7 @@ def _silence(answer: pb.StepResponse) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_double, _stranger, _silence])
-async def test_an_answer_that_contradicts_the_books_is_a_failure_of_the_shard(
+async def test_an_answer_that_contradicts_the_scheduler_is_a_failure_of_the_shard(
     spoil: Callable[[pb.StepResponse], None],
 ) -> None:
     shard = FakeShard()
@@ -163,7 +163,7 @@ async def test_an_idle_router_notices_that_a_shard_is_gone() -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_idle_router_looks_through_its_books_once() -> None:
+async def test_an_idle_router_checks_its_scheduler_once() -> None:
     class Books(Scheduler):
         num_checks = 0
 
@@ -224,7 +224,7 @@ async def test_a_bug_in_the_last_words_of_an_expired_request_costs_it_alone(
         assert end_of(await events_of(other)).text == expected_text("good", 20)
 
 
-async def test_books_beyond_repair_stop_the_router_and_still_every_stream_ends() -> None:
+async def test_an_inconsistent_scheduler_stops_the_router_and_still_every_stream_ends() -> None:
     class BrokenBooks(Scheduler):
         is_broken = True
 
@@ -245,7 +245,7 @@ async def test_books_beyond_repair_stop_the_router_and_still_every_stream_ends()
         rig.running = asyncio.ensure_future(asyncio.sleep(0))
 
 
-async def test_a_shard_that_scores_too_little_of_a_prompt_is_told_so() -> None:
+async def test_a_shard_that_scores_too_little_of_a_prompt_fails() -> None:
     def forget(answer: pb.StepResponse) -> None:
         for generation in answer.generations:
             del generation.prompt_logprobs[:1]
@@ -310,7 +310,7 @@ async def test_a_logprob_that_is_not_a_number_costs_its_own_request_alone() -> N
         assert "is not a number" in str(error)
         assert end_of(await events_of(second)).text == expected_text("Long ago", 20)
         await settled(rig)
-        assert shard.num_held == 0, "the shard is told to forget the row"
+        assert shard.num_held == 0, "the shard still holds the row"
         assert rig.metrics.sequence_ends.value("row_failed") == 1
 
 

@@ -1,4 +1,4 @@
-"""Outputs that were cut, paused and gone on with: what is refused, and what is told of them."""
+"""Outputs that were cut or paused and continue: refusals, events, ends."""
 
 import asyncio
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ class TestRefusals:
         assert (request.stop.max_new_tokens, request.last_len) == (28, 28)
 
 
-async def told(infer: Infer, request: GenerateRequest) -> list[Event]:
+async def all_events(infer: Infer, request: GenerateRequest) -> list[Event]:
     return [event async for burst in infer.generate(request) for event in burst]
 
 
@@ -114,7 +114,7 @@ class TestPauses:
         shard = FakeShard()
         async with routing(shard) as rig:
             request = asking(max_new_tokens=9)
-            end = end_of(await told(rig.infer, replace(request, pause_after=3)))
+            end = end_of(await all_events(rig.infer, replace(request, pause_after=3)))
             assert (end.text, end.reason) == (expected_text(PROMPT, 3), FinishReason.PAUSED)
         assert methods(shard).count("FilterBatch") == 0
         # The one that begins the epoch.
@@ -128,7 +128,7 @@ class TestPauses:
             made: tuple[int, ...] = ()
             for num_made in (4, 8):
                 paused = replace(request, pause_after=4, output_ids=made)
-                events = await told(rig.infer, paused)
+                events = await all_events(rig.infer, paused)
                 made += tuple(event.token.token_id for event in token_events(events))
                 end = end_of(events)
                 assert (end.reason, end.num_generated_tokens) == (FinishReason.PAUSED, 4)
@@ -145,10 +145,10 @@ class TestPauses:
     ) -> None:
         async with routing(says(text)) as rig:
             request = asking(max_new_tokens=max_new_tokens)
-            end = end_of(await told(rig.infer, replace(request, pause_after=3)))
+            end = end_of(await all_events(rig.infer, replace(request, pause_after=3)))
             assert end.reason is reason
 
-    async def test_all_tokens_are_told_with_their_alternatives(self) -> None:
+    async def test_all_tokens_are_reported_with_their_alternatives(self) -> None:
         request = asking(max_new_tokens=9, stop=("abcd",), keep_stop_string=False)
         request = replace(request, pause_after=3)
         stream = Stream(1, request, byte_tokenizer(), 0.0)
@@ -163,7 +163,7 @@ class TestPauses:
 
 
 def fed(request: GenerateRequest, token_ids: Sequence[int]) -> tuple[list[int], str, Finished]:
-    """Tokens told, the text that they showed and the end, of a stream that is given these."""
+    """The tokens, the text shown and the end of a stream that gets these tokens."""
     stream = Stream(1, request, byte_tokenizer(), 0.0)
     for token_id in token_ids:
         if stream.end is None:
@@ -202,19 +202,19 @@ def test_pieces_of_cut_streams_are_the_text_of_the_whole(
         if cut > done:
             output_ids = tuple(ids[:done])
             paused = replace(request, pause_after=cut - done, output_ids=output_ids)
-            told_ids, shown, end = fed(paused, ids[done:])
-            assert (told_ids, end.tail, end.reason) == (ids[done:cut], "", FinishReason.PAUSED)
+            token_ids, shown, end = fed(paused, ids[done:])
+            assert (token_ids, end.tail, end.reason) == (ids[done:cut], "", FinishReason.PAUSED)
             pieces.append(shown)
             done = cut
-    told_ids, _, end = fed(replace(request, output_ids=tuple(ids[:done])), ids[done:])
-    assert ids[:done] + told_ids == whole_ids
+    token_ids, _, end = fed(replace(request, output_ids=tuple(ids[:done])), ids[done:])
+    assert ids[:done] + token_ids == whole_ids
     assert "".join(pieces) + end.text == whole.text
     assert (end.reason, end.stop_string) == (whole.reason, whole.stop_string)
     assert end.tail == whole.tail
     assert end.num_generated_tokens == whole.num_generated_tokens - done
 
 
-def test_who_pauses_is_told_where_the_output_stood() -> None:
+def test_a_pause_reports_where_the_output_stood() -> None:
     ids = tuple(byte_ids("ab日c"))
     request = asking(max_new_tokens=99, stop=("bx",), keep_stop_string=False)
     pausing = replace(request, pause_after=1)

@@ -1,4 +1,4 @@
-"""Schemas of which masks enforce a part: finished texts are checked before the end is told."""
+"""Schemas that masks enforce in part: finished texts are checked before their end is published."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Verifier:
         return self.violation
 
 
-async def told(
+async def end_after(
     shard: FakeShard, verifier: Verifier, constraint: Constraint, *, whole: bool
 ) -> Finished:
     """The end, of an answer that comes as a whole or in bursts."""
@@ -53,14 +53,14 @@ async def told(
 @pytest.mark.parametrize("violation", [None, "at /a: it has equal items"])
 async def test_the_end_says_what_the_check_found(violation: str | None, whole: bool) -> None:
     verifier = Verifier(violation)
-    end = await told(says(TEXT), verifier, LENIENT, whole=whole)
+    end = await end_after(says(TEXT), verifier, LENIENT, whole=whole)
     assert (end.constraint_satisfied, end.violation) == (violation is None, violation)
     assert verifier.asked == [TEXT]
 
 
 async def test_what_masks_enforce_whole_is_not_checked_again() -> None:
     verifier = Verifier("nonsense")
-    end = await told(says(TEXT), verifier, STRICT, whole=True)
+    end = await end_after(says(TEXT), verifier, STRICT, whole=True)
     assert (end.constraint_satisfied, end.violation, verifier.asked) == (True, None, [])
 
 
@@ -68,7 +68,7 @@ async def test_a_text_that_was_cut_is_not_checked() -> None:
     verifier = Verifier(None)
     shard = says(TEXT)
     shard.followed = Followed(satisfied=False)
-    end = await told(shard, verifier, LENIENT, whole=True)
+    end = await end_after(shard, verifier, LENIENT, whole=True)
     assert (end.constraint_satisfied, verifier.asked) == (False, [])
 
 

@@ -164,7 +164,7 @@ async def test_a_compilation_without_end_fails_its_request_alone() -> None:
         end_of(await events_of(other))
 
 
-async def test_who_may_wait_no_longer_is_told_to_come_again() -> None:
+async def test_a_request_that_may_wait_no_longer_is_asked_to_retry() -> None:
     shard = FakeShard()
     shard.faults.hangs.add("PrepareConstraint")
     async with routing(shard) as rig:
@@ -194,7 +194,7 @@ async def test_a_deadline_passes_while_a_constraint_is_prepared() -> None:
         await settled(rig)
 
 
-async def test_a_drain_waits_for_who_waits_for_a_constraint() -> None:
+async def test_a_drain_waits_for_requests_that_wait_for_a_constraint() -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
         stream = rig.batcher.submit(asking(constraint=ANY_TEXT))
@@ -203,7 +203,9 @@ async def test_a_drain_waits_for_who_waits_for_a_constraint() -> None:
 
 
 @pytest.mark.parametrize("is_broken", [True, False])
-async def test_a_step_that_breaks_meanwhile_changes_nothing_for_who_waits(is_broken: bool) -> None:
+async def test_a_step_that_breaks_meanwhile_changes_nothing_for_waiting_requests(
+    is_broken: bool,
+) -> None:
     shard = FakeShard()
     shard.faults.hangs.add("PrepareConstraint")
     timeouts = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=0.2, prepare_s=0.5)

@@ -1,4 +1,4 @@
-"""A shard whose process is stopped (SIGSTOP) neither answers nor fails: only time tells."""
+"""A shard whose process is stopped (SIGSTOP) neither answers nor fails: only timeouts show it."""
 
 import asyncio
 import signal

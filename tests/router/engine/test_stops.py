@@ -56,14 +56,14 @@ async def test_a_stop_token_ends_it_and_stays_or_goes(keep: bool, text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("keep", "told", "text"),
+    ("keep", "texts", "text"),
     [
         (True, ["a", "b", "c", "d"], "abcd"),
         (False, ["a", "b", "", ""], "ab"),
     ],
 )
 async def test_tokens_tell_no_more_of_a_stop_string_than_the_text_does(
-    keep: bool, told: list[str], text: str
+    keep: bool, texts: list[str], text: str
 ) -> None:
     async with routing(says("abcdef")) as rig:
         request = asking(
@@ -74,13 +74,13 @@ async def test_tokens_tell_no_more_of_a_stop_string_than_the_text_does(
         )
         events = await events_of(rig.batcher.submit(request))
         tokens = [event for event in events if isinstance(event, TokenGenerated)]
-        assert [event.token.text for event in tokens] == told
+        assert [event.token.text for event in tokens] == texts
         assert end_of(events).text == text
         seen = [other.text for event in tokens for other in event.top_tokens]
         assert ("c" in seen, len(seen)) == ((True, 8) if keep else (True, 4))
 
 
-async def test_tokens_that_waited_for_a_stop_string_are_told_whole_when_there_is_none() -> None:
+async def test_tokens_held_for_a_stop_string_are_reported_whole_when_there_is_none() -> None:
     async with routing(says("abc")) as rig:
         request = asking(max_new_tokens=20, stop=("bcd",), keep_stop_string=False)
         events = await events_of(rig.batcher.submit(request))

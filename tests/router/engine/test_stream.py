@@ -29,8 +29,8 @@ async def test_the_texts_of_tokens_end_in_the_middle_of_one_where_the_text_does(
     end = events[-1]
     assert isinstance(end, Finished)
     assert end.text == ("The quick br" if keep else "The qui")
-    told = [event.token.text for event in events if isinstance(event, TokenGenerated)]
-    assert told == (["The", " quick", " br"] if keep else ["The", " qui", ""])
+    texts = [event.token.text for event in events if isinstance(event, TokenGenerated)]
+    assert texts == (["The", " quick", " br"] if keep else ["The", " qui", ""])
     tokenizer.close()
 
 

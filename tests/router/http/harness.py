@@ -52,7 +52,6 @@ async def housing(
     shard: FakeShard,
     *,
     max_concurrent_requests: int = 8,
-    pipeline_tag: str | None = None,
     with_template: bool = True,
     templates: Mapping[str, str] | None = None,
     max_body_len: int = 100_000,
@@ -97,7 +96,6 @@ async def housing(
                 max_concurrent_requests=max_concurrent_requests,
                 validation_workers=2,
                 compute_type="test",
-                model_pipeline_tag=pipeline_tag,
             ),
             judges=judges,
         )

@@ -1,4 +1,4 @@
-"""Bodies: what is read, and what each malformed one is told."""
+"""Bodies: what is read, and the error of each malformed one."""
 
 import json
 from typing import Any
@@ -195,7 +195,7 @@ def test_a_whole_number_without_end_is_read_as_far_as_any_rule_cares() -> None:
     assert body.inner.count == int("1" * 100)
 
 
-def test_beside_such_a_number_what_else_is_wrong_is_told() -> None:
+def test_beside_such_a_number_another_fault_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"`flag` must be a valid boolean\. Given: 5"):
         parse(b'{"name": "a", "inner": {"count": %b}, "flag": 5}' % (b"1" * 50), Body)
 
@@ -230,5 +230,5 @@ def test_a_list_that_goes_on_is_found() -> None:
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_no_list_of_a_body_tells_of_a_million_wrong_items(body: type[Schema]) -> None:
+def test_no_list_of_a_body_collects_a_million_faults(body: type[Schema]) -> None:
     assert lists_that_go_on(body.__pydantic_core_schema__) == []

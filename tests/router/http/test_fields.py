@@ -7,12 +7,12 @@ import orjson
 import pytest
 
 from router.http.body import parse
-from router.http.fields import WatchedSchema
+from router.http.fields import StrictSchema
 from router.request.errors import InvalidRequest, Unsupported
 
 
-class Body(WatchedSchema):
-    unserved = MappingProxyType(
+class Body(StrictSchema):
+    unsupported = MappingProxyType(
         {"tools": ([],), "choice": ("auto", "none"), "image": {"size": (1,)}}
     )
 
@@ -33,7 +33,7 @@ class Body(WatchedSchema):
 )
 def test_harmless_values_and_nulls_are_taken(json: bytes) -> None:
     body = parse(json, Body)
-    body.refuse_unserved()
+    body.refuse_unsupported()
 
     assert body.model_dump(exclude_unset=True) == orjson.loads(json)
 
@@ -53,7 +53,7 @@ def test_harmless_values_and_nulls_are_taken(json: bytes) -> None:
 )
 def test_other_values_are_refused_by_name(json: bytes, field: str, message: str) -> None:
     with pytest.raises(Unsupported) as refused:
-        parse(json, Body).refuse_unserved()
+        parse(json, Body).refuse_unsupported()
 
     assert refused.value.field == field
     assert str(refused.value).startswith(message)
@@ -62,7 +62,7 @@ def test_other_values_are_refused_by_name(json: bytes, field: str, message: str)
 @pytest.mark.parametrize(("json", "field"), [(b'{"odd": null}', "odd"), (b'{"image": 1}', "image")])
 def test_what_is_no_field_or_no_object_is_no_request(json: bytes, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        parse(json, Body).refuse_unserved()
+        parse(json, Body).refuse_unsupported()
 
     assert refused.value.field == field
     assert not isinstance(refused.value, Unsupported)

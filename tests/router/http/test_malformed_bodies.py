@@ -175,8 +175,8 @@ def is_json(answer: httpx.Response) -> bool:
     """Whether all that was said is JSON: the body, or each event of a stream."""
     if answer.headers["content-type"].startswith("text/event-stream"):
         lines = [line for line in answer.text.splitlines() if line.startswith("data:")]
-        told = [line.removeprefix("data:").strip() for line in lines]
-        return all(isinstance(json.loads(one), dict) for one in told if one != "[DONE]")
+        events = [line.removeprefix("data:").strip() for line in lines]
+        return all(isinstance(json.loads(one), dict) for one in events if one != "[DONE]")
     json.loads(answer.content)
     return answer.headers["content-type"].startswith("application/json")
 

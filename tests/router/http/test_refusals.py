@@ -29,7 +29,7 @@ def fill(house: House, num_requests: int) -> None:
 
 
 def check_times(answer: httpx.Response) -> float:
-    """The exact time, which both headers tell."""
+    """The exact time, which both headers hold."""
     exact_ms = int(answer.headers["retry-after-ms"])
     assert 1000 <= exact_ms <= 60_000
     assert int(answer.headers["retry-after"]) == -(-exact_ms // 1000)
@@ -45,7 +45,7 @@ def check_times(answer: httpx.Response) -> float:
         ("/v1/completions", TEXT, "code"),
     ],
 )
-async def test_a_full_house_is_a_429_and_each_client_is_told_a_later_time(
+async def test_a_full_house_is_a_429_and_each_client_gets_a_later_time(
     path: str, body: dict[str, Any], word: str
 ) -> None:
     async with housing(FakeShard(num_blocks=2048)) as house, house.client as client:
@@ -56,17 +56,17 @@ async def test_a_full_house_is_a_429_and_each_client_is_told_a_later_time(
             answers.append(await client.post(path, json=body))
         asked_s.append(monotonic())
         rejected = house.rig.metrics.rejected.value("overloaded")
-        told_s = house.rig.metrics.retry_after.value()
+        header_s = house.rig.metrics.retry_after.value()
     for answer in answers:
         assert answer.status_code == 429
         error = answer.json()
         assert (error if word == "error_type" else error["error"])[word] == "overloaded"
-    told = [check_times(answer) for answer in answers]
+    times_s = [check_times(answer) for answer in answers]
     # Each is counted from its own moment, which lies between two of those that were taken.
     for index in range(2):
-        assert asked_s[index] + told[index] < asked_s[index + 2] + told[index + 1]
+        assert asked_s[index] + times_s[index] < asked_s[index + 2] + times_s[index + 1]
     assert rejected == 3
-    assert told_s == pytest.approx(told[2], abs=0.001)
+    assert header_s == pytest.approx(times_s[2], abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_a_request_of_two_sequences_does_not_take_one_slot_and_fail(
         assert house.rig.metrics.sequence_ends.value("cancelled") == 0
 
 
-async def test_in_a_native_stream_the_refusal_is_an_event_that_tells_the_time() -> None:
+async def test_in_a_native_stream_the_refusal_is_an_event_with_the_time() -> None:
     async with housing(FakeShard(num_blocks=2048)) as house, house.client as client:
         fill(house, 8)
         answer = await client.post("/generate_stream", json=GENERATE)
@@ -127,7 +127,7 @@ async def test_broken_shards_are_a_503_of_their_own_word(path: str, body: dict[s
     assert check_times(answer) == 1.0
 
 
-def test_both_headers_tell_the_same_time_and_the_rounding_is_upward() -> None:
+def test_both_headers_hold_the_same_time_and_the_rounding_is_upward() -> None:
     problem = problem_of(Overloaded("full", 2.0004), Dialect.OPENAI)
     assert problem.headers == {"retry-after": "3", "retry-after-ms": "2001"}
 

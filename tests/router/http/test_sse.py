@@ -26,7 +26,7 @@ class Words:
 
 
 class Wire:
-    """The server's side of ASGI: keeps what is sent, tells of a disconnect when told to."""
+    """The server's side of ASGI: keeps what is sent, and disconnects on demand."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []

@@ -229,7 +229,7 @@ async def test_a_body_that_is_much_too_large_still_gets_its_answer() -> None:
     assert b'"error_type":"payload_too_large"' in answer
 
 
-async def test_a_client_that_asks_before_it_sends_too_much_is_told_at_once() -> None:
+async def test_a_client_that_asks_before_it_sends_too_much_is_answered_at_once() -> None:
     async with housing(FakeShard()) as house, listening(house.app) as port:
         answer = await record(
             port, "POST", "/generate", content_length="20000000", expect="100-continue"

@@ -121,7 +121,9 @@ IN_ORDER: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("first", range(len(IN_ORDER)), ids=[field for field, _ in IN_ORDER])
-async def test_the_first_broken_rule_is_the_one_told(validation: Validation, first: int) -> None:
+async def test_the_first_broken_rule_is_the_one_reported(
+    validation: Validation, first: int
+) -> None:
     params = {word: value for _, broken in IN_ORDER[first:] for word, value in broken.items()}
     has_empty_prompt = first <= [field for field, _ in IN_ORDER].index("inputs")
     if first == 0:  # a bad temperature would ask for sampling, which best_of is refused for
@@ -229,7 +231,9 @@ async def test_a_parameter_that_needs_sampling_turns_it_on(
     assert request.sampling.do_sample is samples
 
 
-async def test_a_seed_is_drawn_only_for_who_samples_without_one(validation: Validation) -> None:
+async def test_a_seed_is_drawn_only_for_requests_that_sample_without_one(
+    validation: Validation,
+) -> None:
     async def seed(**params: Any) -> int:
         return (await validation.validate("fox", RawParams(**params))).sampling.seed
 

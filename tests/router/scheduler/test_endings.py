@@ -108,7 +108,7 @@ class TestRows:
         again = Generation(1, (SampledToken(22, -0.5),), prompt_logprobs=(-1.5,))
         assert answer(scheduler, batch, again) == (token(1, 22),)
 
-    def test_an_answer_that_contradicts_the_books_changes_nothing(self) -> None:
+    def test_an_answer_that_contradicts_the_schedule_changes_nothing(self) -> None:
         scheduler = make_scheduler()
         scheduler.add(0, make_request(), 0.0)
         batch = step(scheduler)

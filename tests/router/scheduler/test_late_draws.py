@@ -27,7 +27,7 @@ def test_a_later_step_computes_the_last_token_again_and_draws() -> None:
     assert step(scheduler).num_tokens == 1
 
 
-def test_nothing_is_told_of_a_late_draw() -> None:
+def test_a_late_sample_is_not_reported() -> None:
     scheduler = make_scheduler()
     add(scheduler)
     assert answer(scheduler, step(scheduler), late(0)) == ()
@@ -70,7 +70,7 @@ def test_a_prompts_log_probabilities_count_once() -> None:
     assert (second.tokens, second.prompt_logprobs) == (drawn.tokens, ())
 
 
-def test_who_is_preempted_before_the_late_answer_comes_is_computed_anew() -> None:
+def test_a_sequence_preempted_before_the_late_answer_is_recomputed() -> None:
     scheduler = make_scheduler(num_blocks=5, block_size=1, max_steps_in_flight=2)
     scheduler.add(0, make_request((6,), 4), 0.0)
     scheduler.add(1, make_request((5,), 3, is_constrained=True), 0.0)
@@ -90,7 +90,7 @@ def test_who_is_preempted_before_the_late_answer_comes_is_computed_anew() -> Non
 
 
 @pytest.mark.parametrize("generation", [late(1), Generation(0, token(0, 7).tokens, is_late=True)])
-def test_who_has_no_mask_or_a_token_is_not_late(generation: Generation) -> None:
+def test_a_sequence_without_a_mask_or_with_a_token_is_not_late(generation: Generation) -> None:
     scheduler = make_scheduler()
     add(scheduler)
     scheduler.add(1, make_request((1, 3)), 0.0)
@@ -101,7 +101,7 @@ def test_who_has_no_mask_or_a_token_is_not_late(generation: Generation) -> None:
         answer(scheduler, step(scheduler), generation, *others)
 
 
-def test_who_computes_a_part_of_its_prompt_is_not_late() -> None:
+def test_a_prompt_chunk_is_not_late() -> None:
     scheduler = make_scheduler(max_step_tokens=2)
     add(scheduler)
     with pytest.raises(ShardFailed, match="it cannot be late"):

@@ -1,4 +1,4 @@
-"""Where a request waits, as its client is told."""
+"""The place of a waiting request in the queue."""
 
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -10,22 +10,22 @@ def scheduler() -> Scheduler:
 
 
 def test_places_count_from_the_next_one_and_end_with_the_first_step() -> None:
-    books = scheduler()
+    waiting = scheduler()
     for request_id in (1, 2, 3):
-        books.add(request_id, asking("abcd"), 0.0)
-    assert [books.place(request_id) for request_id in (1, 2, 3)] == [1, 2, 3]
+        waiting.add(request_id, asking("abcd"), 0.0)
+    assert [waiting.place(request_id) for request_id in (1, 2, 3)] == [1, 2, 3]
 
-    books.schedule(0.0)
-    assert [books.place(request_id) for request_id in (1, 2, 3)] == [None, 1, 2]
+    waiting.schedule(0.0)
+    assert [waiting.place(request_id) for request_id in (1, 2, 3)] == [None, 1, 2]
 
-    books.finish(2)
-    assert [books.place(request_id) for request_id in (2, 3, 99)] == [None, 1, None]
+    waiting.finish(2)
+    assert [waiting.place(request_id) for request_id in (2, 3, 99)] == [None, 1, None]
 
 
-def test_who_is_held_has_the_place_that_it_would_have() -> None:
-    books = scheduler()
-    books.add(1, asking("abcd"), 0.0)
-    books.add(2, asking("efgh"), 0.0, is_ready=False)
-    books.add(3, asking("ijkl"), 0.0)
+def test_a_held_sequence_has_the_place_that_it_would_have() -> None:
+    waiting = scheduler()
+    waiting.add(1, asking("abcd"), 0.0)
+    waiting.add(2, asking("efgh"), 0.0, is_ready=False)
+    waiting.add(3, asking("ijkl"), 0.0)
 
-    assert [books.place(request_id) for request_id in (1, 2, 3)] == [1, 2, 2]
+    assert [waiting.place(request_id) for request_id in (1, 2, 3)] == [1, 2, 2]

@@ -75,7 +75,7 @@ def test_a_prompt_that_is_scored_from_its_beginning_waits_for_nobody() -> None:
     assert new_of(step(scheduler)) == [(0, 0), (1, 0)]
 
 
-def test_who_waited_goes_on_alone_when_the_other_one_leaves() -> None:
+def test_the_waiting_one_goes_on_alone_when_the_other_leaves() -> None:
     scheduler = make_scheduler(num_blocks=40, max_step_tokens=5)
     add(scheduler, 0, *SHARED, 0)
     add(scheduler, 1, *SHARED, 1)

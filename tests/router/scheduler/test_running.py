@@ -83,7 +83,7 @@ def test_a_good_answer_is_read_by_request() -> None:
         ),
     ],
 )
-def test_an_answer_that_contradicts_the_books_is_refused(
+def test_an_answer_that_contradicts_the_schedule_is_refused(
     row: ScheduledChunk, result: StepResult, fault: str
 ) -> None:
     with pytest.raises(ShardFailed, match=fault):

@@ -53,7 +53,7 @@ def test_a_run_leaves_everyone_behind_it_a_token() -> None:
     assert (step(scheduler).num_tokens, chunks(batch)[0]) == (2, 5)
 
 
-def test_who_sits_a_step_out_keeps_its_token_of_the_next_ones() -> None:
+def test_a_sequence_that_sits_a_step_out_keeps_its_token_of_the_next_ones() -> None:
     scheduler = make_scheduler(max_step_tokens=2, max_steps_in_flight=2)
     for request_id in (0, 1):
         scheduler.add(request_id, make_request((request_id,), is_constrained=True), 0.0)
@@ -126,7 +126,7 @@ def test_an_empty_text_ends_without_a_token() -> None:
     assert not scheduler.has_work
 
 
-def test_who_is_not_ready_waits_and_holds_nobody_up() -> None:
+def test_a_sequence_that_is_not_ready_waits_and_delays_no_other() -> None:
     scheduler = make_scheduler()
     scheduler.add(0, make_request((1, 2), is_constrained=True), 0.0, is_ready=False)
     scheduler.add(1, make_request((1, 3)), 0.0)
@@ -136,7 +136,7 @@ def test_who_is_not_ready_waits_and_holds_nobody_up() -> None:
     assert [new.request_id for new in step(scheduler).new] == [0]
 
 
-def test_who_is_not_ready_may_leave() -> None:
+def test_a_sequence_that_is_not_ready_may_leave() -> None:
     scheduler = make_scheduler()
     scheduler.add(0, make_request(), 0.0, is_ready=False)
     scheduler.finish(0)

@@ -1,4 +1,4 @@
-"""The books against a shard that checks every KV slot it reads, under any order of events.
+"""The scheduler against a shard that checks every KV slot it reads, under any order of events.
 
 Two schedulers are fed the same trace and must agree on every step; the second one's allocator
 claims gains all the time, so it retries what does not fit at every step, and the agreement shows

@@ -1,9 +1,11 @@
 """Shards over real gRPC, against fakes that check what they are asked to do."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +15,7 @@ from proto.contract import NewSequence, RunningUpdate, SamplingParams, StopParam
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.request import GenerateRequest
 from router.shards.batch import Batch, StepResult
-from router.shards.rank import dial_target
+from router.shards.rank import Rank, dial_target
 from router.shards.shards import Shards, ShardTimeouts
 from tests.fakes import FakeShard, letters, serving
 
@@ -177,7 +179,7 @@ async def test_a_failing_rank_does_not_leave_the_others_waiting_for_long() -> No
 
 
 @pytest.mark.parametrize("method", ["Prefill", "Decode", "FilterBatch"])
-async def test_a_refused_call_tells_rank_method_code_and_reason(method: str) -> None:
+async def test_a_refused_call_names_rank_method_code_and_reason(method: str) -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
         shard.faults.fails.append((method, grpc.StatusCode.RESOURCE_EXHAUSTED, "out of memory"))
@@ -334,3 +336,39 @@ async def test_a_router_that_comes_too_late_does_not_start() -> None:
     async with connected(shard):
         with pytest.raises(StartupFailed, match="another router has taken over"):
             await Shards.connect(shard.urls[0], QUICK, first_epoch=1)
+
+
+class ScriptedRank(Rank):
+    """A rank whose calls end with an answer, or as a call does that fails below gRPC's errors."""
+
+    def __init__(self, rank: int, ending: object) -> None:
+        super().__init__(rank, "localhost:1")
+        self._ending = ending
+
+    def call(self, method: str) -> Any:
+        async def answer(*_: object, **__: object) -> object:
+            if isinstance(self._ending, BaseException):
+                raise self._ending
+            return self._ending
+
+        return answer
+
+
+@pytest.mark.parametrize("broken_rank", [0, 1])
+async def test_with_several_ranks_an_unforeseen_error_is_raised_as_it_is(broken_rank: int) -> None:
+    error = ValueError("a bug in a rank's client")
+    endings: list[object] = [pb.HealthResponse(), pb.HealthResponse()]
+    endings[broken_rank] = error
+    shards = Shards([ScriptedRank(*each) for each in enumerate(endings)], QUICK, first_epoch=1)
+    with pytest.raises(ValueError, match="a bug in a rank's client") as caught:
+        await shards.check_health()
+    assert caught.value is error
+    await shards.close()
+
+
+async def test_with_several_ranks_a_call_cancelled_below_us_fails_the_shard() -> None:
+    endings = (pb.HealthResponse(), asyncio.CancelledError())
+    shards = Shards([ScriptedRank(*each) for each in enumerate(endings)], QUICK, first_epoch=1)
+    with pytest.raises(ShardFailed, match=r"shard 1 at localhost:1, Health: cancelled"):
+        await shards.check_health()
+    await shards.close()

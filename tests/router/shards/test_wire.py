@@ -133,7 +133,7 @@ def test_every_parameter_arrives_in_its_field() -> None:
 
 @pytest.mark.parametrize("completion", [None, (), (4, 5)])
 @pytest.mark.parametrize("is_quick", [True, False])
-def test_what_the_check_has_found_goes_with_who_makes_the_shard_compile(
+def test_a_translation_goes_with_the_call_that_compiles_it(
     completion: tuple[int, ...] | None, is_quick: bool
 ) -> None:
     found = Translation("start: /a/", ("/a",), (b"\xff",), True, completion)
@@ -218,7 +218,7 @@ def test_a_late_row_comes_back_with_the_scores_of_its_prompt(
     assert made == Generation(9, prompt_logprobs=prompt_logprobs, is_late=True)
 
 
-def test_a_prepared_constraint_tells_what_it_took() -> None:
+def test_a_prepared_constraint_has_its_duration() -> None:
     message = pb.PrepareConstraintResponse(compile_ns=2_000_000, was_cached=True)
     prepared = wire.prepared_from_pb(message)
     assert prepared.compile_s == pytest.approx(0.002)

@@ -1,4 +1,4 @@
-"""OpenAI's messages reach each kind of template in the form that it was written for."""
+"""OpenAI's messages reach each kind of template in the form that it was calls for."""
 
 from typing import Any
 
@@ -107,17 +107,17 @@ def test_a_template_that_writes_none_of_itself_shows_calls_too() -> None:
     ("content", "shown"),
     [(None, ""), ("well", "well\n"), ([{"type": "text", "text": "well"}], "well")],
 )
-def test_calls_are_told_in_the_content_where_the_template_shows_none(
+def test_calls_are_put_into_the_content_where_the_template_shows_none(
     content: Any, shown: str
 ) -> None:
     source = PARTS if isinstance(content, list) else PLAIN
     text = chat(source).render([calling('{"x": 1}', content=content)])
 
-    told = (
+    calls = (
         '[{"id": "call00001", "type": "function", '
         '"function": {"name": "f", "arguments": {"x": 1}}}]'
     )
-    assert text.rstrip(";") == f"assistant:{shown}{told}"
+    assert text.rstrip(";") == f"assistant:{shown}{calls}"
 
 
 @pytest.mark.parametrize("source", [OBJECTS, TEXTS])
@@ -128,13 +128,15 @@ def test_the_result_of_a_call_is_shown(source: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["tool", "function"])
-def test_the_user_tells_results_to_a_template_that_knows_none(role: str) -> None:
+def test_results_become_user_messages_for_a_template_that_knows_none(role: str) -> None:
     result = {**TOOL, "role": role}
     answered = [USER, calling("{}", content="so"), result, {**result, "content": "43"}]
     text = chat(TURNS).render([*answered, USER, calling("{}", content="well"), result])
 
-    told = '[{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}]'
-    assert text == (f"user:hi;assistant:so\n{told};user:42\n43\nhi;assistant:well\n{told};user:42;")
+    calls = '[{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}]'
+    assert text == (
+        f"user:hi;assistant:so\n{calls};user:42\n43\nhi;assistant:well\n{calls};user:42;"
+    )
 
 
 def test_parts_of_results_stay_parts() -> None:
@@ -149,7 +151,7 @@ def test_users_that_follow_each_other_stay_as_they_are() -> None:
         chat(TURNS).render([USER, USER])
 
 
-def test_a_template_that_tells_every_role_gets_results_as_they_are() -> None:
+def test_a_template_that_shows_every_role_gets_results_as_they_are() -> None:
     assert chat(PLAIN).render([USER, TOOL]) == "user:hi;tool:42;"
 
 

@@ -183,7 +183,7 @@ def test_a_leading_space_falls_off_at_the_beginning_of_a_text_alone(
 
 
 def test_tables_are_made_wherever_tokens_stand_alone(loaded: dict[str, Tokenizer]) -> None:
-    windowed = {kind for kind, tokenizer in loaded.items() if tokenizer.pieces is None}
+    windowed = {kind for kind, tokenizer in loaded.items() if tokenizer.texts is None}
     assert windowed == {"suffixed", "windowed_bytes"}
 
 
@@ -232,14 +232,14 @@ JOINED, FALLBACK = decoders.Fuse(), decoders.ByteFallback()
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_decoders_that_look_alike_are_told_apart(
+def test_decoders_that_look_alike_are_distinguished(
     tmp_path: Path, kind: str, steps: list[Decoder], has_table: bool, text: str
 ) -> None:
     backend = small_tokenizers.KINDS[kind]()
     backend.decoder = decoders.Sequence(steps)
     tokenizer = Tokenizer.load(small_tokenizers.save(backend, tmp_path))
     token_ids = tokenizer.encode("  " + text, add_special_tokens=False)
-    assert (tokenizer.pieces is not None) is has_table
+    assert (tokenizer.texts is not None) is has_table
     assert "".join(pieces_of(Detokenizer(tokenizer), token_ids)) == backend.decode(token_ids)
 
 

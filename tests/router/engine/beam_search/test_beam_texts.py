@@ -12,9 +12,9 @@ from tokenizers import decoders
 from constraints.spec import ConstraintSpec, Kind
 from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.types import Hole
-from router.engine.output_text import OutputText
 from router.request.request import Constraint, GenerateRequest
-from router.text.pieces import Piece
+from router.text.output_text import OutputText
+from router.text.token_texts import TokenText
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
@@ -117,8 +117,8 @@ def test_holes_are_told_apart_though_they_ask_the_same() -> None:
     assert texts.text(other, ab) == "a"
 
 
-class CountedPieces(tuple[Piece, ...]):
-    """A table of pieces that counts how often it is looked into."""
+class CountedTexts(tuple[TokenText, ...]):
+    """A table of token texts that counts its lookups."""
 
     num_looks = 0
 
@@ -128,27 +128,27 @@ class CountedPieces(tuple[Piece, ...]):
 
 
 @pytest.fixture
-def counted_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = byte_tokenizer().pieces
-    assert pieces is not None
-    counted = replace(pieces, shown=CountedPieces(pieces.shown))
-    monkeypatch.setattr(byte_tokenizer(), "pieces", counted)
+def counted_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = byte_tokenizer().texts
+    assert texts is not None
+    counted = replace(texts, shown=CountedTexts(texts.shown))
+    monkeypatch.setattr(byte_tokenizer(), "texts", counted)
 
 
 async def num_decoded(num_tokens: int, stop: tuple[str, ...]) -> int:
     """Tokens that are turned into text while three beams grow so long."""
-    before = CountedPieces.num_looks
+    before = CountedTexts.num_looks
     async with routing(FakeShard(num_blocks=512)) as rig:
         run = searching(rig, asking(max_new_tokens=num_tokens, stop=stop), width=3, report_s=0.0)
         while await run.next() is None:
             pass
         run.close()
-    return CountedPieces.num_looks - before
+    return CountedTexts.num_looks - before
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])
 async def test_a_step_decodes_no_more_tokens_for_long_outputs_than_for_short_ones(
-    stop: tuple[str, ...], counted_pieces: None
+    stop: tuple[str, ...], counted_texts: None
 ) -> None:
     short, medium, long = [await num_decoded(num, stop) for num in (10, 30, 50)]
     assert 0 < medium - short == long - medium

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from router.http.anthropic.calling import content_of
+from router.http.anthropic.stream import content_of
 from router.http.tools.calls import Calling
 from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
 from router.request.errors import ConstraintRefused

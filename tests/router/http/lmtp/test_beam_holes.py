@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from constraints.spec import StopRule
-from router.engine.constraints import CheckedConstraint
 from router.request.errors import ConstraintRefused
-from router.request.request import Constraint
+from router.request.request import CheckedConstraint, Constraint
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import served, talking

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from constraints.spec import Kind
-from router.http.openai.bad_words import without
+from router.http.openai.formats import without
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.grammar import RawGrammar
 
@@ -14,7 +14,7 @@ from router.request.grammar import RawGrammar
 def test_parts_are_told_by_the_fields_that_hold_them() -> None:
     name, grammar = without(["a", "b`"], ("guided_regex", RawGrammar(Kind.REGEX, "[ab]")))
     assert name == "guided_regex"
-    assert grammar.told == {
+    assert grammar.spellings == {
         'regex(X, "[ab]")': '`guided_regex` "[ab]"',
         '"a" not in X': '`bad_words` "a"',
         '"b`" not in X': '`bad_words` "b`"',

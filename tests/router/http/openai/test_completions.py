@@ -231,3 +231,14 @@ async def test_half_a_million_prompts_are_refused_quickly(prompt: Any) -> None:
 
     assert answer.status_code == 400
     assert took_s < 1.5
+
+
+async def test_more_prompts_than_the_server_takes_are_refused_by_their_number() -> None:
+    async with housing(FakeShard(), max_concurrent_requests=2) as house, house.client as client:
+        answer = await client.post(PATH, json={"prompt": ["ab"] * 3, "max_tokens": 1})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "prompt"
+    assert answer.json()["error"]["message"] == (
+        "`prompt` must have at most 2 prompts (--max-concurrent-requests). Given: 3"
+    )

@@ -12,7 +12,7 @@ from router.http.openai.answers import (
     TextCompletion,
     TextCompletionChunk,
 )
-from router.http.openai.common import StreamOptions
+from router.http.openai.fields import StreamOptions
 from router.http.openai.schema import ChatBody, CompletionBody
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import (

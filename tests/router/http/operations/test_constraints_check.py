@@ -38,13 +38,13 @@ async def test_texts_are_judged_in_their_order(tmp_path: Path) -> None:
         body = {"grammar": DIGITS, "texts": ["12", "1é", ""]}
         answer = await client.post("/constraints/check", json=body)
         assert answer.status_code == 200
-        told = ConstraintCheckResponse.model_validate_json(answer.content, strict=True)
-        assert (told.shortest, told.shortest_tokens) == ("00", 2)
-        assert [each.text for each in told.results] == body["texts"]
-        assert [each.accepted for each in told.results] == [True, False, False]
-        assert [each.position for each in told.results] == [None, 1, 0]
-        assert told.results[1].expected == ["a digit"]
-        assert told.results[1].num_legal_tokens == 10
+        checked = ConstraintCheckResponse.model_validate_json(answer.content, strict=True)
+        assert (checked.shortest, checked.shortest_tokens) == ("00", 2)
+        assert [each.text for each in checked.results] == body["texts"]
+        assert [each.accepted for each in checked.results] == [True, False, False]
+        assert [each.position for each in checked.results] == [None, 1, 0]
+        assert checked.results[1].expected == ["a digit"]
+        assert checked.results[1].num_legal_tokens == 10
 
 
 async def test_one_text_may_stand_for_a_list_and_none_asks_for_the_grammar_alone(
@@ -57,7 +57,7 @@ async def test_one_text_may_stand_for_a_list_and_none_asks_for_the_grammar_alone
         assert none.json()["results"] == []
 
 
-async def test_what_a_lenient_schema_leaves_out_is_told_and_judged(tmp_path: Path) -> None:
+async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(tmp_path: Path) -> None:
     async with checking(tmp_path) as client:
         value = {"type": "array", "contains": {"const": 1}}
         grammar = {"type": "json", "value": value, "lenient": True}
@@ -138,11 +138,11 @@ async def test_a_server_that_takes_no_grammars_judges_none(tmp_path: Path) -> No
 async def test_a_schema_in_a_string_may_have_no_key_twice(tmp_path: Path) -> None:
     async with checking(tmp_path) as client:
         value = '{"type": "integer", "type": "string"}'
-        told = await client.post(
+        answer = await client.post(
             "/constraints/check", json={"grammar": {"type": "json", "value": value}}
         )
-        assert told.status_code == 422
-        assert "the key 'type' stands twice in one object" in told.text
+        assert answer.status_code == 422
+        assert "the key 'type' stands twice in one object" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -157,5 +157,5 @@ async def test_an_empty_choice_and_a_schema_of_anything_are_grammars(
     tmp_path: Path, grammar: dict[str, Any], text: str
 ) -> None:
     async with checking(tmp_path) as client:
-        told = await client.post("/constraints/check", json={"grammar": grammar, "text": text})
-        assert [each["accepted"] for each in told.json()["results"]] == [True]
+        answer = await client.post("/constraints/check", json={"grammar": grammar, "text": text})
+        assert [each["accepted"] for each in answer.json()["results"]] == [True]

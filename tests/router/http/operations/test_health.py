@@ -99,7 +99,7 @@ async def test_a_probe_asks_no_shard_for_anything(path: str) -> None:
         assert len(shard.calls) == before
 
 
-async def test_the_document_tells_of_the_probes() -> None:
+async def test_the_document_has_the_probes() -> None:
     async with housing(FakeShard()) as house, house.client as client:
         paths = (await client.get("/api-doc/openapi.json")).json()["paths"]
     for path in ("/health", "/health/live", "/health/ready", "/health/progress", "/ping"):

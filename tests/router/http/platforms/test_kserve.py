@@ -38,7 +38,7 @@ async def test_live_and_ready_are_two_things() -> None:
             assert answer.json() == {"error": "unhealthy", "error_type": "healthcheck"}
 
 
-async def test_the_server_tells_of_itself_in_tgi_s_words() -> None:
+async def test_the_server_describes_itself_as_tgi_does() -> None:
     async with housing(FakeShard()) as house, house.client as client:
         answer = await client.get("/v2")
 

@@ -97,7 +97,7 @@ async def test_what_breaks_a_rule_is_a_422_that_names_the_instance(
         assert not any(method == "Prefill" for method, _ in house.shard.calls)
 
 
-async def test_a_constraint_that_cannot_be_kept_is_told_with_its_reason_and_its_instance() -> None:
+async def test_an_impossible_constraint_is_refused_with_its_reason_and_its_instance() -> None:
     checks = FakeChecks(lambda _: ConstraintRefused("too long", "does_not_fit", {"max_len": 3}))
     parameters = {"grammar": {"type": "regex", "value": "a"}}
     async with housing(FakeShard(), checks=checks) as house:
@@ -113,7 +113,7 @@ async def test_a_constraint_that_cannot_be_kept_is_told_with_its_reason_and_its_
         )
 
 
-async def test_a_failing_shard_is_told_as_such() -> None:
+async def test_a_failing_shard_is_an_error_of_generation() -> None:
     shard = FakeShard()
     shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "no memory"))
     async with housing(shard) as house:

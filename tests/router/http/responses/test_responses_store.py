@@ -2,15 +2,15 @@
 
 import pytest
 
-from router.http.responses.items import FunctionCall, FunctionOutput, Item, Message
+from router.http.responses.items import FunctionCall, FunctionOutput, Item, MessageItem
 from router.http.responses.store import ResponseStore, Stored
 
 ME, YOU = b"me", b"you"
 
 
 def stored(number: int, previous_id: str | None = None, text: str = "") -> Stored:
-    given = (Message(f"msg_q{number}", "user", (f"question {number}{text}",)),)
-    answered = (Message(f"msg_a{number}", "assistant", (f"answer {number}",)),)
+    given = (MessageItem(f"msg_q{number}", "user", (f"question {number}{text}",)),)
+    answered = (MessageItem(f"msg_a{number}", "assistant", (f"answer {number}",)),)
     return Stored(b"{}", given, answered, previous_id)
 
 
@@ -118,7 +118,7 @@ def test_the_bytes_of_all_responses_are_bounded() -> None:
 
 def test_a_text_weighs_what_it_takes_in_memory() -> None:
     plain, wide = (
-        Stored(b"{}", (Message("msg", "user", (text,)),), (), None)
+        Stored(b"{}", (MessageItem("msg", "user", (text,)),), (), None)
         for text in ("a" * 10_000, "a" * 9_999 + "🙂")
     )
 
@@ -140,7 +140,7 @@ def test_calls_and_their_outputs_weigh_what_they_hold(item: Item) -> None:
 
 
 def test_many_empty_messages_are_not_for_free() -> None:
-    items = tuple(Message(f"msg_{number}", "user", ("",)) for number in range(1000))
+    items = tuple(MessageItem(f"msg_{number}", "user", ("",)) for number in range(1000))
     crowd = Stored(b"{}", items, (), None)
 
     assert crowd.num_bytes > 1000 * 500

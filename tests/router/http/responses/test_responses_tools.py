@@ -7,7 +7,7 @@ import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
-from router.http.tools.tool_prompt import tell_tools
+from router.http.tools.tool_prompt import add_tools
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.call_syntax import HERMES
@@ -350,7 +350,7 @@ async def test_tools_are_told_to_a_model_whose_template_shows_none() -> None:
     told = [{"type": "function", "function": {"name": "n"}}]
     callable_len = await count(template, tools=tools)
 
-    assert callable_len == len("".join(tell["content"] for tell in tell_tools(HI, told, HERMES)))
+    assert callable_len == len("".join(tell["content"] for tell in add_tools(HI, told, HERMES)))
     assert await count(template, tools=tools, tool_choice="none") == len("hi")
 
 

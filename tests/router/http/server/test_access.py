@@ -17,7 +17,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-async def told_of(
+async def line_of(
     lines: pytest.LogCaptureFixture, path: str, body: dict[str, object]
 ) -> dict[str, object]:
     """What the line of one request carries, as JSON would show it."""
@@ -31,7 +31,7 @@ async def test_an_answer_s_line_has_its_counts_and_times(
     lines: pytest.LogCaptureFixture,
 ) -> None:
     body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
-    told = await told_of(lines, "/generate", body)
+    line = await line_of(lines, "/generate", body)
     wanted = {
         "method": "POST",
         "path": "/generate",
@@ -45,35 +45,35 @@ async def test_an_answer_s_line_has_its_counts_and_times(
         "num_generated_tokens": 3,
         "finish_reasons": "length",
     }
-    assert told.items() >= wanted.items()
+    assert line.items() >= wanted.items()
     times = ("validation_ms", "queue_ms", "time_to_first_token_ms", "inference_ms", "total_ms")
-    assert all(isinstance(told[name], float) for name in times)
+    assert all(isinstance(line[name], float) for name in times)
     # Greedy decoding draws nothing, and nobody traces.
-    assert not {"seed", "trace_id", "error_type"} & told.keys()
+    assert not {"seed", "trace_id", "error_type"} & line.keys()
 
 
 async def test_a_stream_s_line_says_so(lines: pytest.LogCaptureFixture) -> None:
     body: dict[str, object] = {"prompt": "hello", "model": "tgi", "stream": True, "max_tokens": 3}
-    told = await told_of(lines, "/v1/completions", body)
-    assert (told["route"], told["stream"]) == ("/v1/completions", True)
-    assert told["num_generated_tokens"] == 3
-    assert told["finish_reasons"] == "length"
+    line = await line_of(lines, "/v1/completions", body)
+    assert (line["route"], line["stream"]) == ("/v1/completions", True)
+    assert line["num_generated_tokens"] == 3
+    assert line["finish_reasons"] == "length"
 
 
-async def test_several_answers_are_told_together(lines: pytest.LogCaptureFixture) -> None:
+async def test_several_answers_share_a_line(lines: pytest.LogCaptureFixture) -> None:
     parameters = {"max_new_tokens": 3, "do_sample": True, "best_of": 2}
-    told = await told_of(lines, "/generate", {"inputs": "hello", "parameters": parameters})
-    assert told["finish_reasons"] == "length,length"
-    assert told["num_generated_tokens"] == 6
-    assert told["seed"] in (SEED, SEED + 1)
+    line = await line_of(lines, "/generate", {"inputs": "hello", "parameters": parameters})
+    assert line["finish_reasons"] == "length,length"
+    assert line["num_generated_tokens"] == 6
+    assert line["seed"] in (SEED, SEED + 1)
 
 
 async def test_a_refused_request_s_line_has_the_client_s_error(
     lines: pytest.LogCaptureFixture,
 ) -> None:
-    told = await told_of(lines, "/generate_stream", {"inputs": "x", "parameters": {"top_k": -1}})
-    assert told["error_type"] == "validation"
-    assert "finish_reasons" not in told
+    line = await line_of(lines, "/generate_stream", {"inputs": "x", "parameters": {"top_k": -1}})
+    assert line["error_type"] == "validation"
+    assert "finish_reasons" not in line
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
@@ -90,11 +90,11 @@ async def test_the_line_of_a_client_that_left_has_the_tokens_that_were_made(
             await asyncio.sleep(0.005)
         writer.close()
         await settled(house.rig)
-    (told,) = (vars(line) for line in lines.records if line.name == "router.http.server.access")
-    assert told["error_type"] == "cancelled"
+    (line,) = (vars(line) for line in lines.records if line.name == "router.http.server.access")
+    assert line["error_type"] == "cancelled"
     # A token each of the prefill and of two decodes at least, which were answered.
-    assert 3 * num_sequences <= told["num_generated_tokens"] < 20 * num_sequences
-    assert "finish_reasons" not in told
+    assert 3 * num_sequences <= line["num_generated_tokens"] < 20 * num_sequences
+    assert "finish_reasons" not in line
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
@@ -110,14 +110,14 @@ async def test_the_line_of_a_request_that_failed_has_the_tokens_that_were_made(
             await asyncio.sleep(0.005)
         shard.faults.row_errors[None] = "a row went wrong"
         await asking
-    (told,) = (vars(line) for line in lines.records if line.name == "router.http.server.access")
-    assert told["error_type"] == "generation"
-    assert 3 <= told["num_generated_tokens"] < 20
+    (line,) = (vars(line) for line in lines.records if line.name == "router.http.server.access")
+    assert line["error_type"] == "generation"
+    assert 3 <= line["num_generated_tokens"] < 20
 
 
 async def test_a_text_line_has_the_same_words(lines: pytest.LogCaptureFixture) -> None:
     body: dict[str, object] = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
-    await told_of(lines, "/generate", body)
+    await line_of(lines, "/generate", body)
     (line,) = (record for record in lines.records if record.name == "router.http.server.access")
     said = line.getMessage()
     assert said.startswith("POST /generate total_ms=")
@@ -125,7 +125,7 @@ async def test_a_text_line_has_the_same_words(lines: pytest.LogCaptureFixture) -
         assert f" {word}" in said
 
 
-async def test_what_is_no_generation_is_told_at_debug(lines: pytest.LogCaptureFixture) -> None:
+async def test_what_is_no_generation_is_logged_at_debug(lines: pytest.LogCaptureFixture) -> None:
     async with housing(FakeShard()) as house, house.client as client:
         await client.get("/health")
     (record,) = (line for line in lines.records if line.name == "router.http.server.access")
@@ -161,11 +161,11 @@ TENSORS = {
         ("/v1/messages", CHAT | {"stream": True}, True),
     ],
 )
-async def test_every_route_that_generates_tells_of_its_end(
+async def test_every_route_that_generates_logs_its_end(
     lines: pytest.LogCaptureFixture, path: str, body: dict[str, object], is_stream: bool
 ) -> None:
-    told = await told_of(lines, path, body)
-    assert (told["status"], told["stream"]) == (200, is_stream), lines.text
-    assert told["finish_reasons"] == "length"
-    assert told["num_generated_tokens"] == 3
-    assert isinstance(told["inference_ms"], float)
+    line = await line_of(lines, path, body)
+    assert (line["status"], line["stream"]) == (200, is_stream), lines.text
+    assert line["finish_reasons"] == "length"
+    assert line["num_generated_tokens"] == 3
+    assert isinstance(line["inference_ms"], float)

@@ -1,4 +1,4 @@
-"""API keys: who is let in, who is told what, and that keys are seen nowhere."""
+"""API keys: who is let in, what refusals say, and that keys are seen nowhere."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from processes.instruments import Counter
-from router.http.server.auth import Guard
+from router.http.server.auth import ApiKeyAuth
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, record
 
@@ -110,7 +110,7 @@ async def test_probes_need_none(path: str) -> None:
     assert predict.status_code == 401
 
 
-async def test_metrics_want_a_key_if_told_so() -> None:
+async def test_metrics_need_a_key_where_the_flag_is_set() -> None:
     async with guarded(protects_metrics=True) as house, house.client as client:
         refused = await client.get("/metrics")
         answer = await client.get("/metrics", headers={"authorization": "Bearer sk-first"})
@@ -189,7 +189,7 @@ async def test_a_refused_body_leaves_the_connection_usable() -> None:
         writer.close()
 
 
-async def test_a_client_that_asks_before_it_sends_is_told_at_once() -> None:
+async def test_a_client_that_asks_before_it_sends_is_answered_at_once() -> None:
     async with guarded() as house, listening(house.app) as port:
         answer = await record(
             port, "POST", "/generate", content_length="2000", expect="100-continue"
@@ -208,8 +208,10 @@ async def test_a_refusal_is_logged_and_no_line_shows_a_key(
             await client.post("/generate", content=BODY, headers=headers)
             await client.get("/info", headers=headers)
 
-    told = [vars(record) for record in caplog.records if record.name == "router.http.server.access"]
-    refused = [record for record in told if record.get("error_type") == "invalid_api_key"]
+    lines = [
+        vars(record) for record in caplog.records if record.name == "router.http.server.access"
+    ]
+    refused = [record for record in lines if record.get("error_type") == "invalid_api_key"]
     assert [record["status"] for record in refused] == [401, 401]
     assert {record["request_id"] for record in refused} == {"wrong"}
     assert "sk-" not in caplog.text
@@ -255,7 +257,7 @@ async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
             reached.append(str(message["status"]))
 
     reached: list[str] = []
-    guard = Guard(
+    guard = ApiKeyAuth(
         *(app, (*KEYS, "schlüssel"), Counter("rejected", "", "reason")),
         protects_metrics=False,
         max_body_len=9,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http.server.listen import HttpServer, bind, bind_unix
-from router.request.errors import StartupFailed
+from router.http.server.listen import HttpServer, ListenFailed, bind, bind_unix
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -17,14 +16,14 @@ def test_an_address_in_use_is_named() -> None:
     bound.socket.listen()
     port = bound.socket.getsockname()[1]
     try:
-        with pytest.raises(StartupFailed, match=f"cannot listen at 127.0.0.1:{port}: .*in use"):
+        with pytest.raises(ListenFailed, match=f"cannot listen at 127.0.0.1:{port}: .*in use"):
             bind("127.0.0.1", port)
     finally:
         bound.close()
 
 
 def test_a_name_that_does_not_exist_is_named() -> None:
-    with pytest.raises(StartupFailed, match=r"--hostname no\.such\.host\.invalid: "):
+    with pytest.raises(ListenFailed, match=r"--hostname no\.such\.host\.invalid: "):
         bind("no.such.host.invalid", 0)
 
 
@@ -35,7 +34,7 @@ def test_a_socket_that_was_left_behind_is_replaced_and_any_other_file_stays(tmp_
     bind_unix(place).close()
     file = tmp_path / "file"
     file.write_text("precious")
-    with pytest.raises(StartupFailed, match=f"--http-uds {file}: .*in use"):
+    with pytest.raises(ListenFailed, match=f"--http-uds {file}: .*in use"):
         bind_unix(file)
     assert file.read_text() == "precious"
 

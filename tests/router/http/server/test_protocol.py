@@ -306,10 +306,10 @@ async def test_no_tunnel_is_opened(target: bytes) -> None:
         (b"GET / HTTP/1.1\r\na b: c", "header"),
     ],
 )
-async def test_what_is_no_request_is_told_why(head: bytes, reason: str) -> None:
+async def test_what_is_no_request_is_refused_with_the_reason(head: bytes, reason: str) -> None:
     async with hello() as port:
         answer = await say(port, head + b"\r\n\r\n")
 
-    told = str(error_of(answer, 400)["error"])
-    assert told.startswith("this is no HTTP request: ")
-    assert reason in told
+    error = str(error_of(answer, 400)["error"])
+    assert error.startswith("this is no HTTP request: ")
+    assert reason in error

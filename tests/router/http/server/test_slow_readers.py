@@ -16,7 +16,7 @@ from tests.router.rig import settled
 
 
 class SlowReader:
-    """A client with hardly any buffer, which reads when told to."""
+    """A client with hardly any buffer, which reads on demand."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.socket()
@@ -154,7 +154,7 @@ async def test_a_cut_stream_ends_its_generation_and_says_why(
     access = [
         vars(record) for record in caplog.records if record.name == "router.http.server.access"
     ]
-    assert [told["error_type"] for told in access] == ["slow_reader"]
+    assert [line["error_type"] for line in access] == ["slow_reader"]
 
 
 async def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

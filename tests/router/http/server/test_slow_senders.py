@@ -1,4 +1,4 @@
-"""Who sends too slowly over a real socket is told, or cut in silence; who keeps sending is not."""
+"""A client that sends too slowly over a real socket gets an error, or is cut; others are not."""
 
 import asyncio
 import logging
@@ -6,9 +6,15 @@ from time import monotonic
 
 import pytest
 
+from router.http.server.limits import CUT_CAUSES
+from router.telemetry.metrics import CUTS
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import housing, listening
 from tests.router.http.server.connection import GET, PATIENCE_S, QUICK, error_of, hello, rules, say
+
+
+def test_the_causes_are_those_of_the_metric() -> None:
+    assert CUT_CAUSES == CUTS
 
 
 async def test_a_connection_that_is_never_used_is_closed_in_silence() -> None:
@@ -21,7 +27,7 @@ async def test_a_connection_that_is_never_used_is_closed_in_silence() -> None:
     assert limits.cuts.value("slow_head") == 0
 
 
-async def test_a_second_request_that_never_ends_is_told() -> None:
+async def test_a_second_request_that_never_ends_is_answered() -> None:
     limits = rules()
     async with hello(limits) as port:
         answer = await say(port, GET + b"\r\n" + GET + b"a: b")
@@ -75,8 +81,8 @@ async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
     assert message == "less than 16384 bytes of the body came within 0.3 s"
     assert limits.cuts.value("slow_body") == 1
     (record,) = caplog.records
-    told = vars(record)
-    assert (told["status"], told["error_type"], told["request_id"]) == (408, "slow_sender", "mine")
+    line = vars(record)
+    assert (line["status"], line["error_type"], line["request_id"]) == (408, "slow_sender", "mine")
 
 
 async def test_a_body_that_keeps_coming_may_take_its_time() -> None:

@@ -18,7 +18,7 @@ async def test_a_chat_is_templated_and_tokenized() -> None:
     ]
 
 
-async def test_a_text_of_many_tokens_is_told_whole() -> None:
+async def test_a_text_of_many_tokens_is_answered_whole() -> None:
     text = "abcdefg" * 1000
     async with housing(FakeShard()) as house, house.client as client:
         plain = (await client.post("/tokenize", json={"inputs": text})).json()

@@ -1,4 +1,4 @@
-"""What `details` and its kin tell: of the losers of best_of, the prompt, the alternatives."""
+"""`details` and the like: the losers of best_of, the prompt, the alternatives."""
 
 import json
 from typing import Any
@@ -47,7 +47,7 @@ async def test_the_losers_of_best_of_have_the_prompt_in_front_and_their_own_deta
     assert [len(tops) for tops in loser["top_tokens"]] == [1, 1]
 
 
-async def test_the_losers_are_told_of_in_details_alone() -> None:
+async def test_the_losers_are_in_details_alone() -> None:
     async with housing(saying_after_prompt("w")) as house:
         assert await post(house, best_of=2, top_k=3) == {"generated_text": "w"}
 
@@ -87,7 +87,7 @@ async def test_each_event_has_its_alternatives() -> None:
     ]
 
 
-async def test_a_random_seed_is_told_and_a_greedy_one_is_null() -> None:
+async def test_a_random_seed_is_in_details_and_a_greedy_one_is_null() -> None:
     async with housing(saying_after_prompt("w")) as house:
         assert (await post(house, do_sample=True, details=True))["details"]["seed"] == SEED
         assert (await post(house, details=True))["details"]["seed"] is None

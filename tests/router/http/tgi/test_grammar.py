@@ -78,7 +78,7 @@ async def test_a_grammar_may_be_cut() -> None:
     assert checks.asked == [(Constraint(spec(Kind.REGEX, "a+"), cuts=True), StopRule(), 4, True)]
 
 
-async def test_why_a_grammar_cannot_be_kept_is_told_to_programs_too() -> None:
+async def test_the_reason_of_a_refused_grammar_is_a_field_too() -> None:
     refusal_ = ConstraintRefused(
         "the keyword `not` is not enforced", "not_enforced", {"pointer": "/properties/a"}
     )
@@ -99,9 +99,9 @@ async def test_a_grammar_that_cannot_be_read_is_tgi_s_error() -> None:
     checks = FakeChecks(lambda _: ConstraintRefused("at 3: a ) is missing", "malformed"))
     body = {"type": "regex", "value": "(a"}
     async with housing(FakeShard(), checks=checks) as house:
-        told = await refusal(house, body)
+        error = await refusal(house, body)
 
-    assert told == "Input validation error: `grammar`: at 3: a ) is missing"
+    assert error == "Input validation error: `grammar`: at 3: a ) is missing"
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ async def test_a_grammar_that_cannot_be_read_is_tgi_s_error() -> None:
         ({"type": "regex", "value": "a", "lenient": True}, "`lenient` is said of JSON"),
     ],
 )
-async def test_a_grammar_out_of_order_is_told_what_is_wrong(grammar: Any, words: str) -> None:
+async def test_a_malformed_grammar_is_refused_with_its_fault(grammar: Any, words: str) -> None:
     async with housing(FakeShard()) as house:
         assert words in await refusal(house, grammar)
 
 
 async def test_a_server_may_take_no_grammar_at_all() -> None:
     async with housing(FakeShard(), takes_grammars=False) as house:
-        told = await refusal(house, {"type": "json", "value": "{"})
+        error = await refusal(house, {"type": "json", "value": "{"})
 
-    assert told == "Input validation error: grammar is not supported"
+    assert error == "Input validation error: grammar is not supported"
 
 
 async def test_in_a_stream_the_refusal_is_an_event() -> None:
@@ -168,7 +168,7 @@ async def test_details_say_whether_the_text_satisfies_the_grammar(satisfied: boo
     assert whole["generated_text"] == "abcdef"
     assert whole["details"]["constraint_satisfied"] is satisfied
     events = [json.loads(line[5:]) for line in streamed.text.split("\n\n") if line]
-    # Tokens that come together are told one by one.
+    # Tokens that come together are sent one by one.
     assert [event["token"]["text"] for event in events] == [*"abcdef"]
     assert [event["index"] for event in events] == list(range(1, 7))
     assert events[-1]["details"]["constraint_satisfied"] is satisfied

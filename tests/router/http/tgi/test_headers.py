@@ -31,7 +31,7 @@ def timing(answer: Any) -> set[str]:
         ("/vertex", {"instances": [NATIVE, NATIVE]}, 10, 10, 6),
     ],
 )
-async def test_whole_answers_tell_what_they_took(
+async def test_whole_answers_have_their_times(
     path: str, body: Any, num_characters: int, num_prompt_tokens: int, num_generated_tokens: int
 ) -> None:
     async with housing(FakeShard(script=saying("a" * 99, 0))) as house, house.client as client:
@@ -57,7 +57,7 @@ async def test_whole_answers_tell_what_they_took(
         ("/v1/completions", {**PROMPT, "stream": True}),
     ],
 )
-async def test_streams_tell_what_is_known_before_them(path: str, body: Any) -> None:
+async def test_streams_have_what_is_known_before_them(path: str, body: Any) -> None:
     async with housing(FakeShard(script=saying("a" * 99, 0))) as house, house.client as client:
         answer = await client.post(path, json=body)
 
@@ -83,7 +83,7 @@ async def test_of_best_of_the_winner_s_tokens_count() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/generate", "/v1/chat/completions", "/v1/completions"])
-async def test_errors_tell_no_times(path: str) -> None:
+async def test_errors_have_no_times(path: str) -> None:
     async with housing(FakeShard()) as house, house.client as client:
         answer = await client.post(path, json={"inputs": "", "prompt": "", "messages": []})
 

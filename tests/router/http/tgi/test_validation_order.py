@@ -1,4 +1,4 @@
-"""Of two broken rules the one is told that TGI tells: a client may look at the first word alone."""
+"""Of two broken rules the one that TGI names is named: a client may look at the first word."""
 
 from itertools import combinations
 from typing import Any
@@ -64,7 +64,7 @@ async def refusal(client: httpx.AsyncClient, *broken: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule[0])
-async def test_each_rule_is_told_by_itself(rule: tuple[str, dict[str, Any], str]) -> None:
+async def test_each_rule_is_named_alone(rule: tuple[str, dict[str, Any], str]) -> None:
     async with (
         housing(FakeShard(), checks=FakeChecks(lambda _: NOTHING)) as house,
         house.client as client,
@@ -72,15 +72,15 @@ async def test_each_rule_is_told_by_itself(rule: tuple[str, dict[str, Any], str]
         assert rule[2] in await refusal(client, rule[1])
 
 
-async def test_of_two_broken_rules_the_first_is_told() -> None:
+async def test_of_two_broken_rules_the_first_is_named() -> None:
     wrong = []
     async with (
         housing(FakeShard(), checks=FakeChecks(lambda _: NOTHING)) as house,
         house.client as client,
     ):
         for first, second in PAIRS:
-            told = await refusal(client, first[1], second[1])
-            if first[2] not in told:
-                wrong.append((first[0], second[0], told))
+            error = await refusal(client, first[1], second[1])
+            if first[2] not in error:
+                wrong.append((first[0], second[0], error))
 
     assert wrong == []

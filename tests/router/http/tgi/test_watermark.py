@@ -9,7 +9,7 @@ from tests.router.http.harness import housing
 
 
 async def sampling_told(path: str, body: dict[str, Any]) -> Any:
-    """What the shard was told about drawing."""
+    """The sampling parameters that the shard got."""
     async with housing(FakeShard()) as house, house.client as client:
         answer = await client.post(path, json=body)
         assert answer.status_code == 200, answer.text

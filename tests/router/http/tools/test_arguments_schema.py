@@ -12,7 +12,7 @@ from constraints.compiler import Compiler
 from constraints.errors import ConstraintError, Contradiction
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
-from router.http.tools.arguments_schema import arguments_schema
+from router.http.tools.grammar import arguments_schema
 from router.request.errors import InvalidRequest
 from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_ids, save_byte_tokenizer
 

@@ -15,7 +15,7 @@ from router.http.tools.calls import (
     Calling,
     CallReader,
     Piece,
-    Said,
+    TextPiece,
 )
 from router.request.events import Finished
 from router.text.call_syntax import HERMES, CallSyntax
@@ -50,7 +50,7 @@ def gathered(pieces: list[Piece]) -> tuple[str, list[list[str]]]:
     said: str = ""
     calls: list[list[str]] = []
     for piece in pieces:
-        if isinstance(piece, Said):
+        if isinstance(piece, TextPiece):
             assert not calls
             said += piece.text
         elif isinstance(piece, CallBegun):
@@ -101,14 +101,14 @@ def test_arguments_are_told_as_they_come(syntax: CallSyntax) -> None:
 def test_text_is_held_back_only_where_it_may_become_a_call() -> None:
     reader = CallReader(HERMES, allows_text=True)
 
-    assert reader.push("see <tool") == [Said("see ")]
-    assert reader.push("box> there") == [Said("<toolbox> there")]
+    assert reader.push("see <tool") == [TextPiece("see ")]
+    assert reader.push("box> there") == [TextPiece("<toolbox> there")]
     assert reader.push("<tool_call") == []
-    assert reader.finish() == [Said("<tool_call")]
+    assert reader.finish() == [TextPiece("<tool_call")]
 
 
 def test_an_object_within_a_text_is_no_call_where_calls_begin_answers() -> None:
-    assert told(LLAMA, ["a ", '{"name": "get"}']) == [Said("a "), Said('{"name": "get"}')]
+    assert told(LLAMA, ["a ", '{"name": "get"}']) == [TextPiece("a "), TextPiece('{"name": "get"}')]
 
 
 @pytest.mark.parametrize("length", range(1, 40))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from constraints.compiler import Compiler
-from constraints.guide import Guide
+from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from router.http.tools.calls import CallArguments, CallBegun, CallReader
@@ -139,7 +139,7 @@ def drawn(offer: AllowedTools, syntax: CallSyntax, seed: int, budget: int = 120)
     """An answer at random, as a shard draws it: any legal byte, in time for its end."""
     grammar = tool_grammar(offer, syntax)
     language = compiler().compile(ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED))
-    guide = Guide(language, compiler().vocabulary, Budget(max_len=budget))
+    guide = OutputConstraintState(language, compiler().vocabulary, Budget(max_len=budget))
     luck, row = random.Random(seed), np.zeros(compiler().vocabulary.num_words, dtype=np.int32)
     written = b""
     while not guide.is_over:

@@ -1,0 +1,53 @@
+"""Bytes that a mask leaves no choice about, asked for one by one.
+
+The engine knows them faster, but collects them to their end, which they may not have.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from constraints.bitmask import Bitmask
+from constraints.guiding.alphabet import alphabet_of
+from constraints.vocabulary import Vocabulary
+from constraints.vocabulary_cache import kept_with_vocabulary
+
+# More than the tokens that are taken at once tend to need; a search goes on from there.
+MAX_FORCED_BYTES = 64
+
+
+def forced_beginning(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
+    """The first bytes that every legal text goes on with; `inner` is moved, or breaks."""
+    row: Bitmask = np.zeros(vocabulary.num_words, dtype=np.int32)
+    singles = alphabet_of(vocabulary).singles
+    forced = bytearray()
+    while len(forced) < MAX_FORCED_BYTES and not inner.is_accepting():
+        inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        byte = None if inner.is_error() else _only_first_byte(row, vocabulary)
+        if byte is None:
+            break
+        forced.append(byte)
+        token_id = singles[byte]
+        if token_id is None or inner.try_consume_tokens([token_id]) != 1:
+            break
+    return bytes(forced)
+
+
+def _only_first_byte(row: Bitmask, vocabulary: Vocabulary) -> int | None:
+    """The byte with which all tokens of a mask begin; None: there are several, or no tokens."""
+    places = np.flatnonzero(row)
+    if not len(places):
+        return None
+    word = int(row[places[0]])
+    first = vocabulary.tokens[32 * int(places[0]) + (word & -word).bit_length() - 1]
+    if not first:
+        return None
+    return None if (row & ~_beginning_with(vocabulary, first[0])).any() else first[0]
+
+
+@kept_with_vocabulary(256)
+def _beginning_with(vocabulary: Vocabulary, byte: int) -> npt.NDArray[np.int32]:
+    """The tokens that begin with a byte, as a mask."""
+    bits = np.zeros(32 * vocabulary.num_words, dtype=np.uint8)
+    bits[: len(vocabulary.tokens)] = [token[:1] == bytes([byte]) for token in vocabulary.tokens]
+    return np.packbits(bits, bitorder="little").view(np.int32)

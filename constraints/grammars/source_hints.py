@@ -1,0 +1,203 @@
+"""Texts that stand in a constraint's language as wholes or as pieces, read off its source.
+
+They spare a search what masks do not tell: the least instance of a schema, the one word in a
+pattern that ends a loop. A wrong hint costs a question to the matcher and nothing else.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from constraints.errors import ConstraintError
+from constraints.grammars.example_text import MAX_PATTERN_LEN, example_text
+from constraints.grammars.lark_reader import words
+from constraints.grammars.pattern_escapes import Dialect
+from constraints.grammars.pattern_parser import parse
+from constraints.grammars.regex import matching
+from constraints.grammars.schema.reading import Json, check
+from constraints.grammars.schema.rewriting import Rewritten
+from constraints.grammars.schema_hints import MAX_TIME_S, Instances
+from constraints.guiding.completion_hints import CompletionHints
+from constraints.guiding.time_limit import TimeLimit
+from constraints.spec import ConstraintSpec, Kind, Whitespace
+
+MAX_HINTS = 12
+# Of JSON, beside those: there is one for each part of a schema.
+MAX_INSTANCES, MAX_INSTANCES_LEN = 200, 32_000
+# Sources that are longer are not read.
+MAX_SOURCE_LEN = 1 << 20
+_MAX_TERMINALS, _MAX_TERMINAL_LEN = 200, 1_000
+
+# Schemas that may have patterns, which are rewritten as the engine takes them.
+_WITH_PATTERNS = re.compile(r"attern|propertyNames|\\u")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+# A character in the engine's syntax.
+_BRACED = re.compile(r"\\x\{([0-9A-F]+)\}")
+# In a pattern: a class of two or three characters.
+_FEW = re.compile(r"\[[^\W_^][^\]\\-]{1,2}\]")
+# A class, an escape, something special, or a run of plain characters.
+_PIECES = re.compile(
+    r"\[(?:[^\]\\]|\\.)*\]|\\(.)|\{[\d,]*\}|\(\?(?:[a-zA-Z-]*[:)]|P<\w+>)"
+    r"|[()|?*+.^$]|([^\\\[\](){}|?*+.^$]+)"
+)
+
+
+def hints_of(
+    spec: ConstraintSpec, grammar: str = "", rewritten: Rewritten | None = None
+) -> CompletionHints:
+    """The hints of a constraint that compiles.
+
+    grammar:   what the engine reads in place of a grammar of llama.cpp, which has no terminals
+    rewritten: the schema, if it is at hand; nobody changes it any more
+    """
+    if len(spec.text) > MAX_SOURCE_LEN:
+        return CompletionHints()
+    parts: list[str] = []
+    match spec.kind:
+        case Kind.JSON_SCHEMA:
+            return _of_schema(spec, rewritten)
+        case Kind.REGEX:
+            found = [_least_match(spec.text), *_runs(spec.text)]
+        case Kind.LARK:
+            text, schemas = _without_schemas(spec.text)
+            found = _of_grammar(text)
+            parts = _of_schemas(schemas, _separators(spec))
+        case Kind.GBNF:
+            found = [*_of_grammar(spec.text), *_of_terminals(grammar)]
+        case Kind.CHOICE:
+            found = sorted(json.loads(spec.text), key=len)[:MAX_HINTS]
+        case Kind.WHERE:
+            found = []
+    best = list(dict.fromkeys(text for text in found if text))[:MAX_HINTS]
+    return CompletionHints(_encoded((*best, *_quoted(parts))))
+
+
+def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionHints:
+    is_at_hand = rewritten is not None and not _WITH_PATTERNS.search(spec.text)
+    instances = Instances(rewritten if is_at_hand else json.loads(spec.text), _separators(spec))
+
+    def parts() -> tuple[bytes, ...]:
+        return _encoded(_quoted(instances.parts(TimeLimit(MAX_TIME_S))))
+
+    return CompletionHints(_encoded([instances.whole] if instances.whole else []), parts)
+
+
+def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
+    """Each once. Half of a surrogate pair has no bytes."""
+    return tuple(dict.fromkeys(text.encode(errors="ignore") for text in texts))
+
+
+def _separators(spec: ConstraintSpec) -> tuple[str, str]:
+    return (", ", ": ") if spec.whitespace is Whitespace.SPACED else (",", ":")
+
+
+def _quoted(parts: list[str]) -> Iterator[str]:
+    """The first of the parts, as many as there is room for.
+
+    Only what has a quotation mark cannot be taken for a piece of a longer string.
+    """
+    left = MAX_INSTANCES_LEN
+    for part in [part for part in parts if '"' in part][:MAX_INSTANCES]:
+        left -= len(part)
+        if left < 0:
+            return
+        yield part
+
+
+def _without_schemas(grammar: str) -> tuple[str, list[Json]]:
+    """The grammar without the schemas inside, and these."""
+    if "%json" not in grammar:
+        return grammar, []
+    try:
+        schemas = [word for word in words(grammar) if word.text == "%json"]
+    except ConstraintError:
+        return grammar, []  # the compiler says so
+    for word in reversed(schemas):
+        grammar = grammar[: word.start] + grammar[word.end :]
+    return grammar, [word.value for word in schemas]
+
+
+def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
+    """Instances of them all, the shortest first."""
+    found: set[str] = set()
+    limit = TimeLimit(MAX_TIME_S)
+    for schema in schemas:
+        if limit.is_over():
+            break
+        try:
+            check(schema)
+        except ConstraintError:
+            continue  # the compiler says so
+        instances = Instances(schema, separators)
+        found |= {*instances.parts(limit), instances.whole or ""}
+    return sorted(found, key=lambda text: (len(text), text))
+
+
+def _least_match(pattern: str) -> str:
+    """A text that matches the whole pattern, as far as one is seen."""
+    try:
+        whole = matching(pattern) if len(pattern) <= MAX_PATTERN_LEN else None
+    except ConstraintError:
+        return ""  # the compiler says so, or finds another way
+    return "" if whole is None else example_text(whole) or ""
+
+
+def _least_terminals(patterns: Iterable[str]) -> list[str]:
+    """Texts of terminals, as far as they are short and not many."""
+    distinct = [each for each in dict.fromkeys(patterns) if len(each) <= MAX_PATTERN_LEN]
+    texts = map(_least_terminal, distinct[:_MAX_TERMINALS])
+    return [text for text in texts if len(text) <= _MAX_TERMINAL_LEN]
+
+
+def _least_terminal(pattern: str) -> str:
+    try:
+        return example_text(parse(pattern, Dialect.LARK)) or ""
+    except ConstraintError:
+        return ""
+
+
+def _runs(pattern: str) -> list[str]:
+    """Runs of plain characters, without those that a repetition takes for itself.
+
+    Of two or three characters that may stand somewhere, as in `[fF][oO][xX]`, the first one does.
+    """
+    runs, run = [], ""
+    for match in _PIECES.finditer(pattern):
+        escaped, plain = match.groups()
+        if _FEW.fullmatch(match.group()):
+            plain = match.group()[1]
+        if escaped is not None and not escaped.isalnum():
+            plain = escaped
+        if plain is not None:
+            run += plain
+            continue
+        if match.group()[0] in "?*+{" and len(run) > 1:
+            runs += [run[:-1], run[-1]]
+        else:
+            runs.append(run)
+        run = ""
+    return sorted(dict.fromkeys([*runs, run]), key=len, reverse=True)
+
+
+def _of_grammar(grammar: str) -> list[str]:
+    quoted = [_unquoted(match.group()) for match in _QUOTED.finditer(grammar)]
+    patterns = [match.group(1) for match in _PATTERN.finditer(_QUOTED.sub("", grammar))]
+    pieces = [run for pattern in patterns for run in _runs(pattern)] + _least_terminals(patterns)
+    return sorted(dict.fromkeys([*quoted, *pieces]), key=len, reverse=True)
+
+
+def _of_terminals(grammar: str) -> list[str]:
+    patterns = [match.group(1) for match in _PATTERN.finditer(grammar)]
+    return _least_terminals(_BRACED.sub(_spelled_out, each) for each in patterns)
+
+
+def _spelled_out(code: re.Match[str]) -> str:
+    return rf"\U{int(code[1], 16):08x}"
+
+
+def _unquoted(literal: str) -> str:
+    try:
+        return str(json.loads(literal))
+    except ValueError:
+        return ""

@@ -1,0 +1,205 @@
+"""Witnesses: tokens that are known to complete an output, kept true from token to token.
+
+after a token:  known completion begins with it  ->  the rest of the known completion; legal by
+itself
+                known completion still legal     ->  the known completion; one question to the
+                matcher an end of it still is   ->  that end
+                none                    ->  the caller searches
+
+Every answer is legal and ends in a complete text; none is longer than the budget that it was
+asked for.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from constraints.bitmask import Bitmask, allowed_ids, set_bits
+from constraints.guiding.alphabet import alphabet_of
+from constraints.matcher import Matcher
+from constraints.vocabulary import Vocabulary
+
+KnownCompletion = tuple[int, ...]
+
+# Ends of a known completion that are tried before a search.
+MAX_TRIES = 12
+# Tokens of a mask that are looked at one by one.
+MAX_LOOKS = 32
+
+
+def completes(matcher: Matcher, vocabulary: Vocabulary, tokens: KnownCompletion) -> bool:
+    """Whether the text is complete after these tokens."""
+    if vocabulary.end_ids:
+        closed = (*tokens, vocabulary.end_ids[0])
+        return matcher.num_legal(closed) == len(closed)
+    if matcher.num_legal(tokens) < len(tokens):
+        return False
+    ahead = matcher.fork()
+    for token_id in tokens:
+        ahead.advance(token_id)
+    return ahead.is_complete
+
+
+def rest_of(
+    matcher: Matcher, vocabulary: Vocabulary, known_completion: KnownCompletion, token_id: int
+) -> KnownCompletion | None:
+    """What the known completion has after this token, where its bytes begin with the token's.
+
+    A part of a token that is left over is spelled in as few tokens as are easily found.
+    """
+    if not known_completion:
+        return None
+    if known_completion[0] == token_id:
+        return known_completion[1:]
+    token, head = vocabulary.tokens[token_id], vocabulary.tokens[known_completion[0]]
+    if not (head.startswith(token) or token.startswith(head)):
+        return None
+    if not token or not _beginning(known_completion, len(token), vocabulary).startswith(token):
+        return None
+    rest = _after(known_completion, len(token), vocabulary)
+    if rest is None:
+        return None
+    return rest if completes(matcher, vocabulary, (token_id, *rest)) else None
+
+
+def _beginning(known_completion: KnownCompletion, num_bytes: int, vocabulary: Vocabulary) -> bytes:
+    """At least so many of the first bytes of the known completion, if it has them."""
+    ahead, count = b"", 0
+    while len(ahead) < num_bytes and count < len(known_completion):
+        ahead += vocabulary.tokens[known_completion[count]]
+        count += 1
+    return ahead
+
+
+def _after(
+    known_completion: KnownCompletion, num_bytes: int, vocabulary: Vocabulary
+) -> KnownCompletion | None:
+    """The known completion without its first bytes."""
+    for count, token_id in enumerate(known_completion):
+        token = vocabulary.tokens[token_id]
+        if num_bytes < len(token):
+            left = spelled(token[num_bytes:], vocabulary) if num_bytes else (token_id,)
+            return None if left is None else (*left, *known_completion[count + 1 :])
+        num_bytes -= len(token)
+    return ()
+
+
+def overlaps(
+    known_completion: KnownCompletion, token_id: int, vocabulary: Vocabulary
+) -> Iterator[KnownCompletion]:
+    """What the known completion has after bytes that it begins with and the token ends with."""
+    token = vocabulary.tokens[token_id]
+    ahead = _beginning(known_completion, len(token), vocabulary)
+    for size in range(min(len(token), len(ahead)), 0, -1):
+        if token.endswith(ahead[:size]):
+            rest = _after(known_completion, size, vocabulary)
+            if rest is not None:
+                yield rest
+
+
+def spelled(text: bytes, vocabulary: Vocabulary) -> KnownCompletion | None:
+    """The bytes as tokens; None where the vocabulary cannot spell them so."""
+    if not text:
+        return ()
+    backend = vocabulary.backend
+    tokens = vocabulary.spell(text)
+    if b"".join([vocabulary.tokens[token_id] for token_id in tokens]) == text:
+        return tuple(tokens)
+    # Some tokenizers put a space before whatever they are given.
+    try:
+        tokens = backend.greedy_tokenize(text.decode())
+    except UnicodeDecodeError:
+        return None
+    is_spelled = b"".join([vocabulary.tokens[token_id] for token_id in tokens]) == text
+    return tuple(tokens) if is_spelled else None
+
+
+def next_witness(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    known_completion: KnownCompletion,
+    token_id: int,
+    max_len: int,
+    max_tries: int = MAX_TRIES,
+) -> KnownCompletion | None:
+    """A completion after this token that comes of the known completion, without a search."""
+    rest = rest_of(matcher, vocabulary, known_completion, token_id)
+    if rest is not None and len(rest) <= max_len:
+        return rest
+    padding = _rest_of_character(vocabulary.tokens[token_id])
+    if padding:
+        return _padded(matcher, vocabulary, known_completion, token_id, max_len, padding)
+    whole = (known_completion,) if len(known_completion) <= max_len else ()
+    tails = tails_of(known_completion, max_len, max_tries)
+    for tail in chain(whole, overlaps(known_completion, token_id, vocabulary), tails):
+        if len(tail) <= max_len and completes(matcher, vocabulary, (token_id, *tail)):
+            return tail
+    return None
+
+
+def _padded(
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    known_completion: KnownCompletion,
+    token_id: int,
+    max_len: int,
+    padding: bytes,
+) -> KnownCompletion | None:
+    """The completion after the rest of a character that the token only begins."""
+    singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
+    rest = (*(single for single in singles if single is not None), *known_completion)
+    if len(rest) > max_len or not completes(matcher, vocabulary, (token_id, *rest)):
+        return None
+    return rest
+
+
+def _rest_of_character(token: bytes) -> bytes:
+    """Bytes that complete the UTF-8 character that the token ends inside; the lowest there are."""
+    for num_last in range(1, min(3, len(token)) + 1):
+        lead = token[-num_last]
+        if lead >= 0xC0:
+            length = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            padding = {0xE0: b"\xa0", 0xF0: b"\x90"}.get(lead, b"\x80") + b"\x80\x80"
+            return padding[num_last - 1 : length - 1]
+        if lead < 0x80:
+            break
+    return b""
+
+
+def tails_of(
+    known_completion: KnownCompletion, max_len: int, max_tries: int = MAX_TRIES
+) -> Iterator[KnownCompletion]:
+    """The longest ends of a known completion that have at most `max_len` tokens; a few."""
+    first = max(0, len(known_completion) - max_len)
+    for start in range(first, min(len(known_completion), first + max_tries - 1) + 1):
+        yield known_completion[start:]
+
+
+def narrow(
+    row: Bitmask,
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    known_completion: KnownCompletion,
+    ends: frozenset[int],
+) -> None:
+    """Leave the tokens after which a completion is known that is shorter than the known completion.
+
+    Tokens other than the known completion's first are looked at only where they are few, and not
+    closely.
+    """
+    left = len(known_completion) - 1
+    legal = allowed_ids(row).tolist()
+    known = [known_completion[0]]
+    if len(legal) <= MAX_LOOKS:
+        others = [each for each in legal if each not in ends and each != known_completion[0]]
+        known += [
+            each
+            for each in others
+            if next_witness(matcher, vocabulary, known_completion, each, left, 2) is not None
+        ]
+    row.fill(0)
+    set_bits(row, known)
+
+
+def text_of(tokens: KnownCompletion, vocabulary: Vocabulary) -> bytes:
+    """The bytes of the tokens."""
+    return b"".join([vocabulary.tokens[token_id] for token_id in tokens])

@@ -1,0 +1,243 @@
+"""Runs a byte automaton over every token of a vocabulary at once.
+
+    tokens as a trie, level by level:   parent of each node | byte that leads to it
+    states:                             one vector step a level, from the parents' states
+    few ways alive:                     only the children of live nodes are stepped to
+
+A state is a place in the automaton's table and counts gathered on the way, packed in one number:
+
+    gains ... | place times the table's width      the low PLACE_BITS bits are 0 where it is dead
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.vocabulary import Vocabulary
+from constraints.vocabulary_cache import kept_with_vocabulary
+
+Packed = npt.NDArray[np.int64]
+
+PLACE_BITS = 27
+PLACE_MASK = (1 << PLACE_BITS) - 1
+
+# Below this share of live nodes, ways are followed one by one.
+_SPARSE_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """Nodes of equal depth, in lexicographic order.
+
+    parents:      [num_nodes] in the level above
+    bytes:        [num_nodes]
+    first_child:  [num_nodes + 1] in the level below
+    first_token:  [num_nodes + 1] in `token_ids`, the tokens that end here
+    token_ids:    those tokens
+    token_nodes:  the node of each
+    """
+
+    parents: npt.NDArray[np.int64]
+    bytes: npt.NDArray[np.uint8]
+    first_child: npt.NDArray[np.int64]
+    first_token: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int64]
+    token_nodes: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ends:
+    """Where tokens lead: one entry for each start and live token, in no order.
+
+    starts: which of the starts
+    """
+
+    starts: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int64]
+    states: Packed
+
+    def split(self, num_starts: int) -> "list[Ends]":
+        """Those of each start."""
+        order = np.argsort(self.starts, kind="stable")
+        bounds = np.searchsorted(self.starts[order], np.arange(num_starts + 1)).tolist()
+        return [
+            Ends(self.starts[part], self.token_ids[part], self.states[part])
+            for part in (order[begin:end] for begin, end in pairwise(bounds))
+        ]
+
+
+class TokenTrie:
+    """The trie of a vocabulary's tokens; immutable once made, shared by threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocab_size = len(vocabulary.tokens)
+        spelled = sorted(
+            (token, token_id) for token_id, token in enumerate(vocabulary.tokens) if token
+        )
+        tokens = [token for token, _ in spelled]
+        ids = np.array([token_id for _, token_id in spelled], dtype=np.int64)
+        self.max_token_len = max(map(len, tokens), default=0)
+        self.levels = _levels_of(tokens, ids)
+        # All tokens in the order of the levels.
+        self._token_ids = np.concatenate(
+            [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self.levels)]
+        )
+        # All tokens, those first that people would write, and each token's place among them.
+        plain_first = sorted(range(self.vocab_size), key=lambda i: _oddity(vocabulary.tokens[i]))
+        self.plain_first = np.array(plain_first, dtype=np.int64)
+        self.plainness = np.empty(self.vocab_size, dtype=np.int64)
+        self.plainness[self.plain_first] = np.arange(self.vocab_size)
+        self._num_nodes = sum(len(level.parents) for level in self.levels)
+        self._under = self._nodes_under_bytes()
+
+    def num_nodes_after(self, first: int, last: int) -> int:
+        """Nodes of the trie below first bytes from `first` to `last`."""
+        if not self.levels:
+            return 0
+        letters = self.levels[0].bytes
+        return int(self._under[(letters >= first) & (letters <= last)].sum())
+
+    def num_nodes_from(
+        self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int
+    ) -> int:
+        """Nodes of the trie below first bytes that can be read at a place."""
+        if not self.levels:
+            return 0
+        return int(self._under[(table[start + columns[0]] & PLACE_MASK) != 0].sum())
+
+    def bytes_of_levels(self, classes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
+        """The class of each node's byte, level by level: `columns` of the other methods."""
+        return [classes[level.bytes].astype(np.int64) for level in self.levels]
+
+    def walk(self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int) -> Ends:
+        """Every token from one place.
+
+        table:   [num_places * width] the packed state that each class of bytes leads to; place 0
+                 is dead and leads to 0
+        columns: of `bytes_of_levels`
+        start:   the packed place
+        """
+        if not self.levels:
+            return self.walk_several(table, columns, np.array([start]))
+        first = table[start + columns[0]]
+        alive = (first & PLACE_MASK) != 0
+        if self._under[alive].sum() < _SPARSE_SHARE * self._num_nodes:
+            return self.walk_several(table, columns, np.array([start]))
+        found = []
+        states = first
+        for depth, level in enumerate(self.levels):
+            if depth:
+                above = states[level.parents]
+                place = above & PLACE_MASK
+                states = table[place + columns[depth]]
+                states += above - place
+            found.append((level, states))
+        ends_at = np.concatenate([states[level.token_nodes] for level, states in found])
+        live = np.flatnonzero((ends_at & PLACE_MASK) != 0)
+        return Ends(np.zeros_like(live), self._token_ids[live], ends_at[live])
+
+    def walk_several(
+        self, table: Packed, columns: list[npt.NDArray[np.int64]], starts: Packed
+    ) -> Ends:
+        """Every token from each of some places, along live ways alone."""
+        num_roots = len(columns[0]) if columns else 0
+        found_starts, found_tokens, found_states = [], [], []
+        nodes = np.tile(np.arange(num_roots), len(starts))
+        origins = np.repeat(np.arange(len(starts)), num_roots)
+        above = starts[origins]
+        for depth, level in enumerate(self.levels):
+            place = above & PLACE_MASK
+            states = table[place + columns[depth][nodes]]
+            live = np.flatnonzero((states & PLACE_MASK) != 0)
+            states = states[live] + (above - place)[live]
+            nodes, origins = nodes[live], origins[live]
+            if not len(nodes):
+                break
+            which, tokens = _spread(level.first_token, nodes)
+            found_starts.append(origins[which])
+            found_tokens.append(level.token_ids[tokens])
+            found_states.append(states[which])
+            which, nodes = _spread(level.first_child, nodes)
+            origins, above = origins[which], states[which]
+        empty = [np.zeros(0, dtype=np.int64)]
+        return Ends(
+            np.concatenate(found_starts or empty),
+            np.concatenate(found_tokens or empty),
+            np.concatenate(found_states or empty),
+        )
+
+    def _nodes_under_bytes(self) -> npt.NDArray[np.int64]:
+        """How many nodes each first byte's subtree has, [nodes of the first level]."""
+        under = np.zeros(0, dtype=np.int64)
+        for level in reversed(self.levels):
+            sums = np.concatenate([[0], np.cumsum(under)])
+            under = 1 + sums[level.first_child[1:]] - sums[level.first_child[:-1]]
+        return under
+
+
+def _oddity(token: bytes) -> tuple[int, int]:
+    """Letters and digits before other printable ASCII, that before the rest; short before long."""
+    if token.isalnum():
+        return 0, len(token)
+    return 1 + any(not 0x20 <= byte < 0x7F for byte in token), len(token)
+
+
+def _spread(
+    firsts: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All members of the nodes' ranges: whose they are (an index into `nodes`), and themselves."""
+    begins = firsts[nodes]
+    counts = firsts[nodes + 1] - begins
+    whose = np.repeat(np.arange(len(nodes)), counts)
+    before = np.cumsum(counts) - counts
+    return whose, np.arange(len(whose)) + (begins - before)[whose]
+
+
+def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
+    """The levels of the trie of sorted tokens."""
+    lengths = np.array([len(token) for token in tokens], dtype=np.int64)
+    flat = np.frombuffer(b"".join(tokens), dtype=np.uint8)
+    offsets = np.cumsum(lengths) - lengths
+    rows = np.arange(len(tokens))  # tokens that have a byte at this depth
+    nodes_above = np.zeros(len(tokens), dtype=np.int64)
+    drafts = []
+    depth = 0
+    while len(rows):
+        letters = flat[offsets[rows] + depth]
+        is_new = np.ones(len(rows), dtype=np.bool_)
+        is_new[1:] = (nodes_above[1:] != nodes_above[:-1]) | (letters[1:] != letters[:-1])
+        nodes = np.cumsum(is_new) - 1
+        ending = lengths[rows] == depth + 1
+        num_nodes = int(nodes[-1]) + 1
+        drafts.append(
+            (
+                nodes_above[is_new],
+                letters[is_new],
+                np.searchsorted(nodes[ending], np.arange(num_nodes + 1)),
+                ids[rows[ending]],
+            )
+        )
+        rows, nodes_above = rows[~ending], nodes[~ending]
+        depth += 1
+    parents_below = [draft[0] for draft in drafts[1:]] + [np.zeros(0, dtype=np.int64)]
+    return [
+        Level(
+            parents,
+            letters,
+            np.searchsorted(below, np.arange(len(parents) + 1)),
+            first_token,
+            token_ids,
+            np.repeat(np.arange(len(parents)), np.diff(first_token)),
+        )
+        for (parents, letters, first_token, token_ids), below in zip(
+            drafts, parents_below[: len(drafts)], strict=True
+        )
+    ]
+
+
+@kept_with_vocabulary(1)
+def walk_of(vocabulary: Vocabulary) -> TokenTrie:
+    """The vocabulary's walk: half a second of work the first time."""
+    return TokenTrie(vocabulary)

@@ -1,0 +1,200 @@
+"""What the tokens of a vocabulary lead to from one place, in few kinds, and masks of them.
+
+token -> kind -> (place, what each count gains)      a kind is legal or not as a whole
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from constraints.token_actions import Actions
+from constraints.token_trie import PLACE_BITS, PLACE_MASK, Ends, Packed, TokenTrie
+from constraints.where.byte_table import GAIN_BITS, ByteTable
+from constraints.where.counter_grid import CounterGrid, Reserves
+from constraints.where.machine import Counts
+
+# Kinds are numbered by a table of all places and gains while it has so many entries.
+_MAX_TABLE = 1 << 22
+# Kinds of so many fit in 16 bits, with one to spare.
+_MAX_SMALL = (1 << 16) - 1
+
+
+class TokenTransitions:
+    """Immutable; shared by threads."""
+
+    def __init__(
+        self,
+        packed: Packed,
+        tokens: "_Listed | _Grouped",
+        table: ByteTable,
+        counter_grid: CounterGrid,
+    ) -> None:
+        """packed: the state of each kind; tokens: which are of which kind."""
+        self.targets = table.targets(packed)
+        self.gains: Counts = table.gains(packed)
+        self.num_kinds = len(packed)
+        self._counter_grid = counter_grid
+        self._tokens = tokens
+        self._cells = self.targets * counter_grid.num_cells
+        # Each counter on the counter grid: its place, base, cells and stride.
+        self._layout = tuple(
+            zip(
+                counter_grid.cells,
+                counter_grid.bases,
+                counter_grid.shape,
+                counter_grid.strides().tolist(),
+                strict=True,
+            )
+        )
+        # What it weighs in memory.
+        self.num_bytes = tokens.num_bytes + 8 * self.num_kinds * (3 + len(counter_grid.counters))
+
+    @classmethod
+    def of_ends(
+        cls, ends: Ends, table: ByteTable, counter_grid: CounterGrid, walk: TokenTrie
+    ) -> "TokenTransitions":
+        """From where each token leads."""
+        kinds, packed = _kinds(ends, table)
+        examples = np.full(len(packed), walk.vocab_size, dtype=np.int64)
+        np.minimum.at(examples, kinds, walk.plainness[ends.token_ids])
+        num_bits = -(-walk.vocab_size // 32) * 32
+        # Few tokens are listed; of many, the kind of each is told, and one more kind, which is
+        # never legal, for all others.
+        if len(kinds) * 8 < walk.vocab_size or len(packed) > _MAX_SMALL:
+            listed = _Listed(walk, examples, num_bits, ends.token_ids, kinds)
+            return cls(packed, listed, table, counter_grid)
+        dense = np.full(num_bits, len(packed), dtype=np.uint16)
+        dense[ends.token_ids] = kinds
+        return cls(packed, _Grouped(walk, examples, dense, None), table, counter_grid)
+
+    @classmethod
+    def of_actions(
+        cls,
+        actions: Actions,
+        index: int,
+        table: ByteTable,
+        counter_grid: CounterGrid,
+        walk: TokenTrie,
+    ) -> "TokenTransitions":
+        """From what tokens do in one of several places."""
+        packed, kinds = np.unique(actions.ends[:, index], return_inverse=True)
+        num_dead = int(packed[0] == 0)  # the last action is dead everywhere, and others may be here
+        packed = packed[num_dead:]
+        kinds = np.where(kinds.reshape(-1) < num_dead, len(packed), kinds.reshape(-1) - num_dead)
+        examples = np.full(len(packed) + 1, walk.vocab_size, dtype=np.int64)
+        np.minimum.at(examples, kinds, actions.plainest)
+        of_actions, num_places = kinds.astype(np.uint16), actions.ends.shape[1]
+        tokens = _Grouped(walk, examples[:-1], actions.of_tokens, of_actions, num_places)
+        return cls(packed, tokens, table, counter_grid)
+
+    def legal(self, reserves: Reserves, counts: list[int]) -> npt.NDArray[np.bool_]:
+        """Whether each kind leads to a place that is alive in `reserves`."""
+        counter_grid = self._counter_grid
+        cells = self._cells
+        for place, base, size, stride in self._layout:
+            along = np.minimum(self.gains[:, place] + (counts[place] - base), size - 1)
+            cells = cells + (np.maximum(along, 0) if base else along) * stride
+        weighed: npt.NDArray[np.int64] | int = 0
+        if counter_grid.reserve is not None:
+            counter = counter_grid.reserve
+            cap = counter_grid.counters[counter].cap
+            weighed = (
+                np.minimum(self.gains[:, counter] + counts[counter], cap) * counter_grid.weight
+            )
+        legal: npt.NDArray[np.bool_] = reserves.reshape(-1).take(cells) >= weighed
+        return legal
+
+    def mask(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+        """The bitmask of the legal kinds, little-endian, in whole words."""
+        return np.packbits(self._tokens.bits(legal), bitorder="little")
+
+    def first_token(self, legal: npt.NDArray[np.bool_]) -> int | None:
+        """The plainest token of a legal kind."""
+        return self._tokens.plainest(legal) if legal.any() else None
+
+    def farthest_token(self, legal: npt.NDArray[np.bool_], counts: list[int]) -> int | None:
+        """The token of a legal kind that brings counts nearest to their caps; None: none does."""
+        caps = np.array([counter.cap for counter in self._counter_grid.counters])
+        gained = np.minimum(self.gains, caps - counts)
+        progress = np.where(legal, (gained / caps).sum(axis=1), 0.0)
+        return self._tokens.plainest(progress == progress.max()) if progress.any() else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Listed:
+    """Tokens one by one, with the kind of each.
+
+    examples: the plainest token of each kind, as its place among all
+    """
+
+    walk: TokenTrie
+    examples: npt.NDArray[np.int64]
+    num_bits: int
+    token_ids: npt.NDArray[np.int64]
+    kinds: npt.NDArray[np.int64]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.token_ids.nbytes + self.kinds.nbytes
+
+    def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Of every token whether its kind is chosen."""
+        bits = np.zeros(self.num_bits, dtype=np.bool_)
+        bits[self.token_ids[chosen[self.kinds]]] = True
+        return bits
+
+    def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
+        """The plainest token of the kinds that are chosen."""
+        return int(self.walk.plain_first[self.examples[chosen].min()])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grouped:
+    """All tokens in groups: the kind of each token, or its action and the kind of that.
+
+    groups: [num_bits]; kinds: [num_actions], None where groups are kinds. Beyond the last kind is
+    one of tokens that cannot follow. Groups are shared by `num_sharing` transitions.
+    """
+
+    walk: TokenTrie
+    examples: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.uint16]
+    kinds: npt.NDArray[np.uint16] | None
+    num_sharing: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        own = 0 if self.kinds is None else self.kinds.nbytes
+        return own + self.groups.nbytes // self.num_sharing
+
+    def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Of every token whether its kind is chosen."""
+        chosen = np.append(chosen, False)
+        return (chosen if self.kinds is None else chosen[self.kinds]).take(self.groups)
+
+    def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
+        """The plainest token of the kinds that are chosen."""
+        return int(self.walk.plain_first[self.examples[chosen].min()])
+
+
+def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The kind of each end, and the packed state of each kind."""
+    states = ends.states
+    if not len(states):
+        return states, states
+    keys = (states & PLACE_MASK) // table.width
+    size = table.num_places
+    for counter in range(table.num_axes):
+        gained = (states >> (PLACE_BITS + GAIN_BITS * counter)) & ((1 << GAIN_BITS) - 1)
+        keys += gained * size
+        size *= int(gained.max()) + 1
+        if size > _MAX_TABLE:
+            packed, kinds = np.unique(states, return_inverse=True)
+            return kinds.reshape(-1), packed
+    packed_at = np.full(size, -1, dtype=np.int64)
+    packed_at[keys] = states
+    present = np.flatnonzero(packed_at >= 0)
+    numbers = np.zeros(size, dtype=np.int64)
+    numbers[present] = np.arange(len(present))
+    return numbers[keys], packed_at[present]

@@ -1,0 +1,66 @@
+"""The texts of a language that no stop string cuts.
+
+A search that knows of the stop strings by masks alone walks into them again and again; where the
+engine can leave them out of the language, its own shortest text is one that meets none of them.
+"""
+
+import json
+
+from constraints.errors import ConstraintError, Contradiction
+from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.messages import explain
+from constraints.grammars.stop_emptiness import UNCUT_LIMITS, uncut_grammar
+from constraints.matcher import Language
+from constraints.spec import StopRule
+from constraints.where.compile import uncut_by
+from constraints.where.engine import WhereLanguage
+from constraints.where.limits import OutOfReach
+
+# Of a pattern: more strings, or longer ones, take the engine seconds to leave out.
+_MAX_STRINGS, _MAX_STRINGS_LEN = 8, 128
+
+
+def without_stop_strings(language: Language, stops: StopRule) -> Language | None:
+    """The texts of which the stop strings cut nothing. None: no language of them is known.
+
+    Raises Contradiction where it is certain that they cut every text.
+    """
+    try:
+        if isinstance(language, WhereLanguage):
+            found = uncut_by(language, stops.strings, kept=stops.kept)
+        else:
+            return _uncut_grammar(language, stops)
+    except (ConstraintError, OutOfReach):
+        return None
+    if found is None:
+        raise all_cut(stops)
+    return found
+
+
+def all_cut(stops: StopRule) -> Contradiction:
+    """The error for a language of which stop strings, or stop tokens alone, cut every text."""
+    return Contradiction(
+        f"every text that satisfies the constraint meets one of {told(stops)} before its end",
+        stops.strings,
+    )
+
+
+def told(stops: StopRule) -> str:
+    """The stop strings in the words of an error; the stop tokens where there are none."""
+    quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in stops.strings)
+    return f"the stop strings {quoted}" if quoted else "the stop tokens"
+
+
+def _uncut_grammar(language: Language, stops: StopRule) -> Language | None:
+    if not isinstance(language, GrammarLanguage) or _are_many(stops.strings):
+        return None
+    grammar = uncut_grammar(language, stops)
+    if grammar is None:
+        return None
+    return GrammarLanguage(
+        language.vocabulary, grammar, UNCUT_LIMITS, explain, hints=language.hints
+    )
+
+
+def _are_many(strings: tuple[str, ...]) -> bool:
+    return len(strings) > _MAX_STRINGS or sum(map(len, strings)) > _MAX_STRINGS_LEN

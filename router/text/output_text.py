@@ -1,0 +1,144 @@
+"""The text of an output: its tokens as characters, ended by stop strings, and the tokens held back.
+
+    token ids -> Detokenizer -> StopMatcher -> what may be shown now
+
+An output that was cut and continues has tokens that were made before. Their text was shown by then,
+all but what was held back: bytes of an incomplete character, and the start of a possible stop
+string that is dropped. Those are shown with the tokens that follow, so the pieces of all parts,
+without what a part flushed at its end, are the text of the whole, wherever it was cut. It knows no
+reader.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import replace
+
+from router.request.events import TokenGenerated
+from router.request.request import GenerateRequest
+from router.text.detokenizer import Detokenizer
+from router.text.stop_strings import StopMatcher
+from router.text.tokenizer import Tokenizer
+
+
+class OutputText:
+    """The text of a request's output; begins behind the tokens that were made before."""
+
+    __slots__ = ("_detokenizer", "_matcher", "text_before")
+
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
+        stop, constraint = request.stop, request.constraint
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            request.skip_special_tokens,
+            request.prompt_ids,
+            is_whole=constraint is not None,
+        )
+        dropped = () if constraint is None else constraint.dropped_phrases
+        self._matcher = (
+            StopMatcher(stop.stop_strings, stop.keep_stop_string, dropped)
+            if stop.stop_strings or dropped
+            else None
+        )
+        # What was shown of them.
+        self.text_before = self._replay(request.output_ids)
+
+    def fork(self) -> "OutputText":
+        """An independent copy."""
+        other = copy(self)
+        other._detokenizer = self._detokenizer.fork()
+        other._matcher = None if self._matcher is None else self._matcher.fork()
+        return other
+
+    def grown(self, token_id: int) -> "OutputText":
+        """A copy with one more token made before."""
+        other = self.fork()
+        other.text_before += other.push(token_id)[1]
+        return other
+
+    def standing(self) -> tuple[str, str]:
+        """Of the tokens made before: the text shown, and the text held back."""
+        return self.text_before, self.fork().flush()
+
+    @property
+    def is_watched(self) -> bool:
+        """True if strings may end it."""
+        return self._matcher is not None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended it."""
+        return None if self._matcher is None else self._matcher.matched
+
+    def push(self, token_id: int) -> tuple[str, str]:
+        """The text that a token adds, and what may be shown now."""
+        pushed = self._detokenizer.push(token_id)
+        return pushed, pushed if self._matcher is None else self._matcher.push(pushed)
+
+    def flush(self) -> str:
+        """What was held back, when no further token comes; it may complete a stop string."""
+        if self.matched is not None:
+            return ""
+        tail = self._detokenizer.flush()
+        if self._matcher is not None:
+            tail = self._matcher.push(tail) + self._matcher.flush()
+        return tail
+
+    def _replay(self, token_ids: Iterable[int]) -> str:
+        return "".join([self.push(token_id)[1] for token_id in token_ids])
+
+
+class HeldTokens:
+    """Generated tokens, oldest first, that wait until it is known how much of their text is shown.
+
+        text of the tokens:  | a | bc | d | ef |
+        shown so far:        | a | b......        "cd" may become a stop string
+        reported:            | a |                "bc" waits
+
+    A token is reported once its whole text is shown. When a stop string ends the text, those that
+    wait are reported with what is shown of theirs, so that the tokens reveal nothing past the stop.
+    `keeps_alternatives`: those of cut tokens are reported, too.
+    """
+
+    __slots__ = ("_keeps_alternatives", "_num_shown", "_waiting")
+
+    def __init__(self, *, keeps_alternatives: bool) -> None:
+        self._keeps_alternatives = keeps_alternatives
+        self._waiting: deque[tuple[TokenGenerated, int]] = deque()
+        # Characters that are shown, and belong to tokens that wait.
+        self._num_shown = 0
+
+    def add(self, event: TokenGenerated, text_len: int) -> None:
+        """The next token, of so many characters."""
+        self._waiting.append((event, text_len))
+
+    def show(self, num_characters: int) -> None:
+        """So many further characters of the text are shown."""
+        self._num_shown += num_characters
+
+    def whole(self) -> Iterator[TokenGenerated]:
+        """The tokens of which all is shown; they wait no longer."""
+        while self._waiting and self._waiting[0][1] <= self._num_shown:
+            event, text_len = self._waiting.popleft()
+            self._num_shown -= text_len
+            yield event
+
+    def cut(self) -> Iterator[TokenGenerated]:
+        """All that wait, with what is shown of their texts."""
+        while self._waiting:
+            yield from self.whole()
+            if self._waiting:
+                event, _ = self._waiting.popleft()
+                yield self._cut(event, self._num_shown)
+                self._num_shown = 0
+
+    def all(self) -> Iterator[TokenGenerated]:
+        """All that wait, whole: for a pause, behind which nothing is known to be cut off."""
+        while self._waiting:
+            yield self._waiting.popleft()[0]
+
+    def _cut(self, event: TokenGenerated, num_shown: int) -> TokenGenerated:
+        text = event.token.text[:num_shown]
+        token = replace(event.token, text=text, hidden=event.token.hidden or not text)
+        top_tokens = event.top_tokens if self._keeps_alternatives else ()
+        return replace(event, token=token, top_tokens=top_tokens)

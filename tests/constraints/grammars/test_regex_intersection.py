@@ -1,0 +1,95 @@
+"""Texts that match several patterns at once."""
+
+import re
+import time
+import tracemalloc
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from constraints.grammars.pattern_escapes import Dialect
+from constraints.grammars.pattern_parser import parse
+from constraints.grammars.patterns import Pattern
+from constraints.grammars.regex_intersection import Automaton, Effort, TooLarge, common_text
+from tests.constraints.grammars.test_example_text import PATTERNS
+
+
+def read(pattern: str) -> Pattern:
+    return parse(pattern, Dialect.PYTHON)
+
+
+@given(PATTERNS, PATTERNS, st.integers(0, 5))
+def test_what_is_found_matches_both_and_is_long_enough(one: str, other: str, min_len: int) -> None:
+    text = common_text([read(one), read(other)], Effort(), min_len, 12)
+    if text is not None:
+        assert re.fullmatch(one, text)
+        assert re.fullmatch(other, text)
+        assert min_len <= len(text) <= 12
+
+
+@given(PATTERNS, st.text("abc01 -.é", max_size=6))
+def test_a_text_matches_as_it_does_elsewhere(pattern: str, text: str) -> None:
+    assert Automaton(read(pattern), Effort()).matches(text) == bool(re.fullmatch(pattern, text))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "min_len", "max_len", "text"),
+    [
+        (["a*b", "(?:ab)+"], 0, None, "ab"),
+        ([".*[A-Z].*", ".*[0-9].*", "a.*"], 0, None, "a0A"),
+        ([".*[A-Z].*", ".*[0-9].*"], 5, 5, "aaa0A"),
+        (["a+", "b+"], 0, None, None),
+        (["a{3,}"], 0, 2, None),
+        (["(?:aa)*", "(?:aaa)*"], 1, None, "aaaaaa"),
+        (["[α-ω]+", "[^α]+"], 2, None, "ωω"),
+        (["(?:)*b{0}", "c*"], 0, None, ""),
+    ],
+)
+def test_the_text_is_the_shortest(
+    patterns: list[str], min_len: int, max_len: int | None, text: str | None
+) -> None:
+    assert common_text([read(each) for each in patterns], Effort(), min_len, max_len) == text
+
+
+def test_patterns_without_bounds_take_a_bounded_time() -> None:
+    began_s = time.thread_time()
+    many = [read(f"(?:a|b)*a(?:a|b){{{length}}}c?") for length in range(10, 40)]
+    with pytest.raises(TooLarge):
+        common_text(many, Effort())
+    with pytest.raises(TooLarge):
+        Automaton(read("a{9999}"), Effort())
+    assert time.thread_time() - began_s < 1
+
+
+def signs(first: int, count: int) -> str:
+    return "|".join(chr(0x4E00 + first + index) for index in range(count))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "min_len"),
+    [
+        ([f"(?:{signs(0, 1400)})*", f"(?:{signs(700, 1400)})*"], 1),
+        (["(?:a(?:" + "|" * 20_000 + ")){1000}", "b"], 0),
+        (["(?:a" + "(?:)" * 10_000 + "){1000}", "b"], 0),
+        (["[abc]*", "(?:a|[bc])*"], 24_000),
+    ],
+    ids=["many characters", "empty options", "empty parts", "long texts"],
+)
+def test_what_is_large_is_soon_done_and_takes_little_memory(
+    patterns: list[str], min_len: int
+) -> None:
+    read_patterns = [read(each) for each in patterns]
+    began_s = time.thread_time()
+    with suppress(TooLarge):
+        common_text(read_patterns, Effort(), min_len)
+    assert time.thread_time() - began_s < 1
+    tracemalloc.start()
+    try:
+        with suppress(TooLarge):
+            common_text(read_patterns, Effort(), min_len)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 50 << 20
