@@ -46,7 +46,7 @@ _INTERNAL_ERROR = 1011
 NewRelay = Callable[[Model], Relay]
 
 
-class BadFrame(Exception):
+class MalformedFrame(Exception):
     """A message that is not a frame. The socket is closed with `code`, and the text as reason."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -154,7 +154,7 @@ class FleetSocket:
         try:
             while (message := await receive())["type"] != "websocket.disconnect":
                 await self._answer(message.get("text"))
-        except BadFrame as error:
+        except MalformedFrame as error:
             await self.close(error.code, str(error))
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)
@@ -241,18 +241,18 @@ class FleetSocket:
 
 
 def read_frame(text: str | None) -> tuple[str, dict[str, Any]]:
-    """The type and the object of a client's frame; None: a binary message. Raises BadFrame."""
+    """The type and the object of a client's frame; None: a binary message. Raises MalformedFrame."""
     if text is None:
-        raise BadFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
+        raise MalformedFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
     command, space, body = text.partition(" ")
     if not space or not command.isascii() or not 1 <= len(command) <= _MAX_COMMAND_LEN:
-        raise BadFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
+        raise MalformedFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
     try:
         fields = parse_json(body.encode())
     except HttpError as error:
-        raise BadFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
+        raise MalformedFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise BadFrame(_INVALID_DATA, "the JSON of a frame must be an object")
+        raise MalformedFrame(_INVALID_DATA, "the JSON of a frame must be an object")
     return command, fields
 
 

@@ -12,8 +12,14 @@ from torch import Tensor
 
 from model_server.engine import memory
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
-from model_server.engine.prompt_scores import StepScores, failed_scores, score_prompts
-from model_server.engine.sequences import PlannedChunk, PromptScore, SequenceState
+from model_server.engine.sequences import (
+    PlannedChunk,
+    PromptScore,
+    SequenceState,
+    StepScores,
+    failed_scores,
+    score_prompts,
+)
 from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory, RanksDiverged
 from model_server.masking.guided_output import Advance

@@ -17,8 +17,7 @@ from dataclasses import replace
 from model_server.engine import memory
 from model_server.engine.computation import NOTHING, Computation, Computed
 from model_server.engine.distributed import Drawn, World
-from model_server.engine.prompt_scores import take_scores
-from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
+from model_server.engine.sequences import Batches, PlannedChunk, SequenceState, take_scores
 from model_server.engine.step import SequenceStep, StepInputs, StepOutput
 from model_server.engine.threads import ThreadCount
 from model_server.engine.warmup import blocks_that_fit, try_largest_steps

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from constraints.worker import limits
-from model_server.engine.cores import roam
+from model_server.engine.threads import roam
 
 
 class Job:

@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 
 from model_server.config import ServeConfig
-from model_server.engine.cores import bound, own_cores
 from model_server.engine.distributed import World
 from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
-from model_server.engine.threads import ThreadCount
+from model_server.engine.threads import ThreadCount, bound, own_cores
 from model_server.errors import ConfigRefused
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler

@@ -13,11 +13,13 @@ from torch import Tensor
 from model_server.sampling.filters import (
     Filters,
     cut_prefix,
+    descending,
+    in_chunks,
     keep_prefix,
     keep_typical,
+    largest,
     typical_bound,
 )
-from model_server.sampling.ranking import descending, in_chunks, largest
 
 _LOWEST = torch.finfo(torch.float32).min
 

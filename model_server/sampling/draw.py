@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.sampling.ranking import CHUNK_LEN, chunk_at, in_chunks
+from model_server.sampling.filters import CHUNK_LEN, chunk_at, in_chunks
 
 # Doubles hold whole numbers exactly up to here.
 EXACT_BITS = 53

@@ -1,16 +1,4 @@
-"""Which tokens sampling may choose: top-k, top-p, min-p, typical decoding, as in transformers.
-
-It knows scores after temperature, row by row, and no request. The first three keep a prefix of the
-tokens in falling order, so all that they decide is a *cut*: the smallest score that stays. A cut
-found among the largest candidates of a row is the row's own, provided that it lies above the
-smallest of them: then no token outside can reach it, and no equal one was missed.
-
-    scores in falling order:  9 8 8 7 | 5 5 5 | 4 ...
-                              kept    | cut   |     top-p may keep some of the equal ones at the cut
-
-Sums are running sums in float64, which zeros in between do not change: the cut is the same, to the
-bit, for any number of candidates.
-"""
+"""Top-k, top-p, min-p and typical sampling, without sorting whole vocabularies."""
 
 from dataclasses import dataclass
 
@@ -19,7 +7,86 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.sampling.ranking import ascending_order
+# Tokens in a chunk: the unit in which wide rows are first reduced, then looked into.
+CHUNK_LEN = 64
+
+# Up to here torch.topk, which uses all threads, beats numpy's partition, which uses one.
+_MAX_TOPK = 64
+
+
+def in_chunks(rows: Tensor) -> Tensor:
+    """[n, width] -> [n, width / CHUNK_LEN, CHUNK_LEN], a view."""
+    return rows.view(rows.shape[0], -1, CHUNK_LEN)
+
+
+def chunk_at(chunks: Tensor, indices: Tensor) -> Tensor:
+    """The chunks of each row that `indices` [n, k] name: [n, k, CHUNK_LEN]."""
+    return chunks.gather(1, indices.unsqueeze(-1).expand(-1, -1, CHUNK_LEN))
+
+
+def first_argmax(scores: Tensor) -> Tensor:
+    """The first index of each row's maximum, as torch.argmax does, in a quarter of the time: [n].
+
+    The first chunk whose maximum is the row's holds the first such element.
+    """
+    chunks = in_chunks(scores)
+    chunk = chunks.amax(-1).argmax(-1, keepdim=True)  # [n, 1]
+    within = chunk_at(chunks, chunk).squeeze(1).argmax(-1)
+    return chunk.squeeze(1) * CHUNK_LEN + within
+
+
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Indices of `count` largest elements of each row, in rising order: [n, count].
+
+    Of equal elements at the boundary any may be taken. NaN counts as largest.
+    """
+    if scores.device.type == "cpu" and count > _MAX_TOPK:
+        boundary = scores.shape[-1] - count
+        return torch.from_numpy(
+            np.sort(np.argpartition(scores.numpy(), boundary, axis=-1)[:, boundary:], axis=-1)
+        )
+    return scores.topk(count, sorted=False).indices.sort(-1).values
+
+
+def descending(values: Tensor) -> Tensor:
+    """Each row's values sorted, largest (NaN before all) first."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
+    return values.sort(dim=-1, descending=True).values
+
+
+def ascending_order(values: Tensor) -> Tensor:
+    """Indices that sort each row, smallest first; equal values in any order."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.argsort(values.numpy(), axis=-1))
+    return values.argsort(dim=-1)
+
+
+def _ordered_keys(scores: Tensor) -> Tensor:
+    """Distinct int64 keys that order [n, k] by score, then by the earlier place in the row.
+
+    Read as integers, floats of one sign are ordered as their values are; flipping the lower bits of
+    the negative ones turns their order round. Adding zero makes -0.0 and 0.0 equal.
+    """
+    bits = (scores + 0.0).view(torch.int32)
+    monotone = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    places = torch.arange(scores.shape[-1], 0, -1, device=scores.device)
+    return (monotone.to(torch.int64) << 32) + places
+
+
+def top_ids(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest of each row, by score, then by index: [n, count].
+
+    Chunks are ranked by their maximum, equal ones by place, so that the `count` best elements lie
+    in the `count` best chunks; only those are looked into.
+    """
+    chunks = in_chunks(scores)
+    num_chunks = min(count, chunks.shape[1])
+    best = _ordered_keys(chunks.amax(-1)).topk(num_chunks).indices.sort(-1).values
+    candidates = chunk_at(chunks, best).flatten(1)
+    places = _ordered_keys(candidates).topk(count).indices
+    return best.gather(1, places // CHUNK_LEN) * CHUNK_LEN + places % CHUNK_LEN
+
 
 # More than any row is wide: all of the tokens at the cut stay.
 _ALL_TIED = 1 << 40

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model_server.sampling.ranking import CHUNK_LEN, top_ids
+from model_server.sampling.filters import CHUNK_LEN, top_ids
 from proto.contract import TopToken
 
 # Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.choosing import choose
+from model_server.sampling.choosing import Outcome, choose, gather_outcome
 from model_server.sampling.logits_processors import (
     BITS_PER_WORD,
     add_bias,
@@ -35,7 +35,6 @@ from model_server.sampling.logits_processors import (
 )
 from model_server.sampling.logprobs import padded_width, score_tokens
 from model_server.sampling.masks import DeviceMasks, Masks
-from model_server.sampling.outcome import Outcome, gather_outcome
 from model_server.sampling.penalty_history import PenaltyHistory
 from model_server.sampling.plan import Penalties, SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows

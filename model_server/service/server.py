@@ -15,8 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_server.errors import ConfigRefused
-from model_server.service.interceptor import ErrorInterceptor
-from model_server.service.service import TextGenerationService
+from model_server.service.service import ErrorInterceptor, TextGenerationService
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 

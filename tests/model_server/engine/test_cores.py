@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model_server.engine.cores import own_cores
+from model_server.engine.threads import own_cores
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's call")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 SCRIPT = """
 import json, os, sys, threading
 import torch
-from model_server.engine.cores import bound, roam
+from model_server.engine.threads import bound, roam
 
 def threads():
     return set(map(int, os.listdir("/proc/self/task")))

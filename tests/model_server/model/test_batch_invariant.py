@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.model.batch_invariant import Product, RowRange, find_range, same_counts, steady
+from model_server.model.patches import Product, RowRange, find_range, same_counts, steady
 
 LIKE = torch.empty(24, 64)
 

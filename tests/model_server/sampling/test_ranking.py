@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.sampling.ranking import (
+from model_server.sampling.filters import (
     ascending_order,
     descending,
     first_argmax,
