@@ -123,7 +123,7 @@ class Batcher:
 
     @property
     def is_draining(self) -> bool:
-        """True once nothing new is taken."""
+        """True once nothing new is accepted."""
         return self._admission.is_closed
 
     @property
@@ -287,15 +287,15 @@ class Batcher:
         finally:
             self._progress.end_wait()
         answered_s = self._clock()
-        self._add(self._scheduler.apply(result, answered_s), answered_s)
+        self._append(self._scheduler.apply(result, answered_s), answered_s)
         self._cancel_latency.check(answered_s)
         applied_s = self._clock() - answered_s
         self._observer.finished(batch, result, answered_s - begun_s, applied_s)
         self._observer.scheduler_stats(self._scheduler.stats())
         self._observer.paused(len(self._backpressure))
 
-    def _add(self, generations: Iterable[Generation], now_s: float) -> None:
-        """Gives each stream what a step brought it."""
+    def _append(self, generations: Iterable[Generation], now_s: float) -> None:
+        """Appends a step's generations to their streams."""
         for generation in generations:
             # A request may have been cancelled or expired while its step was under way.
             stream = self._streams.get(generation.request_id)
