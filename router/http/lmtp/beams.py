@@ -30,7 +30,7 @@ from router.http.lmtp.schema import BeamBody, BeamsBody, GenerateBody, HoleBody
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Message
 from router.http.lmtp.streams import Notify, SendMessages
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import ConstraintRefused, InvalidRequest, RouterError

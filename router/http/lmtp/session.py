@@ -31,7 +31,7 @@ from router.http.lmtp.scoring import ScoreStream
 from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.stream_encoder import Message
 from router.http.lmtp.streams import SendMessages, Streams, StreamTask
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, Overloaded, RouterError
 from router.telemetry.metrics import FRAMES
