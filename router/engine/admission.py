@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence, Sized
 from math import exp
 
-from router.engine.progress import Progress
+from router.engine.recovery import Progress
 from router.engine.stream import Stream
 from router.engine.streams import StreamGroup, StreamGroups, Texts
 from router.request.errors import Draining, InvalidRequest, Overloaded, Refused, Unhealthy
