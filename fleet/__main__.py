@@ -40,7 +40,7 @@ from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
 from router.http.app import openapi_without_server
-from router.http.lmtp.services import SocketLimits
+from router.http.lmtp.streams import SocketLimits
 from router.http.server.access import Access
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors

@@ -37,7 +37,7 @@ from router.engine.constraints import ConstraintCheck
 from router.engine.infer import Infer
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
-from router.http.lmtp.services import SocketLimits
+from router.http.lmtp.streams import SocketLimits
 from router.http.operations.startup import limits_of, server_info
 from router.http.server.listen import (
     BoundSocket,

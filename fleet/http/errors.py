@@ -15,7 +15,7 @@ from fleet.errors import (
     StillLoading,
     UnknownModel,
 )
-from router.http.lmtp.objects import error_fields
+from router.http.lmtp.frames import error_fields
 from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 

@@ -19,10 +19,16 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, Names
 from router.http.lmtp.commands import FEATURES, named_model, version_of
-from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of, write_frame
-from router.http.lmtp.objects import error_fields
-from router.http.lmtp.requests import MAX_TOP_LOGPROBS
-from router.http.lmtp.services import SocketLimits
+from router.http.lmtp.frames import (
+    Frame,
+    MalformedFrame,
+    error_fields,
+    read_frame,
+    stream_id_of,
+    write_frame,
+)
+from router.http.lmtp.generate import MAX_TOP_LOGPROBS
+from router.http.lmtp.streams import SocketLimits
 from router.http.server.access import AccessRecord
 from router.http.server.errors import Dialect, HttpError, Problem
 from router.request.errors import InvalidRequest, Overloaded
@@ -141,7 +147,7 @@ class FleetSocket:
         try:
             while (message := await receive())["type"] != "websocket.disconnect":
                 await self._take(read_frame(message.get("text")))
-        except NoFrame as error:
+        except MalformedFrame as error:
             await self.leave(error.code, str(error))
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)

@@ -18,8 +18,7 @@ from typing import Any
 
 import orjson
 
-from router.http.lmtp.frames import write_frame
-from router.http.lmtp.objects import error_fields
+from router.http.lmtp.frames import error_fields, write_frame
 from router.http.server.errors import HttpError
 
 _NUM_SEEN = 3

@@ -1,4 +1,4 @@
-"""Who may enter the bounded queue and what refused clients get; whether the batcher makes progress."""
+"""Which requests enter the bounded queue, when refused ones come back, and whether steps get done."""
 
 from collections.abc import Callable, Sequence, Sized
 from enum import Enum

@@ -23,7 +23,7 @@ from router.http.conversation import Conversations
 from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
-from router.http.lmtp.services import LmtpServices, SocketLimits
+from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
@@ -90,7 +90,7 @@ def create_app(
     `aliases` map further paths to those of routes.
     """
     app: ASGIApp = routing(services, max_body_len)
-    app = services.sockets.around(app, _lmtp(services, socket_limits or SocketLimits()))
+    app = services.sockets.wrap(app, _lmtp(services, socket_limits or SocketLimits()))
     if api_keys:
         app = ApiKeyAuth(
             app,

@@ -23,7 +23,7 @@ from fleet.model_manager import ModelManager
 from fleet.model_table import ModelTable, RosterRules
 from fleet.names import ListedModels, Names
 from router.http.app import openapi_without_server
-from router.http.lmtp.services import SocketLimits
+from router.http.lmtp.streams import SocketLimits
 from router.http.server.access import Access
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors

@@ -1,9 +1,9 @@
-"""One search on its way through the batcher: its asks as streams, its answers as asks.
+"""One beam search in the batcher: its asks become streams, their ends become results.
 
-    open -> BeamSearch asks -> streams in the group's slots -> all have ended -> result -> asks ...
+    open -> BeamSearch asks -> streams in the group's slots -> all have ended -> results -> asks ...
 
-All but its end happens between two steps, called by the batcher, so the beams miss no step while
-there are others; its reader is result of reports that are due, and of the end. It knows no HTTP.
+The batcher calls it between two steps, so that the beams miss no step while there are others. Only
+reports, final checks of texts and the end wait for the task that reads `next`. It knows no HTTP.
 """
 
 import asyncio
@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 
 from proto.contract import FinishReason
 from router.engine.batcher import Batcher
-from router.engine.beam_search.requests import OutputTexts, made_before, request_of, result_of
+from router.engine.beam_search.requests import (
+    OutputTexts,
+    output_before,
+    request_of,
+    result_of,
+)
 from router.engine.beam_search.search import BeamSearch, Search
 from router.engine.beam_search.types import (
     Ask,
@@ -36,7 +41,7 @@ from router.text.output_text import OutputText
 
 _logger = logging.getLogger(__name__)
 
-# Times that one step is tried again when the shards fail under it.
+# Retries of one step when the shards fail.
 _MAX_RETRIES = 3
 
 Verify = Callable[[Constraint, str], Awaitable[str | None]]
@@ -44,7 +49,7 @@ Verify = Callable[[Constraint, str], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class BeamUsage:
-    """Tokens of a search: of the beams as they were given, of these in the prefix cache, made."""
+    """Tokens of a search: of the beams at its start, of these in the prefix cache, generated."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -52,9 +57,9 @@ class BeamUsage:
 
 
 class BeamRun:
-    """Owner of a search's streams. Who awaits `next` owns the run, and closes it.
+    """Owner of a search's streams. The caller awaits `next` until the end, and closes the run.
 
-    `report_s`: a report is due when the last one is so old; None: none is wanted.
+    `report_s`: seconds between two reports; None: no reports.
     """
 
     def __init__(
@@ -76,47 +81,47 @@ class BeamRun:
         self._verify = verify
         self._report_s = report_s
         self._clock = clock
-        self._asking: Search[SearchOutcome] = self.search.run()
+        self._search_steps: Search[SearchOutcome] = self.search.run()
         self._asks: Sequence[Ask] = ()
         self._results: list[AskResult] = []
-        # Streams of the asks that have no result yet.
+        # The streams of the asks without a result.
         self._streams: list[Stream] = []
         self._num_retries = 0
         self._reported_s = clock()
-        self._has_begun = False
-        self._is_unverified = False
+        self._has_started = False
+        self._needs_verdicts = False
         self._outcome: SearchOutcome | None = None
         self._failure: RouterError | None = None
-        self._news = asyncio.Event()
-        # Last, since it may be refused.
+        self._changed = asyncio.Event()
+        # Last, since it may raise.
         self._slots: StreamGroup = batcher.slots.open_group(group.width, self._advance)
 
     @property
     def place(self) -> int | None:
-        """Where it waits for its first step, 1 for the next one; None once that has begun."""
+        """The place in the queue of its first step, from 1; None once that has started."""
         if self.num_steps or not self._streams:
             return None
         return self._batcher.place(self._streams[0])
 
     async def next(self) -> SearchOutcome | None:
-        """The end, or None when a report is due. Raises the RouterError of a search that fails."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._guarded(self._begin)
+        """The outcome, or None when a report is due. Raises the RouterError of a failed search."""
+        if not self._has_started:
+            self._has_started = True
+            self._guarded(self._start)
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             if self._failure is not None:
                 raise self._failure
             if self._outcome is not None:
                 return self._outcome
-            if not self._is_unverified:
+            if not self._needs_verdicts:
                 return None
             await self._verify_results()
             self._guarded(self._go_on)
 
     def close(self) -> None:
-        """Ends it: no block is kept behind the step under way. Once or more often."""
+        """Ends the search; its blocks are free after the current step. May be called again."""
         for stream in self._streams:
             self._batcher.cancel(stream)
         self._batcher.slots.close_group(self._slots, is_good=self._outcome is not None)
@@ -124,10 +129,10 @@ class BeamRun:
     # Between two steps
 
     def _advance(self) -> None:
-        self._guarded(self._take)
+        self._guarded(self._take_results)
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Whatever goes wrong ends this search and nothing else."""
+        """An exception ends this search and nothing else."""
         try:
             act()
         except RouterError as error:
@@ -138,42 +143,42 @@ class BeamRun:
             self._failure = bug_error(error)
         if self._failure is not None or self._outcome is not None:
             self.close()
-            self._news.set()
+            self._changed.set()
 
-    def _begin(self) -> None:
-        self._ask(lambda: next(self._asking))
+    def _start(self) -> None:
+        self._resume(lambda: next(self._search_steps))
 
     def _go_on(self) -> None:
-        result, self._results = self._results, []
-        self._is_unverified = False
-        self._ask(lambda: self._asking.send(result))
+        results, self._results = self._results, []
+        self._needs_verdicts = False
+        self._resume(lambda: self._search_steps.send(results))
 
-    def _ask(self, resume: Callable[[], Sequence[Ask]]) -> None:
+    def _resume(self, step: Callable[[], Sequence[Ask]]) -> None:
         try:
-            self._asks = resume()
+            self._asks = step()
         except StopIteration as stop:
             self._outcome = stop.value
             return
-        self._report()
+        self._request_report()
         judged = [EndedHole(ask.text) for ask in self._asks if isinstance(ask, JudgeText)]
         if judged:
-            # No step is needed for these; whoever awaits the search has them judged.
+            # These need no step: the task that awaits `next` has them judged.
             self._results = list(judged)
-            self._is_unverified = True
-            self._news.set()
+            self._needs_verdicts = True
+            self._changed.set()
             return
         self._submit()
 
-    def _report(self) -> None:
+    def _request_report(self) -> None:
         if self._report_s is None or self.num_steps == 0:
             return
         now_s = self._clock()
         if now_s - self._reported_s >= self._report_s:
             self._reported_s = now_s
-            self._news.set()
+            self._changed.set()
 
     def _submit(self) -> None:
-        """The next asks, as many as there are slots."""
+        """Submits the next asks, as many as there are slots."""
         done = len(self._results)
         wave = self._asks[done : done + self._slots.num_slots]
         requests = [request_of(ask, self.group.holes[ask.beam.hole]) for ask in wave]
@@ -181,10 +186,10 @@ class BeamRun:
         self._streams = self._batcher.slots.submit_in(self._slots, requests, texts)
 
     def _text_behind(self, ask: Ask) -> OutputText:
-        return self._texts.behind(self.group.holes[ask.beam.hole], made_before(ask))
+        return self._texts.behind(self.group.holes[ask.beam.hole], output_before(ask))
 
-    def _take(self) -> None:
-        """The answers of a wave."""
+    def _take_results(self) -> None:
+        """The results of the asks whose streams have ended."""
         ends = [stream.end for stream in self._streams]
         if any(isinstance(end, Finished) and end.reason is FinishReason.DEADLINE for end in ends):
             self._outcome = self.search.outcome(SearchEnd.DEADLINE)
@@ -205,27 +210,25 @@ class BeamRun:
             return
         self.num_steps += any(isinstance(ask, ProbeTokens) for ask in self._asks)
         if any(
-            self._judged(ask, result) for ask, result in zip(self._asks, self._results, strict=True)
+            self._open_constraint(ask, result)
+            for ask, result in zip(self._asks, self._results, strict=True)
         ):
-            self._is_unverified = True
-            self._news.set()
+            self._needs_verdicts = True
+            self._changed.set()
             return
         self._go_on()
 
     def _retries(self, failures: Sequence[RouterError]) -> bool:
-        """Whether to ask the wave again: what it goes on with is known here.
-
-        Raises the one that ends the search.
-        """
-        passing = [error for error in failures if _may_pass(error)]
+        """Whether to submit the same asks again. Raises a failure that ends the search."""
+        transient = [error for error in failures if _is_transient(error)]
         for error in failures:
-            if error not in passing and not isinstance(error, ConstraintRefused):
+            if error not in transient and not isinstance(error, ConstraintRefused):
                 raise error
-        if not passing:
+        if not transient:
             return False
         self._num_retries += 1
         if self._num_retries > _MAX_RETRIES:
-            raise passing[0]
+            raise transient[0]
         return True
 
     def _count(self, ask: Ask, stream: Stream) -> None:
@@ -241,10 +244,10 @@ class BeamRun:
             usage = replace(usage, num_output_tokens=usage.num_output_tokens + 1)
         self.usage = usage
 
-    # OutputReader of which masks enforce a part only
+    # Constraints of which masks enforce a part only
 
-    def _judged(self, ask: Ask, result: AskResult) -> Constraint | None:
-        """The constraint by which a closed text is still to be judged."""
+    def _open_constraint(self, ask: Ask, result: AskResult) -> Constraint | None:
+        """The constraint by which the text of an ended hole is still to be judged."""
         constraint = self.group.holes[ask.beam.hole].request.constraint
         if isinstance(ask, ProbeTokens) or not isinstance(result, EndedHole) or constraint is None:
             return None
@@ -252,7 +255,7 @@ class BeamRun:
 
     async def _verify_results(self) -> None:
         for index, (ask, result) in enumerate(zip(self._asks, self._results, strict=True)):
-            constraint = self._judged(ask, result)
+            constraint = self._open_constraint(ask, result)
             if constraint is not None and isinstance(result, EndedHole):
                 violation = await self._verify(constraint, result.text)
                 self._results[index] = replace(
@@ -260,6 +263,6 @@ class BeamRun:
                 )
 
 
-def _may_pass(error: RouterError) -> bool:
-    """The shards begin anew; the same step may go well then."""
+def _is_transient(error: RouterError) -> bool:
+    """Whether the same step may succeed once the shards have restarted."""
     return isinstance(error, ShardFailed) and not isinstance(error, Displaced)

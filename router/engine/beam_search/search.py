@@ -1,7 +1,7 @@
-"""What the searches share: the tokens that may follow a beam, and how holes end.
+"""Beam search over one group of beams, without any input or output.
 
-A search computes nothing itself: it is a generator that yields what is to be computed and is sent
-what was result of it, in the same order.
+A search is a generator: it yields what is to be computed, and is sent the results in the same
+order.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -27,126 +27,82 @@ from router.request.errors import RouterError
 
 T = TypeVar("T")
 Search: TypeAlias = Generator[Sequence[Ask], Sequence[AskResult], T]
-# A place, or why there is none.
-Landed: TypeAlias = tuple[Place, DeadEnd | None]
 
 
 class OutputReader(Protocol):
-    """What outputs say."""
+    """Reads outputs as text."""
 
     def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
-        """The text of an output that ends there."""
+        """The whole text of an output that ends there."""
 
     def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
-        """Whether the text itself ends it, by a stop string."""
+        """Whether a stop string ends the output."""
 
 
 class Alternative(NamedTuple):
-    """A token that a live beam may take. `is_end`: it ends the hole by itself.
+    """A token that may follow a live beam. `is_end`: it is an end token.
 
-    `rank_by` is the log-probability of the trace that has it. A step of many beams has thousands of
-    alternatives, few of which go on: only of these is a beam made. A tuple for the same reason.
+    `total_logprob` is that of the trace with this token. A step of many beams has thousands of
+    alternatives, few of which are kept: a Beam is made of these only, and this is a tuple.
     """
 
     before: Beam
     token_id: int
     logprob: float
-    rank_by: float
+    total_logprob: float
     is_end: bool
     ends_hole: bool
 
     @property
     def beam(self) -> Beam:
-        """The beam that has taken it."""
+        """The beam with this token."""
         return self.before.grown(self.token_id, self.logprob, is_end=self.is_end)
 
 
-def alternatives(beam: Beam, hole: Hole, result: NextTokens) -> Iterator[Alternative]:
-    """The tokens that may follow, the most probable first."""
-    is_last = len(beam.output_ids) + 1 >= hole.max_len
-    for token_id, logprob in result.tokens:
-        is_end = token_id in result.end_ids
-        rank_by = beam.logprob + logprob
-        yield Alternative(beam, token_id, logprob, rank_by, is_end, is_end or is_last)
+class Landed(NamedTuple):
+    """The place of a beam after a step; `dead_end`: nothing may follow it."""
 
+    place: Place
+    dead_end: DeadEnd | None = None
 
-class Endings:
-    """How holes end: what is written, and is it as it must be."""
+    @property
+    def is_possible(self) -> bool:
+        """No dead end, and the constraint of an ended hole is satisfied."""
+        closed = self.place.closed
+        return self.dead_end is None and (closed is None or closed.is_satisfied)
 
-    def __init__(self, holes: Sequence[Hole], texts: OutputReader) -> None:
-        self._holes = holes
-        self._texts = texts
-
-    def _hole(self, beam: Beam) -> Hole:
-        return self._holes[beam.hole]
-
-    def by_token(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
-        """Holes that end tokens ended: masks kept their constraints, as far as these can."""
-        texts = [self._texts.text(self._hole(beam), beam.output_ids) for beam in beams]
-        asks = [
-            JudgeText(beam, text)
-            for beam, text in zip(beams, texts, strict=True)
-            if (constraint := self._hole(beam).request.constraint) and constraint.is_judged_at_end
-        ]
-        result = dict(zip(asks, (yield asks) if asks else (), strict=True))
-        landed: list[Landed] = []
-        for beam, text in zip(beams, texts, strict=True):
-            closed = result.get(JudgeText(beam, text), EndedHole(text))
-            assert isinstance(closed, EndedHole)
-            landed.append((Place(beam, closed), None))
-        return landed
-
-    def by_length(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
-        """Holes that end with their last tokens, be it by their number or by a stop string."""
-        checked = [beam for beam in beams if self._hole(beam).request.constraint is not None]
-        result = iter((yield [CheckHole(beam) for beam in checked]) if checked else ())
-        landed: list[Landed] = []
-        for beam in beams:
-            if self._hole(beam).request.constraint is None:
-                text = self._texts.text(self._hole(beam), beam.output_ids)
-                landed.append((Place(beam, EndedHole(text)), None))
-                continue
-            answer = next(result)
-            if isinstance(answer, EndedHole):
-                landed.append((Place(beam, answer), None))
-            else:
-                assert isinstance(answer, DeadEnd)
-                landed.append((Place(beam), answer))
-        return landed
-
-
-def is_kept(place: Place) -> bool:
-    """The constraint of its hole, if that has ended."""
-    return place.closed is None or place.closed.is_satisfied
+    @property
+    def dropped(self) -> tuple[Place, RouterError | None]:
+        """The place, and the error of a dead end."""
+        return self.place, None if self.dead_end is None else self.dead_end.error
 
 
 class BeamSearch:
-    """Owner of a group's live beams, and of the traces that ended among them."""
+    """Owner of a group's live beams, and of the traces of it that have ended."""
 
     def __init__(self, group: BeamGroup, texts: OutputReader) -> None:
         self._group = group
         self._texts = texts
-        self._endings = Endings(group.holes, texts)
         self.live: Sequence[Beam] = group.beams
-        # The best, and the places of those that ended here, in the order in which they did.
+        # The best scores, and the traces that ended in this search, in the order of their ends.
         self._scores = sorted(group.ended, reverse=True)[: group.width]
         self._ended: list[tuple[Place, float]] = []
         self._dropped: list[tuple[Place, RouterError | None]] = []
-        # Early results of beams that stay live if something may follow them.
-        self._ahead: dict[Beam, AskResult] = {}
+        # Next tokens of beams that were probed a step early, to find dead ends.
+        self._probed: dict[Beam, AskResult] = {}
 
     def run(self) -> Search[SearchOutcome]:
         """The whole search."""
         while True:
-            stopped = yield from self._stopped()
+            stopped = yield from self._end_stopped()
             if stopped is not None:
                 return self.outcome(SearchEnd.HOLE, beams=stopped)
             if self._is_over:
                 return self.outcome(SearchEnd.COMPLETE)
-            found = self._found((yield from self._probes()))
-            selected = yield from self._selected(found)
+            found = self._alternatives((yield from self._probe()))
+            selected = yield from self._select(found)
             if selected is None:
-                return (yield from self._undecided(found))
+                return (yield from self._candidates(found))
             self.live = selected
 
     def outcome(
@@ -157,7 +113,7 @@ class BeamSearch:
         candidates: Sequence[Place] | None = None,
         has_more: bool = False,
     ) -> SearchOutcome:
-        """What has come of the group by now."""
+        """The state of the search as its outcome."""
         worst = self._scores[-1] if self._scores else 0.0
         return SearchOutcome(
             reason=reason,
@@ -168,16 +124,12 @@ class BeamSearch:
             dropped=self._dropped,
         )
 
-    def report(self) -> SearchOutcome:
-        """The live beams, and what has ended."""
-        return self.outcome(SearchEnd.COMPLETE)
-
     def _hole(self, beam: Beam) -> Hole:
         return self._group.holes[beam.hole]
 
     @property
     def _is_over(self) -> bool:
-        """Nothing is live, or nothing live can still be among the best."""
+        """No beam is live, or no live beam can still be among the best."""
         if not self.live:
             return True
         if len(self._scores) < self._group.width:
@@ -187,26 +139,25 @@ class BeamSearch:
             return True
         return all(scoring.possible(beam) <= self._scores[-1] for beam in self.live)
 
-    def _keep(self, place: Place) -> None:
-        """A trace that has ended, among the best of its step."""
+    def _keep_ended(self, place: Place) -> None:
         score = self._group.scoring.score(place.beam.logprob, place.beam.num_tokens)
         self._ended.append((place, score))
         self._scores = sorted([*self._scores, score], reverse=True)[: self._group.width]
 
     # A step
 
-    def _probes(self) -> Search[Sequence[AskResult]]:
-        """What may follow each of the live beams."""
-        ahead, self._ahead = self._ahead, {}
-        if not ahead:
+    def _probe(self) -> Search[Sequence[AskResult]]:
+        """The next tokens of each live beam."""
+        probed, self._probed = self._probed, {}
+        if not probed:
             return (yield [ProbeTokens(beam) for beam in self.live])
-        asked = [beam for beam in self.live if beam not in ahead]
-        result = (yield [ProbeTokens(beam) for beam in asked]) if asked else ()
-        ahead.update(zip(asked, result, strict=True))
-        return [ahead[beam] for beam in self.live]
+        missing = [beam for beam in self.live if beam not in probed]
+        results = (yield [ProbeTokens(beam) for beam in missing]) if missing else ()
+        probed.update(zip(missing, results, strict=True))
+        return [probed[beam] for beam in self.live]
 
-    def _found(self, probes: Sequence[AskResult]) -> list[Alternative]:
-        """All that may follow, the most probable trace first. What nothing follows is not live."""
+    def _alternatives(self, probes: Sequence[AskResult]) -> list[Alternative]:
+        """All alternatives, the most probable trace first. Beams at dead ends are dropped."""
         found: list[Alternative] = []
         alive: list[Beam] = []
         for beam, result in zip(self.live, probes, strict=True):
@@ -214,104 +165,136 @@ class BeamSearch:
                 self._dropped.append((Place(beam), result.error))
             elif isinstance(result, NextTokens):
                 alive.append(beam)
-                found += alternatives(beam, self._hole(beam), result)
+                found += _alternatives_of(beam, self._hole(beam), result)
         self.live = alive
-        return sorted(found, key=lambda alternative: -alternative.rank_by)
+        return sorted(found, key=lambda alternative: -alternative.total_logprob)
 
-    def _selected(self, found: Sequence[Alternative]) -> Search[Sequence[Beam] | None]:
-        """The best that go on; None: what is behind a hole decides it."""
+    def _select(self, found: Sequence[Alternative]) -> Search[Sequence[Beam] | None]:
+        """The next live beams; None: a hole ends behind which the client's program goes on."""
         width, num_considered = self._group.width, self._group.num_considered
         live: list[Beam] = []
         ended: list[Place] = []
         dropped: list[tuple[Place, RouterError | None]] = []
         rank = num_tried = 0
         while num_tried < len(found) and rank < num_considered and len(live) < width:
-            tried = _within(found[num_tried:], width - len(live), num_considered - rank)
+            tried = _next_alternatives(found[num_tried:], width - len(live), num_considered - rank)
             if any(each.ends_hole and not self._hole(each.before).is_last for each in tried):
                 return None
             num_tried += len(tried)
-            for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
-                if dead is not None or not is_kept(place):
-                    dropped.append((place, None if dead is None else dead.error))
+            for each, landed in zip(tried, (yield from self._land(tried)), strict=True):
+                if not landed.is_possible:
+                    dropped.append(landed.dropped)
                     continue
                 if not each.ends_hole:
-                    live.append(place.beam)
+                    live.append(landed.place.beam)
                 elif rank < width:
-                    ended.append(place)
+                    ended.append(landed.place)
                 rank += 1
         self._dropped += dropped
         for place in ended:
-            self._keep(place)
+            self._keep_ended(place)
         return live
 
-    def _undecided(self, found: Sequence[Alternative]) -> Search[SearchOutcome]:
-        """The step's candidates, for the client. DeadEnd ends are none, and count for nothing."""
+    def _candidates(self, found: Sequence[Alternative]) -> Search[SearchOutcome]:
+        """The step's possible results, for the client. Dead ends are not counted among them."""
         width = self._group.width
         num_left = self._group.num_candidates or self._group.num_considered
         candidates: list[Place] = []
-        num_tried = num_going_on = 0
-        while num_tried < len(found) and num_left and num_going_on < width:
-            tried = _within(found[num_tried:], width - num_going_on, num_left)
+        num_tried = num_live = 0
+        while num_tried < len(found) and num_left and num_live < width:
+            tried = _next_alternatives(found[num_tried:], width - num_live, num_left)
             num_tried += len(tried)
-            for each, (place, dead) in zip(tried, (yield from self._landed(tried)), strict=True):
-                num_left -= each.ends_hole or dead is None
-                if dead is None and is_kept(place):
-                    candidates.append(place)
-                    num_going_on += not each.ends_hole
+            for each, landed in zip(tried, (yield from self._land(tried)), strict=True):
+                num_left -= each.ends_hole or landed.dead_end is None
+                if landed.is_possible:
+                    candidates.append(landed.place)
+                    num_live += not each.ends_hole
                 else:
-                    self._dropped.append((place, None if dead is None else dead.error))
-        has_more = num_tried < len(found) and num_going_on < width
+                    self._dropped.append(landed.dropped)
+        has_more = num_tried < len(found) and num_live < width
         return self.outcome(SearchEnd.HOLE, candidates=candidates, has_more=has_more)
-
-    def _stopped(self) -> Search[Sequence[Place] | None]:
-        """Ends the beams whose texts have ended them; all places, if the client must go on."""
-        holes = self._hole
-        is_ended = [self._texts.is_ended(holes(beam), beam.output_ids) for beam in self.live]
-        if not any(is_ended):
-            return None
-        ending = [beam for beam, ends in zip(self.live, is_ended, strict=True) if ends]
-        closed = iter((yield from self._endings.by_length(ending)))
-        left: list[Place] = []
-        for beam, ends in zip(self.live, is_ended, strict=True):
-            place, dead = next(closed) if ends else (Place(beam), None)
-            if dead is not None or not is_kept(place):
-                self._dropped.append((place, None if dead is None else dead.error))
-            elif place.closed is not None and holes(place.beam).is_last:
-                self._keep(place)
-            else:
-                left.append(place)
-        self.live = [place.beam for place in left]
-        return left if any(place.closed is not None for place in left) else None
 
     # Ends of holes
 
-    def _landed(self, tried: Sequence[Alternative]) -> Search[Sequence[Landed]]:
-        """Where alternatives lead to."""
-        by_length = [each.beam for each in tried if each.ends_hole and not each.is_end]
-        closed = iter((yield from self._endings.by_length(by_length)))
-        by_token = [each.beam for each in tried if each.is_end]
-        ended = iter((yield from self._endings.by_token(by_token)))
-        open_beams = [each.beam for each in tried if not each.ends_hole]
-        going_on = iter((yield from self._going_on(open_beams)))
-        landed: list[Landed] = []
-        for each in tried:
-            if not each.ends_hole:
-                landed.append(next(going_on))
+    def _end_stopped(self) -> Search[Sequence[Place] | None]:
+        """Ends the beams with a stop string; all places, if the client has to go on from there."""
+        are_ended = [self._texts.is_ended(self._hole(beam), beam.output_ids) for beam in self.live]
+        if not any(are_ended):
+            return None
+        ending = [beam for beam, is_ended in zip(self.live, are_ended, strict=True) if is_ended]
+        closed = iter((yield from self._end_by_text(ending)))
+        left: list[Place] = []
+        for beam, is_ended in zip(self.live, are_ended, strict=True):
+            landed = next(closed) if is_ended else Landed(Place(beam))
+            if not landed.is_possible:
+                self._dropped.append(landed.dropped)
+            elif is_ended and self._hole(beam).is_last:
+                self._keep_ended(landed.place)
             else:
-                landed.append(next(ended if each.is_end else closed))
+                left.append(landed.place)
+        self.live = [place.beam for place in left]
+        return left if any(place.closed is not None for place in left) else None
+
+    def _land(self, tried: Sequence[Alternative]) -> Search[Sequence[Landed]]:
+        """The places after each of the alternatives."""
+        by_text = [each.beam for each in tried if each.ends_hole and not each.is_end]
+        ended_by_text = iter((yield from self._end_by_text(by_text)))
+        by_token = [each.beam for each in tried if each.is_end]
+        ended_by_token = iter((yield from self._end_by_token(by_token)))
+        live = iter((yield from self._go_on([each.beam for each in tried if not each.ends_hole])))
+        return [
+            next(live if not each.ends_hole else ended_by_token if each.is_end else ended_by_text)
+            for each in tried
+        ]
+
+    def _end_by_token(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
+        """Holes that end by end tokens: the masks enforced their constraints, or a part of them."""
+        texts = [self._texts.text(self._hole(beam), beam.output_ids) for beam in beams]
+        asks = [
+            JudgeText(beam, text)
+            for beam, text in zip(beams, texts, strict=True)
+            if (constraint := self._hole(beam).request.constraint) and constraint.is_judged_at_end
+        ]
+        judged = dict(zip(asks, (yield asks) if asks else (), strict=True))
+        landed: list[Landed] = []
+        for beam, text in zip(beams, texts, strict=True):
+            closed = judged.get(JudgeText(beam, text), EndedHole(text))
+            assert isinstance(closed, EndedHole)
+            landed.append(Landed(Place(beam, closed)))
         return landed
 
-    def _going_on(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
-        """Beams in the middle of their holes. A dead end must not have the place of another one:
-        where there may be some, what follows is asked before the places are given.
-        """
-        asked = [beam for beam in beams if self._may_be_dead(beam) and beam not in self._ahead]
-        result = (yield [ProbeTokens(beam) for beam in asked]) if asked else ()
-        self._ahead.update(zip(asked, result, strict=True))
+    def _end_by_text(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
+        """Holes that end by their length or by a stop string."""
+        checked = [beam for beam in beams if self._hole(beam).request.constraint is not None]
+        results = iter((yield [CheckHole(beam) for beam in checked]) if checked else ())
         landed: list[Landed] = []
         for beam in beams:
-            answer = self._ahead.get(beam) if self._ahead else None
-            landed.append((Place(beam), answer if isinstance(answer, DeadEnd) else None))
+            hole = self._hole(beam)
+            if hole.request.constraint is None:
+                text = self._texts.text(hole, beam.output_ids)
+                landed.append(Landed(Place(beam, EndedHole(text))))
+                continue
+            result = next(results)
+            if isinstance(result, EndedHole):
+                landed.append(Landed(Place(beam, result)))
+            else:
+                assert isinstance(result, DeadEnd)
+                landed.append(Landed(Place(beam), result))
+        return landed
+
+    def _go_on(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
+        """Beams in the middle of their holes.
+
+        A dead end must not take the place of a beam that can go on. So beams that may be dead ends
+        are probed before the places are assigned.
+        """
+        unsure = [beam for beam in beams if self._may_be_dead(beam) and beam not in self._probed]
+        results = (yield [ProbeTokens(beam) for beam in unsure]) if unsure else ()
+        self._probed.update(zip(unsure, results, strict=True))
+        landed: list[Landed] = []
+        for beam in beams:
+            result = self._probed.get(beam) if self._probed else None
+            landed.append(Landed(Place(beam), result if isinstance(result, DeadEnd) else None))
         return landed
 
     def _may_be_dead(self, beam: Beam) -> bool:
@@ -319,14 +302,23 @@ class BeamSearch:
         return hole.has_dead_ends and not self._texts.is_ended(hole, beam.output_ids)
 
 
-def _within(
-    found: Sequence[Alternative], num_going_on: int, num_most: int
+def _alternatives_of(beam: Beam, hole: Hole, result: NextTokens) -> Iterator[Alternative]:
+    """The tokens that may follow, the most probable first."""
+    is_last = len(beam.output_ids) + 1 >= hole.max_len
+    for token_id, logprob in result.tokens:
+        is_end = token_id in result.end_ids
+        total_logprob = beam.logprob + logprob
+        yield Alternative(beam, token_id, logprob, total_logprob, is_end, is_end or is_last)
+
+
+def _next_alternatives(
+    found: Sequence[Alternative], num_live: int, max_len: int
 ) -> Sequence[Alternative]:
-    """The first ones, until so many of them go on or there are so many."""
-    within: list[Alternative] = []
-    for each in found[:num_most]:
-        within.append(each)
-        num_going_on -= not each.ends_hole
-        if num_going_on == 0:
+    """The first alternatives, until `num_live` of them end no hole; at most `max_len`."""
+    taken: list[Alternative] = []
+    for each in found[:max_len]:
+        taken.append(each)
+        num_live -= not each.ends_hole
+        if num_live == 0:
             break
-    return within
+    return taken

@@ -1,9 +1,9 @@
-"""What a group of beams is, what a search asks to be computed, and what came of it. Frozen words.
+"""The values of a beam search: the group, what a step has to compute, its results, the outcome.
 
     BeamGroup -> ProbeTokens, CheckHole -> NextTokens, EndedHole, DeadEnd -> SearchOutcome
 
-A beam is a trace of a program in the middle of a hole. What is behind the hole only the client
-knows, unless nothing is (`is_last`).
+A beam is a trace of a program in the middle of a hole. Only the client knows what follows the
+hole, unless nothing does (`is_last`).
 """
 
 import math
@@ -20,9 +20,9 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hole:
-    """Where beams stand; equal to itself alone. `request` asks for its output from the beginning.
+    """A hole of beams; equal to itself alone. `request` asks for its output from the first token.
 
-    `is_last`: the trace ends with this hole, whatever its text is.
+    `is_last`: the trace ends with this hole.
     """
 
     request: GenerateRequest
@@ -30,15 +30,15 @@ class Hole:
 
     @property
     def max_len(self) -> int:
-        """Tokens of output that end it at the latest."""
+        """The most tokens of its output."""
         return self.request.stop.max_new_tokens
 
     @property
     def has_dead_ends(self) -> bool:
-        """Whether its masks may leave tokens behind which the text cannot be completed in time.
+        """Whether masks may allow tokens behind which the text cannot be completed in time.
 
-        A check of the constraint knew of stop strings, and of bytes that no token spells; of stop
-        tokens it did not.
+        The check of a constraint covers stop strings, and bytes that no token spells, but not stop
+        tokens.
         """
         constraint, stop = self.request.constraint, self.request.stop
         return constraint is not None and (constraint.has_dead_ends or bool(stop.stop_token_ids))
@@ -46,10 +46,10 @@ class Hole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beam:
-    """A trace at `hole`, the number of one of the group's, and its tokens of it.
+    """A trace at the group's hole number `hole`, with its tokens there.
 
-    `logprob` and `num_tokens` are of the whole trace, end tokens among them; `output_logprob` of
-    the output alone.
+    `logprob` and `num_tokens` are those of the whole trace with its end tokens, `output_logprob`
+    is that of the output alone.
     """
 
     hole: int
@@ -59,7 +59,7 @@ class Beam:
     output_logprob: float = 0.0
 
     def grown(self, token_id: int, logprob: float, *, is_end: bool = False) -> "Beam":
-        """With one more token. An end token counts, but is no part of the output."""
+        """The beam with one more token. An end token counts, but is no part of the output."""
         return replace(
             self,
             output_ids=self.output_ids if is_end else (*self.output_ids, token_id),
@@ -71,7 +71,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamScoring:
-    """What ended traces are compared by, and when no live one can take the place of one of them.
+    """The scores of ended traces, and when no live trace can be better than these.
 
     A score is log-probability / (tokens ** length_penalty). See the client's `beam`.
     """
@@ -81,11 +81,11 @@ class BeamScoring:
     max_len: int | None = None
 
     def score(self, logprob: float, num_tokens: int) -> float:
-        """Of an ended trace."""
+        """The score of an ended trace."""
         return logprob / math.pow(max(num_tokens, 1), self.length_penalty)
 
     def possible(self, beam: Beam) -> float:
-        """The best score that a live trace may come to end with."""
+        """The best score that a live trace may end with."""
         if self.early_stopping != "never" or self.length_penalty <= 0:
             return self.score(beam.logprob, beam.num_tokens)
         if self.max_len is None:
@@ -95,11 +95,10 @@ class BeamScoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamGroup:
-    """The live beams of one search. `width` are kept; `ended` are the scores of the best traces
-    that ended before.
+    """The live beams of one search, of which `width` are kept after each step.
 
-    `num_candidates`: the most candidates that are returned of a step that only the client can
-    decide; None: as many as a step looks at, if none of them turns out to be impossible.
+    `ended`: the scores of the best traces that ended before. `num_candidates`: the most candidates
+    of a step that only the client can decide; None: as many as a step considers.
     """
 
     width: int
@@ -112,7 +111,7 @@ class BeamGroup:
 
     @property
     def num_considered(self) -> int:
-        """What a step looks at: n that go on, and as many that end in each way."""
+        """Alternatives that a step considers: `width` live ones, and `width` for each end token."""
         return (1 + max(1, len(self.end_token_ids))) * self.width
 
 
@@ -125,15 +124,16 @@ class ProbeTokens:
 
 @dataclass(frozen=True, slots=True)
 class CheckHole:
-    """Asks whether a hole's constraint is kept that its last token ended."""
+    """Asks whether a hole that its last token ended satisfies its constraint."""
 
     beam: Beam
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeText:
-    """Asks whether the whole text of a hole that an end token ended is what its constraint wants,
-    where masks enforce a part of that only.
+    """Asks whether the text of a hole that an end token ended satisfies its constraint.
+
+    For constraints of which masks enforce a part only.
     """
 
     beam: Beam
@@ -156,9 +156,7 @@ class NextTokens:
 
 @dataclass(frozen=True, slots=True)
 class EndedHole:
-    """A hole that has ended. `is_satisfied` False: its text does not keep its constraint, and
-    `violation` may say why.
-    """
+    """A hole that has ended. `violation` may say why its constraint is not satisfied."""
 
     text: str
     is_satisfied: bool = True
@@ -167,7 +165,7 @@ class EndedHole:
 
 @dataclass(frozen=True, slots=True)
 class DeadEnd:
-    """Nothing may follow; the beam is dropped, and the search goes on without it."""
+    """No token may follow: the beam is dropped, and the search goes on without it."""
 
     error: RouterError
 
@@ -177,18 +175,18 @@ AskResult: TypeAlias = NextTokens | EndedHole | DeadEnd
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a beam has come to. `closed`: its hole has ended so; None: it goes on."""
+    """A beam after a step. `closed`: its hole has ended; None: it goes on."""
 
     beam: Beam
     closed: EndedHole | None = None
 
 
 class SearchEnd(Enum):
-    """Why a search of one group is over."""
+    """Why the search of one group ended."""
 
-    # No live beam can be among the best any more.
+    # No live beam can be among the best.
     COMPLETE = "complete"
-    # Beams are at the end of holes, and what is behind them is the client's to say.
+    # Beams are at the end of holes that the client's program follows.
     HOLE = "hole"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
@@ -196,13 +194,13 @@ class SearchEnd(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOutcome:
-    """What came of a group.
+    """The state of a group when its search ends, or when a report is due.
 
-    `beams` are live. With `candidates` they are those before the step that is to be decided: the
-    candidates are its possible results, the most probable first; the client keeps `width` that are
-    live, of at most `num_considered` that are possible. `has_more`: there are others behind them.
-    `ended` are traces that ended here, in the order in which they were found, each with its score.
-    `dropped` are impossible, by an error or since a constraint is not kept.
+    `beams` are live. With `candidates` they are those before the step that the client decides: the
+    candidates are its possible results, the most probable first; the client keeps `width` live
+    ones of at most `num_considered` that are possible. `has_more`: others follow them. `ended` are
+    traces that ended in this search, in the order of their ends, with their scores. `dropped` are
+    dead ends, with their errors, and beams that violate a constraint.
     """
 
     reason: SearchEnd

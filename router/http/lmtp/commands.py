@@ -1,14 +1,13 @@
-"""Frames that are answered at once: HELLO, MODEL_INFO, BUFFER, DROP, and those nobody knows."""
+"""Frames that are answered at once: HELLO, MODEL_INFO, BUFFER, DROP, and unknown types."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
-from router.http.body import Schema, parse_part
+from router.http.body import parse_part
 from router.http.lmtp.frames import Frame
+from router.http.lmtp.generate import MAX_STOPS, MAX_TOP_LOGPROBS
 from router.http.lmtp.prompts import Buffers, buffer_fields
-from router.http.lmtp.requests import MAX_STOPS, MAX_TOP_LOGPROBS
-from router.http.lmtp.schema import BufferBody, DropBody
-from router.http.lmtp.services import LmtpServices
+from router.http.lmtp.schema import BufferFields, DropFields, HelloFields, ModelInfoFields
+from router.http.lmtp.streams import LmtpServices
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import wrong
@@ -19,27 +18,12 @@ FEATURES = (
     "system_messages", "errors", "beams",
 )  # fmt: skip
 
-Told = Mapping[str, object]
-
-
-class HelloBody(Schema):
-    """HELLO."""
-
-    version: int | None = None
-
-
-class ModelBody(Schema):
-    """MODEL_INFO."""
-
-    model: str | None = None
+Reply = Mapping[str, object]
 
 
 def version_of(frame: Frame) -> int:
-    """The version that a HELLO agrees on. Raises InvalidRequest.
-
-    A client of a later version learns which one it gets.
-    """
-    version = parse_part(frame.text, frame.payload, (), HelloBody).version
+    """The version of the protocol after a HELLO: at most ours. Raises InvalidRequest."""
+    version = parse_part(frame.text, frame.payload, (), HelloFields).version
     if version is None:
         return VERSION
     if version < 1:
@@ -49,32 +33,32 @@ def version_of(frame: Frame) -> int:
 
 def named_model(frame: Frame) -> str | None:
     """The model that a frame names. Raises InvalidRequest."""
-    return parse_part(frame.text, frame.payload, (), ModelBody).model
+    return parse_part(frame.text, frame.payload, (), ModelInfoFields).model
 
 
 class Commands:
-    """Those of one socket; owner of the version that its client speaks."""
+    """Answers the frames of one socket. Owner of its version of the protocol."""
 
     def __init__(self, services: LmtpServices, buffers: Buffers) -> None:
         self._services = services
         self._buffers = buffers
         self.version = 1
-        self._answers: dict[str, Callable[[Frame], Awaitable[Told]]] = {
+        self._answers: dict[str, Callable[[Frame], Awaitable[Reply]]] = {
             "HELLO": self._hello,
             "MODEL_INFO": self._model_info,
             "BUFFER": self._buffer,
             "DROP": self._drop,
         }
 
-    async def answer(self, frame: Frame) -> Told:
-        """The fields of the answer. Raises RouterError, HttpError."""
+    async def answer(self, frame: Frame) -> Reply:
+        """The fields of the reply. Raises RouterError, HttpError."""
         answer = self._answers.get(frame.command)
         if answer is None:
             message = f"Unknown command: {frame.command}"
             raise HttpError(404, "unknown_command", message)
         return await answer(frame)
 
-    async def _hello(self, frame: Frame) -> Told:
+    async def _hello(self, frame: Frame) -> Reply:
         self.version = version_of(frame)
         info, limits = self._services.info, self._services.limits
         hello = {
@@ -94,7 +78,7 @@ class Commands:
         }
         return {"hello": hello}
 
-    async def _model_info(self, frame: Frame) -> Told:
+    async def _model_info(self, frame: Frame) -> Reply:
         model = named_model(frame)
         info, tokenizer = self._services.info, self._services.prompts.tokenizer
         fields = {
@@ -111,14 +95,14 @@ class Commands:
         }
         return {"model_info": fields}
 
-    async def _buffer(self, frame: Frame) -> Told:
-        body = parse_part(frame.text, frame.payload, (), BufferBody)
+    async def _buffer(self, frame: Frame) -> Reply:
+        body = parse_part(frame.text, frame.payload, (), BufferFields)
         served_name(self._services.info, body.model)
         vocab_size = self._services.info.limits.vocab_size
         token_ids = await self._services.prompts.ids(body, self._buffers, vocab_size)
         ttl_s = self._buffers.put(body.name, token_ids, "name", body.ttl_s)
         return {"buffer": buffer_fields(body.name, len(token_ids), ttl_s)}
 
-    async def _drop(self, frame: Frame) -> Told:
-        body: Any = parse_part(frame.text, frame.payload, (), DropBody)
+    async def _drop(self, frame: Frame) -> Reply:
+        body = parse_part(frame.text, frame.payload, (), DropFields)
         return {"dropped": self._buffers.drop(body.name)}

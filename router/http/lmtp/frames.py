@@ -1,23 +1,41 @@
-"""Frames: a type, a space, JSON; and the stream that a frame is about."""
+"""Frames of LMTP, read and written: their streams' ids, numbers and error objects as JSON."""
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
 from router.http.body import Schema, parse_part
+from router.http.errors import problem_of
 from router.http.server.body import check_depth, check_width
-from router.http.server.errors import HttpError
-from router.request.errors import InvalidRequest, wrong
+from router.http.server.errors import Dialect, HttpError
+from router.request.errors import (
+    ConstraintRefused,
+    InvalidRequest,
+    Refused,
+    RouterError,
+    RowFailed,
+    wrong,
+)
+
+# An object to be sent: the type of its frame, and its JSON.
+Message: TypeAlias = tuple[str, str]
 
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003
 _INVALID_DATA = 1007
+# The log-probability of an impossible token. Clients of version 1 read Python's JSON; others may
+# not know infinity.
+_MINUS_INFINITY = "-Infinity"
+_LEAST_FLOAT = repr(-sys.float_info.max)
+_STREAM_ID_RULE = "must be a whole number of at most 64 bits"
 
 
-class NoFrame(Exception):
-    """What came is no frame: the socket is to be closed with `code`, and the text as the reason."""
+class MalformedFrame(Exception):
+    """A message that is no frame. The socket is closed with `code`, and the text as the reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -26,7 +44,7 @@ class NoFrame(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of a client: its type, its object, and the object's text."""
+    """One frame of a client: its type, its object, and the object's JSON."""
 
     command: str
     payload: Mapping[str, Any]
@@ -34,48 +52,84 @@ class Frame:
 
 
 def read_frame(text: str | None) -> Frame:
-    """The frame of a text message; None stands for a binary one. Raises NoFrame."""
+    """The frame of a text message; None stands for a binary one. Raises MalformedFrame."""
     if text is None:
-        raise NoFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
+        raise MalformedFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
     command, space, rest = text.partition(" ")
     if not space or not command.isascii() or not 1 <= len(command) <= _MAX_TYPE_LEN:
-        raise NoFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
+        raise MalformedFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
     body = rest.encode()
     try:
         check_width(body)
         payload = orjson.loads(body)
         if not isinstance(payload, dict):
-            raise NoFrame(_INVALID_DATA, "the JSON of a frame must be an object")
+            raise MalformedFrame(_INVALID_DATA, "the JSON of a frame must be an object")
         check_depth(body, payload)
     except orjson.JSONDecodeError as error:
-        raise NoFrame(_INVALID_DATA, f"the frame's JSON is malformed: {error}") from error
+        reason = f"the frame's JSON is malformed: {error}"
+        raise MalformedFrame(_INVALID_DATA, reason) from error
     except HttpError as error:
-        raise NoFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
+        raise MalformedFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
     return Frame(command, payload, body)
 
 
 def write_frame(command: str, objects: Sequence[str]) -> str:
-    """The text message of objects that are JSON by now."""
+    """The text message of `objects`, each of which is JSON."""
     return f"{command} [{','.join(objects)}]"
 
 
-# What is written into answers is read exactly by whoever wrote it.
-_RULE = "must be a whole number of at most 64 bits"
-
-
-class _Streamed(Schema):
+class _WithStreamId(Schema):
     stream_id: int
 
 
 def stream_id_of(frame: Frame) -> int:
-    """Raises InvalidRequest, which names what stands in its place as it was written."""
+    """Raises InvalidRequest, which quotes a wrong value as the client wrote it."""
     stream_id = frame.payload.get("stream_id")
     if type(stream_id) is int:
         return stream_id
     try:
-        read = parse_part(frame.text, frame.payload, (), _Streamed).stream_id
+        exact_id = parse_part(frame.text, frame.payload, (), _WithStreamId).stream_id
     except InvalidRequest as error:
         if "stream_id" not in frame.payload:
             raise
-        raise wrong("stream_id", _RULE, stream_id) from error
-    raise wrong("stream_id", _RULE, read)
+        raise wrong("stream_id", _STREAM_ID_RULE, stream_id) from error
+    # The JSON parser read a number above 64 bits as a float.
+    raise wrong("stream_id", _STREAM_ID_RULE, exact_id)
+
+
+def number(value: float, *, strictly: bool) -> str:
+    """A log-probability as JSON; `strictly`: only numbers that any reader of JSON knows."""
+    if math.isfinite(value):
+        return repr(value)
+    return _LEAST_FLOAT if strictly else _MINUS_INFINITY
+
+
+def as_json(value: Mapping[str, object]) -> str:
+    """An object without infinite numbers as JSON."""
+    return orjson.dumps(value).decode()
+
+
+def error_type_of(error: RouterError | HttpError) -> str:
+    """The error type, as in logs, metrics and HTTP answers."""
+    return problem_of(error, Dialect.TGI).error_type
+
+
+def error_fields(error: RouterError | HttpError) -> dict[str, object]:
+    """The fields of an error object, but for the stream's id."""
+    problem = problem_of(error, Dialect.TGI)
+    fields: dict[str, object] = {"error": str(error), "error_type": problem.error_type}
+    if isinstance(error, InvalidRequest | HttpError) and error.field is not None:
+        fields["field"] = error.field
+    if isinstance(error, ConstraintRefused):
+        fields["details"] = {"reason": error.reason, **error.details}
+    if problem.retry_after_s is not None:
+        fields["retry_after_s"] = problem.retry_after_s
+    fields["retryable"] = _is_retryable(error)
+    return fields
+
+
+def _is_retryable(error: RouterError | HttpError) -> bool:
+    """False for wrong requests, and for a row that fails because of its own values."""
+    if isinstance(error, HttpError):
+        return error.status >= 500
+    return isinstance(error, Refused) or not isinstance(error, InvalidRequest | RowFailed)

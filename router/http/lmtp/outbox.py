@@ -1,8 +1,7 @@
-"""What waits to be sent over one socket, in order, and the one task that sends it.
+"""The queue of one socket's messages, in order, and the task that sends them.
 
-Objects of one type that are there together go out in one frame where the type allows it: with many
-streams a step's tokens are one message. A stream whose client reads too slowly waits here, and its
-sequence is paused (`router/engine/backpressure.py`).
+TOKENs that wait together go out in one frame: with many streams a step's tokens are one message. A
+stream whose client reads too slowly waits here, and its sequence is paused.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ SendText = Callable[[str], Awaitable[None]]
 
 
 class Outbox:
-    """One socket's. `max_waiting_len`: characters that may wait before `put` does."""
+    """One socket's queue. `put` waits while more than `max_waiting_len` characters are queued."""
 
     def __init__(self, max_waiting_len: int) -> None:
         self._max_waiting_len = max_waiting_len
@@ -32,14 +31,14 @@ class Outbox:
         self._is_closed = False
 
     async def put(self, command: str, *objects: str) -> None:
-        """Puts objects behind the others; waits while too much waits. After `close`: nothing."""
+        """Queues objects, once there is room. Does nothing after `close`."""
         while not self._has_room.is_set():
             await self._has_room.wait()
         for each in objects:
             self.push(command, each)
 
     def push(self, command: str, fields: str) -> None:
-        """Puts one object behind the others, whatever waits: for what comes now and then."""
+        """Queues one object without waiting for room: for rare messages."""
         if self._is_closed:
             return
         self._waiting.append((command, fields))
@@ -50,7 +49,7 @@ class Outbox:
         self._has_work.set()
 
     async def run(self, send: SendText) -> None:
-        """Sends until closed. Raises what `send` does; then, too, nobody waits any more."""
+        """Sends until closed. Raises what `send` does, and wakes all that wait then, too."""
         try:
             while not self._is_closed:
                 await self._has_work.wait()
@@ -63,11 +62,11 @@ class Outbox:
             self.close()
 
     async def until_empty(self) -> None:
-        """Until all that was put is sent, or nothing more will be."""
+        """Waits until all messages are sent, or the outbox is closed."""
         await self._is_empty.wait()
 
     def close(self) -> None:
-        """What waits is dropped."""
+        """Drops all queued messages."""
         self._is_closed = True
         self._waiting.clear()
         for event in (self._has_work, self._has_room, self._is_empty):

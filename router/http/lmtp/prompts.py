@@ -1,21 +1,23 @@
-"""Prompts as clients write them: token ids, text, turns, or an extended buffer of the socket."""
+"""Prompts as LMTP's clients send them: ids, text or turns, behind a buffer of the socket."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from router.http.lmtp.schema import PromptBody
+from router.http.lmtp.schema import PromptFields
 from router.request.errors import InvalidRequest, wrong
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continuation_ids
 
 _MAX_NAME_LEN = 128
+# Fields of which at most one is present.
+_FIELDS = ("prompt", "text", "messages")
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """How many buffers a socket may have, with how many tokens in all, and how long they stay."""
+    """Limits of one socket's buffers: their number, their tokens together, their time to live."""
 
     max_buffers: int = 256
     max_tokens: int = 1 << 20
@@ -31,12 +33,12 @@ class _Buffer:
 
 
 def buffer_fields(name: str, num_tokens: int, ttl_s: float) -> dict[str, object]:
-    """A buffer's fields in answers."""
+    """The fields of a buffer in replies."""
     return {"name": name, "num_tokens": num_tokens, "ttl_s": ttl_s}
 
 
 class Buffers:
-    """Those of one socket. Each stays `ttl_s` seconds from when it was last used."""
+    """The buffers of one socket. Each is kept for `ttl_s` seconds after its last use."""
 
     def __init__(self, limits: BufferLimits, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
@@ -44,23 +46,23 @@ class Buffers:
         self._buffers: dict[str, _Buffer] = {}
         self._num_tokens = 0
 
-    def get(self, name: str, field: str = "buffer") -> tuple[int, ...]:
-        """The tokens of a buffer. Raises InvalidRequest where there is none (any more)."""
+    def get(self, name: str) -> tuple[int, ...]:
+        """The tokens of a buffer. Raises InvalidRequest for an unknown or expired name."""
         now_s = self._clock()
         self._expire(now_s)
         buffer = self._buffers.get(name)
         if buffer is None:
             raise InvalidRequest(
-                f"`{field}` must be the name of a buffer of this socket. Given: {name[:60]!r}",
-                field,
+                f"`buffer` must be the name of a buffer of this socket. Given: {name[:60]!r}",
+                "buffer",
             )
         buffer.expires_s = now_s + buffer.ttl_s
         return buffer.token_ids
 
     def check(self, name: str, num_tokens: int, field: str, ttl_s: float | None = None) -> float:
-        """What a buffer of that name and so many tokens would live, in seconds.
+        """The time to live, in seconds, of a buffer that is about to be stored.
 
-        Raises InvalidRequest where there is no room for it.
+        Raises InvalidRequest, which names `field`, where there is no room for it.
         """
         limits = self._limits
         if not 1 <= len(name) <= _MAX_NAME_LEN:
@@ -89,7 +91,7 @@ class Buffers:
     def put(
         self, name: str, token_ids: tuple[int, ...], field: str, ttl_s: float | None = None
     ) -> float:
-        """Keeps tokens under a name, in place of what it had; answers its seconds.
+        """Stores tokens under a name, which may be in use; its time to live in seconds.
 
         Raises InvalidRequest.
         """
@@ -100,7 +102,7 @@ class Buffers:
         return ttl_s
 
     def drop(self, name: str) -> bool:
-        """Forgets a buffer; False if there was none."""
+        """Deletes a buffer; False if there was none."""
         self._expire(self._clock())
         buffer = self._buffers.pop(name, None)
         if buffer is not None:
@@ -113,12 +115,9 @@ class Buffers:
             self._num_tokens -= len(self._buffers.pop(name).token_ids)
 
 
-_FIELDS = ("prompt", "text", "messages")
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Text to be tokenized, or token ids. `field` is what the client called it."""
+    """Text to be tokenized, or token ids. `field` is the field that it came from."""
 
     content: str | tuple[int, ...]
     field: str
@@ -126,9 +125,9 @@ class Prompt:
 
 
 class Prompts:
-    """Reads them with the model's tokenizer and chat template.
+    """Reads prompts with the model's tokenizer and chat template.
 
-    `max_len`: tokens of the longest sequence that the model takes.
+    `max_len`: the most tokens of a sequence.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, max_len: int) -> None:
@@ -137,27 +136,27 @@ class Prompts:
         self._template = template
         self._bos_ids = _bos_ids(tokenizer)
 
-    async def read(self, body: PromptBody, buffers: Buffers) -> Prompt:
-        """Where an output begins. Raises InvalidRequest."""
+    async def read(self, body: PromptFields, buffers: Buffers) -> Prompt:
+        """The prompt of a frame, its buffer in front. Raises InvalidRequest."""
         field = _field_of(body)
-        begun = None if body.buffer is None else buffers.get(body.buffer)
+        buffer_ids = None if body.buffer is None else buffers.get(body.buffer)
         if field is None:
-            if begun is None:
+            if buffer_ids is None:
                 raise InvalidRequest(
                     "`prompt` is required: token ids, or `text`, or `messages`, or a `buffer`",
                     "prompt",
                 )
-            return Prompt(begun, "buffer")
-        prompt = await self._own(body, field)
-        if begun is None:
-            return self._begun(prompt)
+            return Prompt(buffer_ids, "buffer")
+        prompt = await self._without_buffer(body, field)
+        if buffer_ids is None:
+            return self._or_bos(prompt)
         if isinstance(prompt.content, str):
             prompt = Prompt(await self.continuation_ids(prompt.content, field), field)
         assert not isinstance(prompt.content, str)
-        return Prompt(begun + prompt.content, field)
+        return Prompt(buffer_ids + prompt.content, field)
 
-    async def ids(self, body: PromptBody, buffers: Buffers, vocab_size: int) -> tuple[int, ...]:
-        """The same as token ids, all of them the model's. Raises InvalidRequest."""
+    async def ids(self, body: PromptFields, buffers: Buffers, vocab_size: int) -> tuple[int, ...]:
+        """The same as token ids, each of the model's vocabulary. Raises InvalidRequest."""
         prompt = await self.read(body, buffers)
         content = prompt.content
         if isinstance(content, str):
@@ -171,7 +170,7 @@ class Prompts:
         return content
 
     async def continuation_ids(self, text: str, field: str) -> tuple[int, ...]:
-        """The tokens of a text that goes on another one. Raises InvalidRequest."""
+        """The tokens of a text behind another one. Raises InvalidRequest."""
         await self._check(text, field)
         return tuple(await continuation_ids(self.tokenizer, text))
 
@@ -182,7 +181,7 @@ class Prompts:
     def _check_ids(self, token_ids: tuple[int, ...], field: str, vocab_size: int) -> None:
         if not token_ids:
             raise InvalidRequest(f"`{field}` must not be empty: its text has no tokens", field)
-        # Before anybody looks at each of them: there may be millions.
+        # Checked first: there may be millions of them.
         if len(token_ids) > self._max_len:
             raise InvalidRequest(
                 f"`{field}` must have at most {self._max_len} tokens. Given: {len(token_ids)}",
@@ -193,14 +192,14 @@ class Prompts:
                 rule = f"must be made of token ids between 0 and {vocab_size - 1}"
                 raise wrong(field, rule, token_id)
 
-    async def _own(self, body: PromptBody, field: str) -> Prompt:
+    async def _without_buffer(self, body: PromptFields, field: str) -> Prompt:
         if field == "prompt":
             return Prompt(tuple(body.prompt or ()), field)
         if field == "text":
             return Prompt(body.text or "", field, add_special_tokens=True)
         turns = [{"role": each.role, "content": each.content} for each in body.messages or ()]
         continues = turns[-1]["role"] == "assistant"
-        # Off the event loop: a template is the model's program, and a conversation may be long.
+        # In a thread: a template is a program, and a conversation may be long.
         text = await asyncio.to_thread(
             self._template.render,
             turns,
@@ -209,8 +208,8 @@ class Prompts:
         )
         return Prompt(text, field)
 
-    def _begun(self, prompt: Prompt) -> Prompt:
-        """An empty prompt is the beginning of a sequence, if the model has a token for that."""
+    def _or_bos(self, prompt: Prompt) -> Prompt:
+        """An empty prompt becomes the model's first token of a sequence, if it has one."""
         if prompt.content:
             return prompt
         if not self._bos_ids:
@@ -222,11 +221,11 @@ class Prompts:
         return Prompt(self._bos_ids, prompt.field)
 
 
-def _field_of(body: PromptBody) -> str | None:
-    given = [field for field in _FIELDS if getattr(body, field) is not None]
-    if len(given) > 1:
-        raise InvalidRequest(f"`{given[0]}` and `{given[1]}` exclude each other", given[1])
-    return given[0] if given else None
+def _field_of(body: PromptFields) -> str | None:
+    present = [field for field in _FIELDS if getattr(body, field) is not None]
+    if len(present) > 1:
+        raise InvalidRequest(f"`{present[0]}` and `{present[1]}` exclude each other", present[1])
+    return present[0] if present else None
 
 
 def _bos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

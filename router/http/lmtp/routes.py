@@ -1,12 +1,11 @@
-"""All sockets: the ASGI layer that opens them, and the house that tells them when it closes."""
+"""The ASGI layer that opens LMTP sockets, and their end when the server stops."""
 
 import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.lmtp.notices import draining
-from router.http.lmtp.services import LmtpServices
 from router.http.lmtp.session import Session, SocketClose
+from router.http.lmtp.streams import LmtpServices, draining_notice
 from router.http.request_validator import RequestRecord
 from router.http.server.errors import Dialect, HttpError, Problem
 from router.telemetry.metrics import CLOSE_CODES
@@ -25,8 +24,8 @@ class Sockets:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def around(self, app: ASGIApp, services: LmtpServices) -> ASGIApp:
-        """`app` for HTTP, LMTP for sockets."""
+    def wrap(self, app: ASGIApp, services: LmtpServices) -> ASGIApp:
+        """`app`, with LMTP for WebSockets in front of it."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "websocket":
@@ -39,12 +38,12 @@ class Sockets:
         return serve
 
     def drain(self) -> None:
-        """Tells all that nothing new is taken any more."""
+        """Sends all clients the notice that the server accepts nothing new."""
         for session in self._sessions:
-            session.notify(draining())
+            session.notify(draining_notice())
 
     async def close(self) -> None:
-        """Closes all sockets, once their last messages are sent."""
+        """Closes all sockets once their last messages are sent."""
         close = SocketClose(_GOING_AWAY, "the server stops")
         await asyncio.gather(*(session.end(close) for session in self._sessions))
 

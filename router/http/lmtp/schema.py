@@ -1,4 +1,4 @@
-"""The fields of frames; exact types, unknown fields ignored."""
+"""The fields of each type of frame: exact types, unknown fields ignored."""
 
 import re
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from router.http.fields import Grammar, SamplingFields
 from router.request.errors import WrongPart
 
 _NUMBERS = (int, float)
-# To Python spaces, underscores and the digits of other scripts make numbers too.
-_OF_IDS = re.compile(r"[-0-9]*")
+# `int` also accepts spaces, underscores and the digits of other scripts.
+_ID_CHARS = re.compile(r"[-0-9]*")
 
 
 def _bias(value: Any) -> dict[int, float]:
-    """Biases by token id. A mask has as many as the vocabulary: no work per entry but this."""
+    """Biases by token id. A mask has one for each token of the vocabulary, so this is fast."""
     if not isinstance(value, dict):
         raise WrongPart("must be an object of numbers by token id", value)
     try:
         bias = dict(zip(map(int, value), value.values(), strict=True))
-        if not _OF_IDS.fullmatch("".join(value)):
+        if not _ID_CHARS.fullmatch("".join(value)):
             raise ValueError
     except ValueError:
         wrong = next(key for key in value if not _is_id(key))
@@ -38,11 +38,11 @@ def _is_id(key: str) -> bool:
         int(key)
     except ValueError:
         return False
-    return _OF_IDS.fullmatch(key) is not None
+    return _ID_CHARS.fullmatch(key) is not None
 
 
 def _scored(value: Any) -> Any:
-    """Token ids, or a list of such lists, or of texts; nothing mixed."""
+    """Token ids, lists of them, or texts, not mixed."""
     rule = "must be a list of token ids, of lists of them, or of strings"
     if not isinstance(value, list):
         raise WrongPart(rule, value)
@@ -56,24 +56,24 @@ def _scored(value: Any) -> Any:
 LogitBias = Annotated[Mapping[int, float], PlainValidator(_bias)]
 
 
-class MessageBody(Schema):
+class ChatTurn(Schema):
     """A turn of a chat."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str
 
 
-class PromptBody(Schema):
-    """Where an output begins: token ids, text or turns, behind what a buffer holds."""
+class PromptFields(Schema):
+    """A prompt: token ids, text or the turns of a chat, behind the tokens of a buffer."""
 
     model: str | None = None
     prompt: list[int] | None = Field(default=None, fail_fast=True)
     text: str | None = None
-    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Annotated[list[ChatTurn], Field(min_length=1, fail_fast=True)] | None = None
     buffer: str | None = None
 
 
-class GenerateBody(SamplingFields, PromptBody):
+class GenerateFields(SamplingFields, PromptFields):
     """GENERATE."""
 
     max_tokens: int | None = None
@@ -92,14 +92,14 @@ class GenerateBody(SamplingFields, PromptBody):
     store: str | None = None
 
 
-class ScoreBody(PromptBody):
+class ScoreFields(PromptFields):
     """SCORE: one continuation as ids, or several as ids or texts."""
 
     scored: Annotated[list[int] | list[list[int]] | list[str], PlainValidator(_scored)]
 
     @property
     def is_flat(self) -> bool:
-        """One continuation, as version 1 has it."""
+        """Whether it is one continuation, as in version 1."""
         return not self.scored or type(self.scored[0]) is int
 
     @property
@@ -110,27 +110,39 @@ class ScoreBody(PromptBody):
         return self.scored  # type: ignore[return-value]
 
 
-class BufferBody(PromptBody):
+class HelloFields(Schema):
+    """HELLO."""
+
+    version: int | None = None
+
+
+class ModelInfoFields(Schema):
+    """MODEL_INFO."""
+
+    model: str | None = None
+
+
+class BufferFields(PromptFields):
     """BUFFER."""
 
     name: str
     ttl_s: float | None = None
 
 
-class DropBody(Schema):
+class DropFields(Schema):
     """DROP."""
 
     name: str
 
 
-# Of all three: beyond, the scores of long traces are no numbers any more.
+# Beyond these bounds the scores of long traces are infinite.
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 _Logprob = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
 _Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """A list of them. A search sends many: no work per token but this."""
+def _token_ids(value: Any) -> tuple[int, ...]:
+    """A list of token ids. A search sends many of them, so this is fast."""
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise WrongPart("must be a list of token ids", value)
     return tuple(value)
@@ -144,8 +156,8 @@ def _early_stopping(value: Any) -> EarlyStopping:
     raise WrongPart('must be true, false or "never"', value)
 
 
-class HoleBody(PromptBody):
-    """A hole: its prompt and its conditions. `is_last`: nothing is behind it."""
+class HoleFields(PromptFields):
+    """A hole: its prompt and constraints. `is_last`: the program ends with it."""
 
     max_tokens: int | None = None
     constraint: Grammar | None = None
@@ -154,21 +166,21 @@ class HoleBody(PromptBody):
     is_last: bool = False
 
 
-class BeamBody(Schema):
-    """A beam at the hole of this number, and what it has of it."""
+class BeamFields(Schema):
+    """A beam at the hole of this number, and its tokens there."""
 
     hole: _Count = 0
-    output: Annotated[tuple[int, ...], PlainValidator(token_ids)] = ()
+    output: Annotated[tuple[int, ...], PlainValidator(_token_ids)] = ()
     logprob: _Logprob = 0.0
     num_tokens: _Count = 0
     output_logprob: _Logprob = 0.0
 
 
-class BeamsBody(Schema):
-    """The fields of BEAMS."""
+class BeamsFields(Schema):
+    """BEAMS."""
 
     model: str | None = None
-    holes: Annotated[list[HoleBody], Field(min_length=1, fail_fast=True)]
+    holes: Annotated[list[HoleFields], Field(min_length=1, fail_fast=True)]
     ended: list[float] = Field(default_factory=list, fail_fast=True)
     report_s: Annotated[float, Field(ge=0.0)] | None = None
     timeout_s: float | None = None
@@ -177,7 +189,7 @@ class BeamsBody(Schema):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     width: Annotated[int, Field(ge=1)]
-    beams: list[BeamBody] | None = Field(default=None, min_length=1, fail_fast=True)
+    beams: list[BeamFields] | None = Field(default=None, min_length=1, fail_fast=True)
     length_penalty: _Penalty = 0.0
     early_stopping: Annotated[EarlyStopping, PlainValidator(_early_stopping)] = False
     max_len: Annotated[int, Field(ge=1, le=2**31)] | None = None

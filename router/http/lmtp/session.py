@@ -1,36 +1,46 @@
-"""One socket: what its client says, and who answers.
+"""One socket, from its handshake to its close.
 
-    frames in -> a command at once, or a stream of its own -> Outbox -> frames out
+    frames in -> Commands, or a stream of its own -> Outbox -> frames out
 
-It ends when the client leaves, when it breaks the protocol, or when the server stops; with it end
-its streams, which cancels their requests, and its buffers.
+A session ends when the client leaves or breaks the protocol, or when the server stops. Then its
+streams are cancelled, which cancels their requests, and its buffers are gone.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any
 
 from starlette.types import Receive, Send
 
 from router.http.lmtp.beams import BeamStream
 from router.http.lmtp.commands import Commands
-from router.http.lmtp.frames import Frame, NoFrame, read_frame, stream_id_of
-from router.http.lmtp.generation import GenerateStream
-from router.http.lmtp.notices import draining
-from router.http.lmtp.objects import as_json, error_fields, error_type_of
+from router.http.lmtp.frames import (
+    Frame,
+    MalformedFrame,
+    Message,
+    as_json,
+    error_fields,
+    error_type_of,
+    read_frame,
+    stream_id_of,
+)
+from router.http.lmtp.generate import GenerateStream
 from router.http.lmtp.outbox import Outbox
 from router.http.lmtp.prompts import Buffers
-from router.http.lmtp.scoring import ScoreStream
-from router.http.lmtp.services import LmtpServices
-from router.http.lmtp.stream_encoder import Message
-from router.http.lmtp.streams import SendMessages, Streams, StreamTask
+from router.http.lmtp.score import ScoreStream
+from router.http.lmtp.streams import (
+    LmtpServices,
+    SendMessages,
+    StreamContext,
+    Streams,
+    StreamTask,
+    draining_notice,
+)
 from router.http.request_validator import RequestRecord
 from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, Overloaded, RouterError
@@ -39,27 +49,30 @@ from router.telemetry.metrics import FRAMES
 _logger = logging.getLogger(__name__)
 
 ROUTE = "/lmtp"
-_STREAMS = ("GENERATE", "SCORE", "BEAMS")
+_STREAM_TASKS: Mapping[str, Callable[[StreamContext], StreamTask]] = {
+    "GENERATE": GenerateStream,
+    "SCORE": ScoreStream,
+    "BEAMS": BeamStream,
+}
 _INTERNAL_ERROR = 1011
 # Bytes of a frame that takes a millisecond to read.
-_LONG_LEN = 1 << 16
+_LONG_FRAME_LEN = 1 << 16
 _MAX_REASON_LEN = 123
-# When another stream may have ended.
-_STREAM_ENDS_S = 1.0
-# What is still to be written when the server stops gets so long.
-_LAST_BYTES_S = 2.0
+_RETRY_AFTER_S = 1.0
+# The time to write the last messages when the server stops.
+_FLUSH_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class SocketClose:
-    """Why the server closes the socket."""
+    """The code and reason with which the server closes a socket."""
 
     code: int
     reason: str
 
 
 class Session:
-    """Owner of one socket's streams, buffers and outbox. `record` is the socket's own."""
+    """Owner of one socket's streams, buffers and outbox. `record` is that of the handshake."""
 
     def __init__(
         self,
@@ -86,11 +99,11 @@ class Session:
 
     @property
     def version(self) -> int:
-        """The version of the protocol that the client speaks."""
+        """The version of the protocol that the client asked for."""
         return self._commands.version
 
     async def run(self) -> None:
-        """From the handshake to the close."""
+        """Accepts the handshake, and serves until the close."""
         await self._send({"type": "websocket.accept"})
         reading = asyncio.create_task(self._read())
         writing = asyncio.create_task(self._write())
@@ -111,14 +124,14 @@ class Session:
             await self._close(close)
 
     def notify(self, fields: Mapping[str, object]) -> None:
-        """A system message, to those who know what that is."""
+        """Sends a system message; version 1 has none."""
         if self.version > 1:
             self._outbox.push("SYS", as_json(fields))
 
     async def end(self, close: SocketClose) -> None:
-        """Closes the socket once its streams have come to their ends and all that is written."""
+        """Closes the socket once its streams have ended and all is sent, or after a timeout."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_BYTES_S):
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
                 await self._streams.until_empty()
                 await self._outbox.until_empty()
         self._end(close)
@@ -132,13 +145,13 @@ class Session:
         try:
             await self._send({"type": "websocket.close", "code": close.code, "reason": reason})
         except OSError:
-            return  # it left by itself
+            return  # the client has left
 
     async def _write(self) -> None:
         try:
             await self._outbox.run(self._send_text)
         except OSError:
-            return  # `_read` gets the reason
+            return  # `_read` sees the disconnect
         except Exception as error:  # noqa: BLE001 (it is logged)
             self._fail(error)
 
@@ -155,11 +168,11 @@ class Session:
                     return
                 if message["type"] == "websocket.receive":
                     frame = read_frame(message.get("text"))
-                    if len(frame.text) > _LONG_LEN:
-                        # It took long, and so will what follows: everybody else's turn.
+                    if len(frame.text) > _LONG_FRAME_LEN:
+                        # Reading it took long: other tasks may run before it is answered.
                         await asyncio.sleep(0)
-                    await self._take(frame)
-        except NoFrame as error:
+                    await self._dispatch(frame)
+        except MalformedFrame as error:
             self._record.error_type = "no_frame"
             self._end(SocketClose(error.code, str(error)))
         except Exception as error:  # noqa: BLE001 (it is logged)
@@ -170,7 +183,7 @@ class Session:
         self._record.error_type = "internal_error"
         self._end(SocketClose(_INTERNAL_ERROR, "a bug; the server's log has more"))
 
-    async def _take(self, frame: Frame) -> None:
+    async def _dispatch(self, frame: Frame) -> None:
         self._num_frames += 1
         known = frame.command if frame.command in FRAMES else "other"
         self._services.metrics.socket_frames.inc(known)
@@ -181,8 +194,8 @@ class Session:
             return
         if frame.command == "CANCEL":
             self._streams.cancel(stream_id)
-        elif frame.command in _STREAMS:
-            await self._begin(stream_id, frame)
+        elif frame.command in _STREAM_TASKS:
+            await self._start_stream(stream_id, frame)
         else:
             await self._answer(stream_id, frame)
 
@@ -194,20 +207,17 @@ class Session:
         else:
             await self._send_messages([("MSG", as_json({"stream_id": stream_id, **fields}))])
             if frame.command == "HELLO" and self._services.infer.is_draining:
-                self.notify(draining())
+                self.notify(draining_notice())
 
     async def _refuse(self, stream_id: int | None, error: RouterError | HttpError) -> None:
-        fields: Mapping[str, Any] = MappingProxyType(
-            {"stream_id": stream_id, **error_fields(error)}
-        )
-        await self._send_messages([("MSG", as_json(dict(fields)))])
+        fields = {"stream_id": stream_id, **error_fields(error)}
+        await self._send_messages([("MSG", as_json(fields))])
 
-    async def _begin(self, stream_id: int, frame: Frame) -> None:
+    async def _start_stream(self, stream_id: int, frame: Frame) -> None:
         if stream_id in self._streams:
             message = f"stream {stream_id} is open; take another id, or this one when it has ended"
-            await self._refuse(
-                stream_id, HttpError(409, "stream_in_use", message, field="stream_id")
-            )
+            error = HttpError(409, "stream_in_use", message, field="stream_id")
+            await self._refuse(stream_id, error)
             return
         self._num_streams += 1
         record = RequestRecord(
@@ -217,61 +227,48 @@ class Session:
             metrics=self._services.metrics,
             model=self._services.info.model_id,
         )
-        work = self._work(stream_id, frame.command, record)
-        serving = self._serve(stream_id, work, frame, record)
-        if self._is_full:
-            # In place: who is turned away is not to wait beside the others in any number.
+        context = StreamContext(
+            *(self._services, self._buffers, record, stream_id, self.version, self.notify)
+        )
+        serving = self._serve(context, _STREAM_TASKS[frame.command](context), frame)
+        if len(self._streams) >= self._services.limits.max_streams:
+            # Refused streams are served one by one, so that their tasks are no more than one.
             await serving
         else:
-            self._streams.begin(stream_id, serving)
+            self._streams.start(stream_id, serving)
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._streams) >= self._services.limits.max_streams
-
-    def _work(self, stream_id: int, command: str, record: RequestRecord) -> StreamTask:
-        if command == "GENERATE":
-            return GenerateStream(
-                *(self._services, self._buffers, record, stream_id, self.version, self.notify)
-            )
-        if command == "BEAMS":
-            return BeamStream(self._services, self._buffers, record, stream_id, self.notify)
-        return ScoreStream(self._services, self._buffers, record, stream_id)
-
-    async def _serve(
-        self, stream_id: int, work: StreamTask, frame: Frame, record: RequestRecord
-    ) -> None:
-        """One stream, to its last object; it never raises but when its socket is gone."""
+    async def _serve(self, context: StreamContext, task: StreamTask, frame: Frame) -> None:
+        """Serves one stream to its last object; raises nothing but its own cancellation."""
+        record, stream_id = context.record, context.stream_id
         self._services.validator.open(record, frame.command, ROUTE, self._headers)
         self._services.metrics.socket_streams.add(1)
         send = partial(self._send_behind, deque[Message]())
         try:
             if stream_id not in self._streams:
-                most = self._services.limits.max_streams
-                message = f"a socket has at most {most} streams at a time"
-                raise Overloaded(message, _STREAM_ENDS_S)
-            end = await work.run(frame, send)
-            await self._send_end(stream_id, end, send)
+                max_streams = self._services.limits.max_streams
+                message = f"a socket has at most {max_streams} streams at a time"
+                raise Overloaded(message, _RETRY_AFTER_S)
+            await self._send_end(stream_id, await task.run(frame, send), send)
         except (RouterError, HttpError) as error:
             record.error_type = error_type_of(error)
-            await self._send_end(stream_id, work.fail(error), send)
+            await self._send_end(stream_id, task.fail(error), send)
         except asyncio.CancelledError:
             record.error_type = "cancelled"
             if not self._streams.was_cancelled(stream_id):
                 raise
-            await send(work.cancelled())
+            await send(task.cancelled())
         except Exception:
             _logger.exception("request_id=%s failed by a bug", record.request_id)
             record.error_type = "internal_error"
             message = f"a bug; the server's log has more under request_id {record.request_id}"
-            fields = work.fail(HttpError(500, "internal_error", message))
-            await self._send_end(stream_id, fields, send)
+            messages = task.fail(HttpError(500, "internal_error", message))
+            await self._send_end(stream_id, messages, send)
         finally:
             self._services.metrics.socket_streams.add(-1)
             record.end(frame.command, ROUTE)
 
     async def _send_messages(self, messages: Iterable[Message]) -> None:
-        """Hands objects to the client, in order; waits for one who reads slowly."""
+        """Queues messages in order; waits while the client reads slowly."""
         await self._send_behind(deque(), messages)
 
     async def _send_behind(self, unsent: deque[Message], messages: Iterable[Message]) -> None:
@@ -282,7 +279,7 @@ class Session:
             unsent.popleft()
 
     async def _send_end(self, stream_id: int, end: Iterable[Message], send: SendMessages) -> None:
-        """What ends a stream, though it be cancelled while that waits for room."""
+        """Sends the last messages, even if the client cancels the stream while they wait."""
         try:
             await send(end)
         except asyncio.CancelledError:

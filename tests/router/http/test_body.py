@@ -8,7 +8,7 @@ from pydantic import Field
 
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import Schema, parse
-from router.http.lmtp.schema import BufferBody, GenerateBody, ScoreBody
+from router.http.lmtp.schema import BufferFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms.kserve_schema import InferenceBody
 from router.http.platforms.vertex import VertexBody
@@ -29,9 +29,9 @@ BODIES = (
     TokenizeBody,
     InferenceBody,
     VertexBody,
-    GenerateBody,
-    ScoreBody,
-    BufferBody,
+    GenerateFields,
+    ScoreFields,
+    BufferFields,
 )
 
 

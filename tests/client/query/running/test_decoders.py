@@ -15,8 +15,8 @@ from client.query.program import DecoderClause
 from client.query.running.decoders import OptionIgnored, clause_decoding, decoding
 from client.query.running.sampling import SideBySide
 from client.words import MAX_VALUES, Sampling
-from router.http.lmtp import scoring
-from router.http.lmtp.schema import BeamsBody
+from router.http.lmtp import score
+from router.http.lmtp.schema import BeamsFields
 from tests.client.query.running.programs import HERE
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
@@ -109,8 +109,8 @@ async def test_more_values_than_servers_take_are_refused_where_they_stand() -> N
 
 
 def test_the_bounds_are_those_of_servers() -> None:
-    assert _bound(BeamsBody, "length_penalty") == MAX_PENALTY
-    assert scoring.MAX_VALUES == MAX_VALUES
+    assert _bound(BeamsFields, "length_penalty") == MAX_PENALTY
+    assert score.MAX_VALUES == MAX_VALUES
 
 
 def _bound(body: type[BaseModel], field: str) -> object:

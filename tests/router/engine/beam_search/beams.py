@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from proto.contract import LogprobParams
-from router.engine.beam_search.requests import OutputTexts, num_kept_of_beams
+from router.engine.beam_search.requests import KEPT_TEXTS_PER_BEAM, OutputTexts
 from router.engine.beam_search.run import BeamRun
 from router.engine.beam_search.types import Beam, BeamGroup, Hole
 from router.request.request import GenerateRequest
@@ -32,5 +32,5 @@ def searching(
         end_token_ids=frozenset({EOS_ID}),
     )
     return rig.infer.search_beams(
-        group, OutputTexts(byte_tokenizer(), num_kept_of_beams(width)), report_s
+        group, OutputTexts(byte_tokenizer(), KEPT_TEXTS_PER_BEAM * width), report_s
     )

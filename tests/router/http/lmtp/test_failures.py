@@ -4,7 +4,7 @@ import pytest
 from grpc import StatusCode
 
 from proto import generate_pb2 as pb
-from router.http.lmtp.services import SocketLimits
+from router.http.lmtp.streams import SocketLimits
 from router.request.errors import ConstraintRefused
 from tests.byte_tokenizer import byte_ids
 from tests.checks import FakeChecks

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from router.http.lmtp.frames import NoFrame, read_frame
+from router.http.lmtp.frames import MalformedFrame, read_frame
 from router.http.server.limits import ConnectionLimits
 from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
@@ -162,7 +162,7 @@ def test_a_frame_is_its_type_and_its_object() -> None:
 
 
 def test_no_text_is_no_frame() -> None:
-    with pytest.raises(NoFrame) as raised:
+    with pytest.raises(MalformedFrame) as raised:
         read_frame(None)
     assert raised.value.code == 1003
 
