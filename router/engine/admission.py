@@ -1,4 +1,4 @@
-"""Which requests enter the bounded queue, when refused ones come back, and whether steps get done."""
+"""Which requests enter the bounded queue, when refused ones retry, and whether steps get done."""
 
 from collections.abc import Callable, Sequence, Sized
 from enum import Enum
