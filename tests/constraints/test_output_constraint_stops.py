@@ -11,7 +11,7 @@ from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
-from router.text.stop_strings import StopMatcher
+from router.text.output_text import StopMatcher
 from tests.constraints.cases import CASES
 from tests.constraints.walks import (
     byte_vocabulary,
