@@ -241,7 +241,7 @@ class FleetSocket:
 
 
 def read_frame(text: str | None) -> tuple[str, dict[str, Any]]:
-    """The type and the object of a client's frame; None: a binary message. Raises MalformedFrame."""
+    """Type and object of a client's frame; None: a binary message. Raises MalformedFrame."""
     if text is None:
         raise MalformedFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
     command, space, body = text.partition(" ")
