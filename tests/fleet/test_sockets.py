@@ -13,8 +13,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from fleet.http.sockets import FEATURES, VERSION
-from fleet.lease import Lease
 from fleet.model_entry import ModelState
+from fleet.model_manager import Lease
 from fleet.model_table import LoadingRules
 from fleet.names import ListedModels, Model
 from router.http.lmtp import commands as lmtp
