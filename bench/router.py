@@ -35,7 +35,7 @@ from bench.processes import RouterOverQuickShard, cpu_s, quick_shard, router_ove
 from bench.quick_shard import BLOCK_SIZE
 from proto.contract import Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.tgi.stream import GenerateFrames
 from router.request.events import Event
 from router.request.request import GenerateRequest

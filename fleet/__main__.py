@@ -1,13 +1,13 @@
-"""Wires the front by hand and runs it until it is asked to stop.
+"""Wires the front of several models by hand, and runs it until it is stopped.
 
     python -m fleet --model ID ... [--flag VALUE ...] [-- FLAGS OF launcher serve ...]
 
-    socket -> names, roster, servers -> keeper -> HTTP and LMTP
+    socket -> names, table, servers -> manager -> HTTP and LMTP
 
-The first SIGTERM, SIGINT or SIGHUP drains: nothing new is taken, every model's server lets what
-runs there end within --graceful-termination-timeout. The second one stops at once.
+The first SIGTERM, SIGINT or SIGHUP drains: no new requests are accepted, and running ones may
+finish within --graceful-termination-timeout. The second one stops at once.
 
-Exit codes: 0 stopped when asked; 1 could not start, or a second signal; 2 a bad flag.
+Exit codes: 0 stopped by a signal; 1 could not start, or a second signal; 2 a bad flag.
 """
 
 import asyncio
@@ -19,28 +19,27 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from fleet.commands import ServerRules
 from fleet.config import FleetCommand, FleetConfig, read_config
 from fleet.http.front import Front
-from fleet.http.front_routes import OwnRoutes
-from fleet.http.routes import Routes
+from fleet.http.front_routes import FrontRoutes
 from fleet.http.sockets import FleetSockets
+from fleet.launched_server import ServerRules
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.model_table import ModelTable, RosterRules
-from fleet.names import AnyModel, ListedModels, Names
+from fleet.model_table import LoadingRules, ModelTable
+from fleet.names import AnyModel, ListedModels, ModelNames
 from fleet.servers import LaunchedServers
 from processes.hub import HuggingFaceHub
 from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
-from router.http.app import openapi_without_server
-from router.http.lmtp.streams import SocketLimits
 from router.http.server.access import Access
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors
@@ -79,8 +78,8 @@ async def _run(command: FleetCommand, folder: Path) -> int:
     config = command.config
     signals = Signals(config.parent_pid)
     metrics = FleetMetrics(CollectorRegistry())
-    keeper = ModelManager(
-        ModelTable(_roster_rules(config)),
+    manager = ModelManager(
+        ModelTable(_loading_rules(config)),
         LaunchedServers(
             _server_rules(command, folder), command.environ, Console(config.json_output)
         ),
@@ -89,33 +88,29 @@ async def _run(command: FleetCommand, folder: Path) -> int:
     )
     bound = bind_configured(config)
     names = _names(command)
-    sockets = FleetSockets(
-        keeper,
-        names,
-        metrics,
-        server=f"tandem {version('tandem')}",
-        limits=SocketLimits(
-            max_message_len=config.socket_message_limit, max_streams=config.max_socket_streams
-        ),
-        keys=config.api_key,
-    )
-    app = _app(command, keeper, names, metrics, sockets)
+    hello = {
+        "server": f"tandem {version('tandem')}",
+        "max_message_len": config.socket_message_limit,
+        "max_streams": config.max_socket_streams,
+    }
+    sockets = FleetSockets(manager, names, metrics, hello, config.api_key)
+    app = _app(command, manager, names, metrics, sockets)
     http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()
     _logger.info("ready at %s for %s", http.address, ", ".join(command.models))
     await signals.first.wait()
     _logger.info("draining, at most %g s", config.graceful_termination_timeout)
     names.close()
-    draining = asyncio.create_task(keeper.drain())
-    # Beside it: a client that does not read would hold up everybody, and the second signal.
-    telling = asyncio.create_task(sockets.tell_draining())
+    draining = asyncio.create_task(manager.drain())
+    # Beside it: a client that does not read would delay all others, and the second signal.
+    notifying = asyncio.create_task(sockets.send_draining())
     await first_of(signals.second.wait(), draining)
     if not draining.done():
-        keeper.hurry()
+        manager.stop_now()
         http.stop_at_once()
         await draining
     await sockets.close()
-    telling.cancel()
+    notifying.cancel()
     await http.stop()
     _logger.info("stopped")
     return 1 if signals.second.is_set() else 0
@@ -123,30 +118,24 @@ async def _run(command: FleetCommand, folder: Path) -> int:
 
 def _app(
     command: FleetCommand,
-    keeper: ModelManager,
-    names: Names,
+    manager: ModelManager,
+    names: ModelNames,
     metrics: FleetMetrics,
     sockets: ASGIApp,
 ) -> ASGIApp:
     config = command.config
-    document = openapi_without_server(version("tandem"))
-    own = OwnRoutes(
-        keeper,
+    front_routes = FrontRoutes(
+        manager,
         names,
         metrics,
-        document,
+        _openapi_document,
+        version=version("tandem"),
         max_loaded=config.max_loaded_models,
         created_s=int(time.time()),
         keys=config.api_key,
     )
     app: ASGIApp = Front(
-        keeper,
-        names,
-        Routes(document),
-        own,
-        metrics,
-        sockets,
-        max_body_len=config.payload_limit,
+        manager, names, front_routes, metrics, sockets, max_body_len=config.payload_limit
     )
     if config.api_key:
         app = ApiKeyAuth(
@@ -159,7 +148,16 @@ def _app(
     return Access(Cors(app, config.cors_allow_origin))
 
 
-def _names(command: FleetCommand) -> Names:
+async def _openapi_document() -> dict[str, Any]:
+    """The document of a model's server, which has the routes that the front passes on."""
+    argv = (sys.executable, "-m", "router", "print-schema")
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    document: dict[str, Any] = orjson.loads(printed)
+    return document
+
+
+def _names(command: FleetCommand) -> ModelNames:
     if not command.config.takes_any:
         return ListedModels(command.models)
     config = command.config
@@ -168,8 +166,8 @@ def _names(command: FleetCommand) -> Names:
     return AnyModel(root, hub, config.model_retry_after, time.monotonic)
 
 
-def _roster_rules(config: FleetConfig) -> RosterRules:
-    return RosterRules(
+def _loading_rules(config: FleetConfig) -> LoadingRules:
+    return LoadingRules(
         max_loaded=config.max_loaded_models,
         turn_s=config.model_turn,
         retry_after_s=config.model_retry_after,

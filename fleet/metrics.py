@@ -1,6 +1,7 @@
-"""The front's instruments, every one declared once. It knows nothing of what it measures."""
+"""The front's own metrics, and one page of them with the metrics of all models' servers."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -9,6 +10,8 @@ from prometheus_client.registry import Collector
 from processes.instruments import Counter, Gauge, Histogram
 from router.http.server.limits import CUT_CAUSES
 
+_SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(\{(?P<labels>.*)\})?(?P<rest> .*)")
+_SUFFIXES = ("", "_total", "_bucket", "_sum", "_count", "_created")
 # From a tiny model on a warm disk to a large one from the hub.
 _LOAD_BUCKETS = tuple(0.5 * 2**k for k in range(13))
 _OUTCOMES = ("loaded", "failed", "refused")
@@ -26,7 +29,7 @@ REFUSALS = (
 
 
 class FleetMetrics(Collector):
-    """Every instrument of the front, registered in the registry that it is given."""
+    """All instruments of the front, registered in a registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -70,7 +73,7 @@ class FleetMetrics(Collector):
         registry.register(self)
 
     def show_states(self, states: dict[str, str]) -> None:
-        """The state of every model that is not absent, by name."""
+        """Export these states, by model; absent models are left out."""
         self._states = states
 
     def collect(self) -> Iterator[Metric]:
@@ -88,3 +91,33 @@ class FleetMetrics(Collector):
     def exposition(self) -> bytes:
         """The registry in Prometheus' text format 0.0.4 (UTF-8)."""
         return generate_latest(self._registry)
+
+
+def merge(front_page: str, pages: Mapping[str, str]) -> str:
+    """The front's page and the pages of servers, by model, in Prometheus' text format.
+
+    Every sample of a server gets the label `model`. Samples of one family stand together below its
+    HELP and TYPE.
+    """
+    families: dict[str, list[str]] = {}
+    heads: dict[str, dict[str, str]] = {}
+    for model, page in pages.items():
+        family = ""
+        for line in page.split("\n"):
+            if line.startswith("#"):
+                _, kind, family, *_ = line.split(" ", 3)
+                heads.setdefault(family, {}).setdefault(kind, line)
+            elif sample := _SAMPLE.fullmatch(line):
+                if sample["name"] not in (family + suffix for suffix in _SUFFIXES):
+                    family = sample["name"]
+                families.setdefault(family, []).append(_with_model(sample, model))
+    lines = [front_page.rstrip("\n")]
+    for family, samples in families.items():
+        lines += [*heads.get(family, {}).values(), *samples]
+    return "\n".join(lines) + "\n"
+
+
+def _with_model(sample: "re.Match[str]", model: str) -> str:
+    escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    labels = f'model="{escaped}"' + (f",{sample['labels']}" if sample["labels"] else "")
+    return f"{sample['name']}{{{labels}}}{sample['rest']}"

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.integration.server import RunningServer, launched
+
 # How long an example or its drawing takes says more of the machine than of Tandem.
 settings.register_profile(
     "tandem",
@@ -57,6 +59,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     folder = Path(item.config.getoption("basetemp")).parent
     with _turn(folder, alone=item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """`launcher serve` on the bundled model without flags: one for all files of a worker."""
+    with launched() as running:
+        yield running
 
 
 @pytest.fixture

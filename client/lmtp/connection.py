@@ -101,6 +101,8 @@ class Connection:
         self._last_id = _GREETING_ID
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self.greeting = greeting
+        self._is_bound = False
+        self._model: str | None = None
         self.is_open = True
         self.is_draining = False
         self._task = asyncio.create_task(self._run(), name="LMTP connection")
@@ -131,6 +133,16 @@ class Connection:
         """Whether another stream may be opened."""
         most = self.greeting.max_streams
         return self.is_open and not self.is_draining and (most is None or self.num_streams < most)
+
+    def bind(self, model: str | None) -> bool:
+        """Use the connection for a model; False: its server keeps it for another one.
+
+        A server of several models binds each connection to one of them.
+        """
+        if "models_on_demand" in self.greeting.features and self._is_bound:
+            return model == self._model
+        self._is_bound, self._model = True, model
+        return True
 
     async def close(self) -> None:
         """Closes the socket; streams that have not ended fail with ConnectionLost."""

@@ -99,7 +99,7 @@ class LmtpModel:
         retries = Retries(self._retry)
         while True:
             try:
-                connection = await self._connected()
+                connection = await self._connected(call.model)
                 with connection.stream(partial(generate_frame, progress.request())) as parts:
                     while not isinstance(part := await parts.next(), StreamEnd):
                         token = progress.record(_expected(part, GeneratedToken))
@@ -124,11 +124,13 @@ class LmtpModel:
 
     async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         """A group of beams: reports, then the answer. Closing it early cancels the request."""
-        progress = BeamProgress(replace(call, model=call.model or self._name))
+        call = replace(call, model=call.model or self._name)
+        progress = BeamProgress(call)
         retries = Retries(self._retry)
         while True:
             try:
-                with await self._request(partial(beams_frame, progress.request())) as parts:
+                write = partial(beams_frame, progress.request())
+                with await self._request(call.model, write) as parts:
                     while not isinstance(part := await parts.next(), BeamsAnswer):
                         retries.reset()
                         yield progress.record(_expected(part, BeamsReport))
@@ -145,7 +147,7 @@ class LmtpModel:
         retries = Retries(self._retry)
         while True:
             try:
-                with await self._request(partial(score_frame, call)) as parts:
+                with await self._request(call.model, partial(score_frame, call)) as parts:
                     return _expected(await parts.next(), Scores)
             except TandemError as error:
                 await self._wait(error, retries)
@@ -156,14 +158,14 @@ class LmtpModel:
         if known or call.num_steps is None:
             return known
         if call.model not in self._end_ids:
-            with await self._request(partial(model_frame, call.model)) as parts:
+            with await self._request(call.model, partial(model_frame, call.model)) as parts:
                 facts = _expected(await parts.next(), ModelInfo)
             self._end_ids[call.model] = facts.end_token_ids
         return self._end_ids[call.model]
 
     async def server(self) -> Greeting:
         """The server's reply to HELLO; connects if necessary."""
-        return (await self._connected()).greeting
+        return (await self._connected(self._name)).greeting
 
     async def _wait(self, error: TandemError, retries: Retries) -> None:
         # A server that never answered is not expected back.
@@ -171,10 +173,11 @@ class LmtpModel:
             raise error
         await retries.wait(error)
 
-    async def _request(self, write: FrameWriter) -> Stream:
-        return (await self._connected()).stream(write)
+    async def _request(self, model: str | None, write: FrameWriter) -> Stream:
+        return (await self._connected(model)).stream(write)
 
-    async def _connected(self) -> Connection:
+    async def _connected(self, model: str | None) -> Connection:
+        """A connection that serves `model` and has room for a stream."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._loop is not None and not self._loop.is_closed():
@@ -184,9 +187,11 @@ class LmtpModel:
             await self._drop_unused()
             if self._is_closed:
                 raise ConnectionLost("this LmtpModel was closed")
-            connection = next((each for each in self._connections if each.has_room), None)
+            usable = (each for each in self._connections if each.has_room and each.bind(model))
+            connection = next(usable, None)
             if connection is None:
                 connection = await self._open()
+                connection.bind(model)
                 self._connections.append(connection)
             return connection
 

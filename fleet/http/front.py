@@ -1,7 +1,6 @@
-"""The front as an ASGI application: what is its own it answers, the rest goes to a model's server.
+"""The front as an ASGI application: it answers its own routes and passes the others on.
 
-own routes | a route of the router's -> name -> Model -> Lease -> passing
-errors in the dialect of the path, as the router has them
+front_routes | find_route -> model name -> Model -> Lease -> proxy
 """
 
 import asyncio
@@ -10,147 +9,140 @@ import logging
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fleet.errors import FleetError, NotNow, ServerGone
-from fleet.http.errors import http_error
-from fleet.http.event_stream import CommentTimes, EventStream, with_retry
-from fleet.http.front_routes import OwnRoutes
-from fleet.http.proxy import ask_for, pass_back, refuses_all
-from fleet.http.requested_model import read_named
-from fleet.http.routes import Kind, Routes
+from fleet.errors import FleetError, ServerGone
+from fleet.http.event_stream import CommentTimes, EventStream
+from fleet.http.front_routes import FrontRoutes
+from fleet.http.proxy import forward, is_draining, send_back
+from fleet.http.routes import ModelSource, find_route, methods_of, read_requested_model
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.names import PLACEHOLDERS, Model, Names, no_model_named
-from router.http.errors import problem_of
+from fleet.names import PLACEHOLDERS, Model, ModelNames, no_model_named
 from router.http.server.access import AccessRecord
 from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
 from router.http.server.errors import Dialect, HttpError, Problem
-from router.request.errors import RouterError
 
 _logger = logging.getLogger("fleet")
-_NOT_FOUND = 404
+_MAX_TRIES = 3
 
 
 class Front:
-    """All requests; `sockets` serves WebSockets."""
+    """The application; `sockets` serves WebSockets."""
 
     def __init__(
         self,
-        keeper: ModelManager,
-        names: Names,
-        routes: Routes,
-        own: OwnRoutes,
+        manager: ModelManager,
+        names: ModelNames,
+        front_routes: FrontRoutes,
         metrics: FleetMetrics,
         sockets: ASGIApp,
         *,
         max_body_len: int,
         comments: CommentTimes | None = None,
     ) -> None:
-        self._keeper = keeper
+        self._manager = manager
         self._names = names
-        self._routes = routes
-        self._own = own
+        self._front_routes = front_routes
         self._metrics = metrics
         self._sockets = sockets
         self._bodies = BodyReader(max_body_len)
         self._comments = comments or CommentTimes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request or socket."""
+        """Serve one request or socket."""
         if scope["type"] == "websocket":
             await self._sockets(scope, receive, send)
             return
         request = Request(scope, receive)
         stream = EventStream(request, send, self._comments)
         try:
-            response = await self._own.answer(request)
+            response = await self._front_routes.answer(request)
             if response is not None:
                 await response(scope, receive, send)
             else:
-                await self._serve(request, stream, send)
-        except (FleetError, HttpError, RouterError) as error:
+                await self._pass_on(request, stream, send)
+        except HttpError as error:
             problem = self._problem(request, error)
             if stream.is_open:
                 await stream.fail(problem)
             else:
                 await problem.response()(scope, receive, send)
 
-    async def _serve(self, request: Request, stream: EventStream, send: Send) -> None:
+    async def _pass_on(self, request: Request, stream: EventStream, send: Send) -> None:
         path = request.scope["path"]
-        route = self._routes.find(request.method, path)
+        route = find_route(request.method, path)
         if route is None:
             raise self._no_route(request.method, path)
-        if route.kind is Kind.STORED:
-            await self._pass_to_who_has_it(request, stream, send)
+        if route.source is ModelSource.LOADED:
+            await self._ask_loaded(request, stream, send)
             return
-        named = await read_named(request, self._bodies)
-        model = await model_of(route.model or named.model, self._names, self._keeper)
-        for is_last in (False, False, True):
-            lending = self._keeper.lend(model)
-            if stream.is_wanted(named.stream):
-                lending = stream.told(lending, lambda: self._keeper.waits_for(model.name))
-            with await unless_disconnected(request, lending) as lease:
+        requested = await read_requested_model(request, self._bodies)
+        model = await model_of(route.model or requested.model, self._names, self._manager)
+        for num_tries in range(1, _MAX_TRIES + 1):
+            acquiring = self._manager.acquire(model)
+            if stream.is_wanted(is_stream=requested.is_stream):
+                acquiring = stream.with_comments(
+                    acquiring, lambda: self._manager.request_state(model.name)
+                )
+            with await unless_disconnected(request, acquiring) as lease:
                 try:
-                    answer = await ask_for(request, lease.socket, named.body)
+                    response = await forward(request, lease.socket, requested.body)
                 except ServerGone:
-                    # Nothing of an answer came, so the request may be made once more.
-                    self._keeper.suspect(lease)
-                    if is_last:
+                    # No response arrived, so the request may be sent again.
+                    self._manager.report_failure(lease)
+                    if num_tries == _MAX_TRIES:
                         raise
                     continue
-                if refuses_all(answer) and not is_last and not self._keeper.is_draining:
-                    # It ends of itself: a shard of it did, or somebody sent it a signal.
-                    answer.close()
-                    self._keeper.suspect(lease, is_leaving=True)
+                is_last = num_tries == _MAX_TRIES or self._manager.is_draining
+                if is_draining(response) and not is_last:
+                    # It shuts down by itself: its shard did, or it got a signal.
+                    response.close()
+                    self._manager.report_failure(lease, is_draining=True)
                     continue
                 self._metrics.requests.inc(model.name)
-                await pass_back(request, answer, stream, send, self._metrics)
+                await send_back(request, response, stream, send, self._metrics)
                 return
 
-    async def _pass_to_who_has_it(self, request: Request, stream: EventStream, send: Send) -> None:
-        """What one of the servers keeps, and the others do not know."""
-        for model, _ in self._keeper.ready():
-            lease = self._keeper.lend_ready(model.name)
+    async def _ask_loaded(self, request: Request, stream: EventStream, send: Send) -> None:
+        """The answer of the first loaded model's server that knows the stored response."""
+        for name in self._manager.ready():
+            lease = self._manager.acquire_ready(name)
             if lease is None:
                 continue
             with lease:
-                answer = await ask_for(request, lease.socket, b"")
-                if answer.status != _NOT_FOUND:
-                    await pass_back(request, answer, stream, send, self._metrics)
+                response = await forward(request, lease.socket, b"")
+                if response.status != 404:
+                    await send_back(request, response, stream, send, self._metrics)
                     return
-                answer.close()
+                response.close()
         message = "no loaded model keeps such a response; they are forgotten with its unloading"
-        raise HttpError(_NOT_FOUND, "response_not_found", message, field="response_id")
+        raise HttpError(404, "response_not_found", message, field="response_id")
 
     def _no_route(self, method: str, path: str) -> HttpError:
-        allowed = self._routes.methods(path) | ({"GET", "HEAD"} if self._own.has(path) else set())
+        allowed = methods_of(path)
+        if self._front_routes.has(path):
+            allowed |= {"GET", "HEAD"}
         if not allowed:
-            return HttpError(_NOT_FOUND, "not_found", f"there is nothing at {path[:200]}")
-        told = ", ".join(sorted(allowed))
-        message = f"{method} is not a method of {path[:200]}; {told} would be"
-        return HttpError(405, "method_not_allowed", message, headers={"allow": told})
+            return HttpError(404, "not_found", f"there is nothing at {path[:200]}")
+        listed = ", ".join(sorted(allowed))
+        message = f"{method} is not a method of {path[:200]}; {listed} would be"
+        return HttpError(405, "method_not_allowed", message, headers={"allow": listed})
 
-    def _problem(self, request: Request, error: Exception) -> Problem:
-        """The error as it is told, booked."""
+    def _problem(self, request: Request, error: HttpError) -> Problem:
+        """The error in the dialect of the request's path, counted and logged."""
         record = AccessRecord.of(request)
-        dialect = Dialect.of_path(request.scope["path"])
-        told = http_error(error) if isinstance(error, FleetError) else error
-        assert isinstance(told, HttpError | RouterError)
-        problem = problem_of(told, dialect, record.request_id)
-        record.error_type = problem.error_type
+        record.error_type = error.error_type
         if isinstance(error, FleetError):
-            self._metrics.rejected.inc(problem.error_type)
-        if isinstance(error, NotNow):
-            problem = with_retry(problem, error.retry_after_s)
+            self._metrics.rejected.inc(error.error_type)
         if isinstance(error, ClientLeft):
             _logger.debug("request_id=%s left before its answer began", record.request_id)
-        return problem
+        return Problem.of(error, Dialect.of_path(request.scope["path"]), record.request_id)
 
 
-async def model_of(asked: str | None, names: Names, keeper: ModelManager) -> Model:
-    """The model that a name means. Raises NoModelNamed, UnknownModel, LoadFailed."""
-    if asked is not None and asked not in PLACEHOLDERS:
-        return await names.find(asked)
-    default = names.default() or keeper.last_used()
+async def model_of(name: str | None, names: ModelNames, manager: ModelManager) -> Model:
+    """The model of a name, or the default. Raises NoModelNamed, UnknownModel, LoadFailed."""
+    if name is not None and name not in PLACEHOLDERS:
+        return await names.find(name)
+    default = names.default() or manager.last_used()
     if default is None:
         raise await asyncio.to_thread(no_model_named, names)
     return default

@@ -1,11 +1,11 @@
-"""What the front answers itself: health, the models and their states, metrics, the document.
+"""The routes that the front answers itself: health, the models and their states, metrics, docs.
 
-No probe loads a model, and none waits for one.
+None of them loads a model or waits for one.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -13,46 +13,50 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from fleet.errors import FleetError, UnknownModel
-from fleet.http.scraping import merge
-from fleet.http.upstream import ask
-from fleet.metrics import FleetMetrics
-from fleet.model_entry import State
+from fleet.http.upstream import send_request
+from fleet.metrics import FleetMetrics, merge
+from fleet.model_entry import ModelState
 from fleet.model_manager import ModelManager
-from fleet.names import Names
+from fleet.names import ModelNames
 from router.http.server.docs import OPENAPI_PATH, docs_page
 from router.http.server.errors import HttpError, model_not_found
 
 _logger = logging.getLogger("fleet")
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PATIENCE_S = 5.0
+_SERVER_TIMEOUT_S = 5.0
 _KSERVE_READY = "/ready"
 _KSERVE_MODELS = "/v2/models/"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class OwnRoutes:
-    """The handlers, over what they tell of. `keys` open the servers' metrics."""
+class FrontRoutes:
+    """The handlers. `keys` are the servers' too; `load_document` reads the OpenAPI document."""
 
     def __init__(
         self,
-        keeper: ModelManager,
-        names: Names,
+        manager: ModelManager,
+        names: ModelNames,
         metrics: FleetMetrics,
-        document: Mapping[str, Any],
+        load_document: Callable[[], Awaitable[dict[str, Any]]],
         *,
+        version: str,
         max_loaded: int,
         created_s: int,
         keys: tuple[str, ...] = (),
     ) -> None:
-        self._keeper = keeper
+        self._manager = manager
         self._names = names
         self._metrics = metrics
-        self._document = document
+        self._load_document = load_document
+        self._document: dict[str, Any] | None = None
+        self._version = version
         self._max_loaded = max_loaded
         self._created_s = created_s
-        self._headers = [(b"authorization", b"Bearer " + keys[0].encode())] if keys else []
+        self._headers = [(b"host", b"fleet")]
+        if keys:
+            self._headers.append((b"authorization", b"Bearer " + keys[0].encode()))
         self._handlers: dict[str, Handler] = {
             "/": self._ready,
             "/ping": self._ready,
@@ -71,11 +75,11 @@ class OwnRoutes:
         }
 
     def has(self, path: str) -> bool:
-        """Whether GET of a path is answered here."""
+        """Whether the front answers GET requests for a path."""
         return self._handler(path) is not None
 
     async def answer(self, request: Request) -> Response | None:
-        """The answer; None for what is not the front's own. Raises HttpError."""
+        """The response; None for requests that are passed on. Raises HttpError."""
         if request.method not in ("GET", "HEAD"):
             return None
         handler = self._handler(request.scope["path"])
@@ -92,24 +96,21 @@ class OwnRoutes:
         return Response()
 
     async def _ready(self, request: Request) -> Response:
-        """Requests are taken, and models loaded for them."""
-        if self._keeper.is_draining:
+        """Whether requests are accepted."""
+        if self._manager.is_draining:
             raise _unhealthy("the server is shutting down")
         return Response()
 
     async def _progress(self, request: Request) -> Response:
-        """Every loaded model's server gets on."""
-        probes = [self._get(name, "/health/progress") for name in self._ready_names()]
-        for name, (status, body) in zip(
-            self._ready_names(), await asyncio.gather(*probes), strict=True
-        ):
+        """Whether the server of every loaded model makes progress."""
+        for name, (status, body) in (await self._get_all("/health/progress")).items():
             if status != 200:
                 raise _unhealthy(f"{name}: {body.decode(errors='replace')[:200] or status}")
         return Response()
 
     async def _kserve(self, request: Request) -> Response:
-        told = {"name": "text-generation-inference", "version": self._version}
-        return _json({**told, "extensions": ["health", "models", "metrics"]})
+        server = {"name": "text-generation-inference", "version": self._version}
+        return _json({**server, "extensions": ["health", "models", "metrics"]})
 
     async def _kserve_live(self, request: Request) -> Response:
         return _json({"live": True})
@@ -121,14 +122,14 @@ class OwnRoutes:
     async def _model_ready(self, request: Request) -> Response:
         path = request.scope["path"]
         name = path[len(_KSERVE_MODELS) : -len(_KSERVE_READY)].partition("/versions/")[0]
-        if self._keeper.states().get(name) is not State.READY:
+        if self._manager.states().get(name) is not ModelState.READY:
             raise _unhealthy(f"{name[:200]!r} is not loaded")
         return _json({"name": name, "live": True, "ready": True})
 
     async def _info(self, request: Request) -> Response:
-        """What the front is, under TGI's names where it has something to say there."""
-        default = self._names.default() or self._keeper.last_used()
-        told = {
+        """The front and its models, in TGI's fields as far as they apply."""
+        default = self._names.default() or self._manager.last_used()
+        info = {
             "model_id": default.name if default is not None else None,
             "router": "text-generation-router",
             "version": self._version,
@@ -136,86 +137,82 @@ class OwnRoutes:
             "max_loaded_models": self._max_loaded,
             "models": await self._cards(),
         }
-        return _json(told)
+        return _json(info)
 
     async def _models(self, request: Request) -> Response:
         return _json({"object": "list", "data": await self._cards()})
 
     async def _model(self, request: Request) -> Response:
-        asked = request.scope["path"].removeprefix("/v1/models/")
+        name = request.scope["path"].removeprefix("/v1/models/")
         try:
-            found = await self._names.find(asked)
+            found = await self._names.find(name)
         except UnknownModel as error:
-            raise model_not_found(asked) from error
+            raise model_not_found(name) from error
         return _json(await self._card(found.name))
 
     async def _cards(self) -> list[dict[str, object]]:
         listed = await asyncio.to_thread(self._names.listed)
-        names = dict.fromkeys([*listed, *self._keeper.states()])
+        names = dict.fromkeys([*listed, *self._manager.states()])
         return list(await asyncio.gather(*(self._card(name) for name in names)))
 
     async def _card(self, name: str) -> dict[str, object]:
-        """A model as OpenAI's and vLLM's clients read it; what its server knows, if it is there."""
-        state = self._keeper.states().get(name, State.ABSENT)
+        """A model's entry of `/v1/models`, with OpenAI's, vLLM's and the front's fields."""
+        state = self._manager.states().get(name, ModelState.ABSENT)
         card: dict[str, object] = {
             "id": name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "tandem",
             "state": str(state),
-            "num_requests": self._keeper.num_users(name),
+            "num_requests": self._manager.num_users(name),
         }
-        if (failure := self._keeper.failure(name)) is not None:
+        if (failure := self._manager.failure(name)) is not None:
             card["failure"] = failure
-        if state is State.READY:
+        if state is ModelState.READY:
             status, body = await self._get(name, "/v1/models")
-            told = orjson.loads(body)["data"][0] if status == 200 else {}
-            card |= {key: told[key] for key in ("max_model_len",) if key in told}
+            served = orjson.loads(body)["data"][0] if status == 200 else {}
+            if "max_model_len" in served:
+                card["max_model_len"] = served["max_model_len"]
         return card
 
     async def _merged_metrics(self, request: Request) -> Response:
-        names = self._ready_names()
-        pages = await asyncio.gather(*(self._get(name, "/metrics") for name in names))
-        texts = {
-            name: body.decode()
-            for name, (status, body) in zip(names, pages, strict=True)
-            if status == 200
-        }
-        text = merge(self._metrics.exposition().decode(), texts)
+        answers = await self._get_all("/metrics")
+        pages = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
+        text = merge(self._metrics.exposition().decode(), pages)
         return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(self._document)
+        return _json(await self._read_document())
 
     async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(docs_page(self._document))
+        return HTMLResponse(docs_page(await self._read_document()))
 
-    @property
-    def _version(self) -> str:
-        return str(self._document["info"]["version"])
+    async def _read_document(self) -> dict[str, Any]:
+        if self._document is None:
+            self._document = await self._load_document()
+        return self._document
 
-    def _ready_names(self) -> list[str]:
-        return [model.name for model, _ in self._keeper.ready()]
+    async def _get_all(self, path: str) -> dict[str, tuple[int, bytes]]:
+        """Status and body of GET `path` from the server of each loaded model."""
+        names = list(self._manager.ready())
+        answers = await asyncio.gather(*(self._get(name, path) for name in names))
+        return dict(zip(names, answers, strict=True))
 
     async def _get(self, name: str, path: str) -> tuple[int, bytes]:
-        """Of a model's server; 0 when it does not answer."""
-        sockets = {model.name: socket for model, socket in self._keeper.ready()}
-        if name not in sockets:
+        """Status and body of GET `path` from a model's server; status 0: it did not answer."""
+        socket = self._manager.ready().get(name)
+        if socket is None:
             return 0, b"it is gone"
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                answer = await ask(sockets[name], "GET", path.encode(), self._asked_by)
+            async with asyncio.timeout(_SERVER_TIMEOUT_S):
+                response = await send_request(socket, "GET", path.encode(), self._headers)
                 try:
-                    return answer.status, b"".join([piece async for piece in answer.pieces()])
+                    return response.status, b"".join([chunk async for chunk in response.chunks()])
                 finally:
-                    answer.close()
+                    response.close()
         except (FleetError, TimeoutError) as error:
             _logger.warning("%s did not answer GET %s: %s", name, path, error)
             return 0, str(error).encode()
-
-    @property
-    def _asked_by(self) -> list[tuple[bytes, bytes]]:
-        return [(b"host", b"fleet"), *self._headers]
 
 
 def _json(answer: object) -> Response:

@@ -1,63 +1,107 @@
-"""Which requests are passed on, told from the router's own document; all others end at the front.
-
-It knows paths and methods alone. Paths of KServe name their model; those of stored responses name
-something that one of the servers has, and nobody knows which.
-"""
+"""The requests that the front passes on to a model's server, and the model that each names."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
+from starlette.requests import Request
+
+from router.http.server.body import BodyReader, parse_json
+from router.http.server.errors import Dialect, HttpError
+
+# Of the router's API; the front answers its GET routes itself.
+_POST_PATHS = frozenset(
+    {
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/tokenize",
+        "/chat_tokenize",
+        "/invocations",
+        "/vertex",
+        "/constraints/check",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
+)
 # The name may have slashes.
 _KSERVE = re.compile(
     r"/v2/models/(?P<model>.+?)(?P<version>/versions/[^/]+)?(?P<rest>/ready|/infer|)"
 )
 _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/input_items)?")
+_BODILESS = frozenset({"GET", "HEAD", "DELETE"})
+_MAX_QUOTED_LEN = 60
 
 
-class Kind(Enum):
-    """How a request's model is found."""
+class ModelSource(Enum):
+    """Where a request's model is found.
 
-    OF_BODY = "of body"
-    OF_PATH = "of path"
-    STORED = "stored"
+    BODY: the body or the query string. PATH: the path. LOADED: the loaded model that has what the
+    path names, a stored response.
+    """
+
+    BODY = "body"
+    PATH = "path"
+    LOADED = "loaded"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A request that is passed on. `model` is what its path says."""
+    """How a request is passed on. `model` is the name in its path."""
 
-    kind: Kind
+    source: ModelSource
     model: str | None = None
 
 
-class Routes:
-    """The paths of a model's server that are passed on."""
+@dataclass(frozen=True, slots=True)
+class RequestedModel:
+    """A request's body, unchanged, with its `model` (or that of the query string) and `stream`."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        """`document` is the router's, in OpenAPI's form."""
-        self._methods = {
-            path: {method.upper() for method in methods}
-            for path, methods in document["paths"].items()
-        }
+    body: bytes
+    model: str | None
+    is_stream: bool = False
 
-    def methods(self, path: str) -> set[str]:
-        """By what a path can be asked; empty when there is nothing."""
-        if kserve := _KSERVE.fullmatch(path):
-            return {"POST"} if kserve["rest"] == "/infer" else {"GET", "HEAD"}
-        if stored := _STORED.fullmatch(path):
-            return {"GET", "HEAD"} if stored[1] else {"GET", "HEAD", "DELETE"}
-        found = self._methods.get(path, set())
-        return found | {"HEAD"} if "GET" in found else found
 
-    def find(self, method: str, path: str) -> Route | None:
-        """How to pass a request on; None: that is not to be done."""
-        if method not in self.methods(path):
-            return None
-        if kserve := _KSERVE.fullmatch(path):
-            return Route(Kind.OF_PATH, kserve["model"])
-        if _STORED.fullmatch(path):
-            return Route(Kind.STORED)
-        return Route(Kind.OF_BODY)
+def methods_of(path: str) -> set[str]:
+    """The methods by which requests for a path are passed on."""
+    if kserve := _KSERVE.fullmatch(path):
+        return {"POST"} if kserve["rest"] == "/infer" else {"GET", "HEAD"}
+    if stored := _STORED.fullmatch(path):
+        return {"GET", "HEAD"} if stored[1] else {"GET", "HEAD", "DELETE"}
+    return {"POST"} if path in _POST_PATHS else set()
+
+
+def find_route(method: str, path: str) -> Route | None:
+    """How to pass a request on; None: it is not passed on."""
+    if method not in methods_of(path):
+        return None
+    if kserve := _KSERVE.fullmatch(path):
+        return Route(ModelSource.PATH, kserve["model"])
+    return Route(ModelSource.LOADED if _STORED.fullmatch(path) else ModelSource.BODY)
+
+
+async def read_requested_model(request: Request, bodies: BodyReader) -> RequestedModel:
+    """The request's body and what it names. Raises HttpError."""
+    in_query = request.query_params.get("model")
+    if request.method in _BODILESS:
+        return RequestedModel(b"", in_query)
+    body = await bodies.read(request)
+    fields = parse_json(body)
+    if not isinstance(fields, dict):
+        raise _invalid(request, "the body must be a JSON object")
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        shown = repr(model)[:_MAX_QUOTED_LEN]
+        raise _invalid(request, f"`model` must be a valid string. Given: {shown}", "model")
+    return RequestedModel(body, model or in_query, fields.get("stream") is True)
+
+
+def _invalid(request: Request, message: str, field: str | None = None) -> HttpError:
+    """As the router answers it."""
+    if Dialect.of_path(request.scope["path"]) is Dialect.TGI:
+        return HttpError(422, "validation", f"Input validation error: {message}", field=field)
+    return HttpError(400, "validation", message, field=field)

@@ -1,268 +1,266 @@
-"""LMTP sockets: each frame goes to the model that it names, over a channel of its own.
+"""LMTP sockets of the front: each is bound to one model, whose server gets its frames as they are.
 
-One socket may use several models, at the same time too. What names none goes to the model that the
-socket named last, or else to the default. HELLO, which is about no model, is answered here; one
-that names a model is answered by that model's server.
+The address (`?model=`) or the first frame that needs a model names it; without a name it is the
+default. A frame that names another model is refused. HELLO without a model is answered here.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import parse_qs
 
-import orjson
 from starlette.types import Receive, Scope, Send
 
-from fleet.http.channel import Channel, Upstream
+from fleet.errors import FleetError
 from fleet.http.front import model_of
+from fleet.http.open_streams import TOKEN_COMMANDS
+from fleet.http.relay import QueuedFrame, Relay, error_fields, frame
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.names import PLACEHOLDERS, Model, Names
-from router.http.lmtp.commands import FEATURES, named_model, version_of
-from router.http.lmtp.frames import (
-    Frame,
-    MalformedFrame,
-    error_fields,
-    read_frame,
-    stream_id_of,
-    write_frame,
-)
-from router.http.lmtp.generate import MAX_TOP_LOGPROBS
-from router.http.lmtp.streams import SocketLimits
+from fleet.names import PLACEHOLDERS, Model, ModelNames
 from router.http.server.access import AccessRecord
+from router.http.server.body import parse_json
 from router.http.server.errors import Dialect, HttpError, Problem
-from router.request.errors import InvalidRequest, Overloaded
 
 _logger = logging.getLogger("fleet")
 
+VERSION = 2
+# What every model's server can do, as its own HELLO says.
+FEATURES = (
+    "text", "messages", "constraint", "stop", "output", "num_steps", "buffers", "cancel", "scores",
+    "system_messages", "errors", "beams",
+)  # fmt: skip
+MAX_TOP_LOGPROBS = 256
 _PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
-_STREAMS = frozenset({"GENERATE", "SCORE", "BEAMS"})
-_OF_MODELS = _STREAMS | {"MODEL_INFO", "BUFFER", "DROP"}
-_MAX_CHANNELS = 16
+_COMMANDS = TOKEN_COMMANDS | {"HELLO", "CANCEL", "MODEL_INFO", "BUFFER", "DROP"}
+_MAX_COMMAND_LEN = 40
 _MAX_REASON_LEN = 123
+# Close codes of WebSockets.
 _GOING_AWAY = 1001
-_BUG = 1011
-# When another stream may have ended.
-_STREAM_ENDS_S = 1.0
+_UNSUPPORTED_DATA = 1003
+_INVALID_DATA = 1007
+_INTERNAL_ERROR = 1011
+
+NewRelay = Callable[[Model], Relay]
+
+
+class MalformedFrame(Exception):
+    """A message that is not a frame. The socket is closed with `code`, and the text as reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class FleetSockets:
-    """Owner of the open sockets."""
+    """Owner of the open sockets. `hello` has fields of the answer to HELLO."""
 
     def __init__(
         self,
-        keeper: ModelManager,
-        names: Names,
+        manager: ModelManager,
+        names: ModelNames,
         metrics: FleetMetrics,
-        *,
-        server: str,
-        limits: SocketLimits,
+        hello: Mapping[str, object],
         keys: tuple[str, ...] = (),
     ) -> None:
-        self._keeper = keeper
+        self._manager = manager
         self._names = names
         self._metrics = metrics
-        self._server = server
-        self._limits = limits
+        self._fixed_hello = hello
         self._keys = keys
-        self._sessions: set[FleetSocket] = set()
+        self._sockets: set[FleetSocket] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one socket, from its handshake to its close."""
+        """Serve one socket, from its handshake until it is closed."""
         if scope["path"] not in _PATHS:
             message = f"there is no socket at {scope['path'][:200]}; LMTP is at / and /lmtp"
             problem = Problem.of(HttpError(404, "not_found", message), Dialect.TGI)
             await problem.response()(scope, receive, send)
             return
         await receive()
-        upstream = self._upstream(scope)
-        session = FleetSocket(
-            self._keeper, self._names, self._metrics, self._hello, self._limits, upstream, send
-        )
-        self._sessions.add(session)
-        self._metrics.sockets.set(len(self._sessions))
-        try:
-            await session.run(receive)
-        finally:
-            self._sessions.discard(session)
-            self._metrics.sockets.set(len(self._sessions))
+        in_query = parse_qs(scope["query_string"].decode(errors="replace")).get("model", [None])[0]
+        headers = self._headers(scope)
 
-    async def tell_draining(self) -> None:
-        """Tells everybody that nothing new is taken."""
-        await asyncio.gather(*(session.tell_draining() for session in self._sessions))
+        def new_relay(model: Model) -> Relay:
+            return Relay(model, self._manager, self._metrics, headers, socket.send_text)
+
+        socket = FleetSocket(
+            in_query, self._manager, self._names, self._metrics, self._hello, new_relay, send
+        )
+        self._sockets.add(socket)
+        self._metrics.sockets.set(len(self._sockets))
+        try:
+            await socket.run(receive)
+        finally:
+            self._sockets.discard(socket)
+            self._metrics.sockets.set(len(self._sockets))
+
+    async def send_draining(self) -> None:
+        """Notify all clients that no new requests are accepted."""
+        await asyncio.gather(*(socket.send_draining() for socket in self._sockets))
 
     async def close(self) -> None:
-        """Closes what is still open."""
+        """Close what is still open."""
         await asyncio.gather(
-            *(session.leave(_GOING_AWAY, "the server stops") for session in self._sessions)
+            *(socket.close(_GOING_AWAY, "the server stops") for socket in self._sockets)
         )
 
     async def _hello(self, version: int) -> dict[str, object]:
         listed = await asyncio.to_thread(self._names.listed)
         return {
             "version": version,
-            "server": self._server,
-            "models": list(dict.fromkeys([*listed, *self._keeper.states()])),
-            "max_message_len": self._limits.max_message_len,
-            "max_streams": self._limits.max_streams,
+            **self._fixed_hello,
+            "models": list(dict.fromkeys([*listed, *self._manager.states()])),
             "max_top_logprobs": MAX_TOP_LOGPROBS,
             "features": [*FEATURES, "models_on_demand"],
         }
 
-    def _upstream(self, scope: Scope) -> Upstream:
+    def _headers(self, scope: Scope) -> list[tuple[str, str]]:
         record = AccessRecord.within(scope)
         headers = [] if record is None else [("x-request-id", record.request_id)]
         if self._keys:
             headers.append(("authorization", f"Bearer {self._keys[0]}"))
-        return Upstream("/lmtp", tuple(headers))
+        return headers
 
 
 class FleetSocket:
-    """Owner of one socket's channels. `hello` tells what the server is, for a version."""
+    """Owner of one socket. `hello` returns the answer to HELLO for a version."""
 
     def __init__(
         self,
-        keeper: ModelManager,
-        names: Names,
+        model_name: str | None,
+        manager: ModelManager,
+        names: ModelNames,
         metrics: FleetMetrics,
         hello: Callable[[int], Awaitable[dict[str, object]]],
-        limits: SocketLimits,
-        upstream: Upstream,
+        new_relay: NewRelay,
         send: Send,
     ) -> None:
-        self._keeper = keeper
+        self._model_name = model_name
+        self._manager = manager
         self._names = names
         self._metrics = metrics
         self._hello = hello
-        self._limits = limits
-        self._upstream = upstream
+        self._new_relay = new_relay
         self._send = send
         self._version = 1
-        self._channels: dict[str | None, Channel] = {}
-        self._last_named: str | None = None
+        self._relay: Relay | None = None
 
     async def run(self, receive: Receive) -> None:
-        """To the client's leaving, or to what it is sent away for."""
+        """Serve frames until the client leaves or the socket is closed."""
         await self._send({"type": "websocket.accept"})
         try:
             while (message := await receive())["type"] != "websocket.disconnect":
-                await self._take(read_frame(message.get("text")))
+                await self._answer(message.get("text"))
         except MalformedFrame as error:
-            await self.leave(error.code, str(error))
+            await self.close(error.code, str(error))
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)
         except Exception:
             _logger.exception("a socket failed by a bug")
-            await self.leave(_BUG, "a bug; the server's log has more")
+            await self.close(_INTERNAL_ERROR, "a bug; the server's log has more")
         finally:
-            await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+            if self._relay is not None:
+                await self._relay.close()
 
-    async def tell_draining(self) -> None:
-        """To clients that know what that is."""
+    async def send_text(self, text: str) -> None:
+        """Send a frame to the client."""
+        await self._send({"type": "websocket.send", "text": text})
+
+    async def send_draining(self) -> None:
+        """Notify a client of version 2 that no new requests are accepted."""
         if self._version == 1:
             return
         message = "the server is shutting down; nothing new is taken"
+        fields = {"stream_id": None, "state": "draining", "message": message}
         try:
-            await self._say("SYS", {"stream_id": None, "state": "draining", "message": message})
+            await self.send_text(frame("SYS", fields))
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)
 
-    async def leave(self, code: int, reason: str) -> None:
-        """Sends the client away."""
-        told = reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
+    async def close(self, code: int, reason: str) -> None:
+        """Close the socket."""
+        reason = reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
         try:
-            await self._send({"type": "websocket.close", "code": code, "reason": told})
+            await self._send({"type": "websocket.close", "code": code, "reason": reason})
         except (OSError, RuntimeError) as error:
             _logger.debug("a socket was closed already: %s", error)
 
-    async def _take(self, frame: Frame) -> None:
+    async def _answer(self, text: str | None) -> None:
+        command, fields = read_frame(text)
+        stream_id = fields.get("stream_id")
         try:
-            stream_id = stream_id_of(frame)
-        except InvalidRequest as error:
-            await self._say("MSG", {"stream_id": None, **error_fields(error)})
-            return
-        try:
-            await self._answer(stream_id, frame)
-        except (HttpError, InvalidRequest, Overloaded) as error:
-            kind = "TOKEN" if frame.command in _STREAMS else "MSG"
-            if isinstance(error, HttpError) and error.error_type == "stream_in_use":
-                kind = "MSG"
-            await self._say(kind, {"stream_id": stream_id, **error_fields(error)})
+            if type(stream_id) is not int:
+                stream_id = None
+                raise _wrong("stream_id", "must be a whole number of at most 64 bits")
+            await self._handle(command, stream_id, fields, text or "")
+        except HttpError as error:
+            if isinstance(error, FleetError):
+                self._metrics.rejected.inc(error.error_type)
+            is_stream = command in TOKEN_COMMANDS and stream_id is not None
+            kind = "TOKEN" if is_stream else "MSG"
+            await self.send_text(frame(kind, {"stream_id": stream_id, **error_fields(error)}))
 
-    async def _answer(self, stream_id: int, frame: Frame) -> None:
-        if frame.command == "CANCEL":
-            for channel in self._channels.values():
-                if stream_id in channel:
-                    await channel.cancel(stream_id)
-            return
-        if frame.command == "HELLO":
-            await self._greet(stream_id, frame)
-            return
-        if frame.command not in _OF_MODELS:
-            raise HttpError(404, "unknown_command", f"Unknown command: {frame.command}")
-        self._check_room(stream_id)
-        await self._channel(named_model(frame)).put(stream_id, frame)
+    async def _handle(
+        self, command: str, stream_id: int, fields: Mapping[str, Any], text: str
+    ) -> None:
+        if command == "CANCEL" and self._relay is None:
+            return  # there are no streams
+        if command not in _COMMANDS:
+            raise HttpError(404, "unknown_command", f"Unknown command: {command}")
+        name = fields.get("model")
+        if name is not None and not isinstance(name, str):
+            raise _wrong("model", "must be a valid string")
+        if command == "HELLO":
+            self._version = _version_of(fields)
+            if name is None:
+                hello = await self._hello(self._version)
+                await self.send_text(frame("MSG", {"stream_id": stream_id, "hello": hello}))
+                if self._manager.is_draining:
+                    await self.send_draining()
+                return
+        relay = await self._bind(None if name in PLACEHOLDERS else name)
+        await relay.put(QueuedFrame(command, stream_id, text, self._version))
 
-    def _check_room(self, stream_id: int) -> None:
-        if any(stream_id in channel for channel in self._channels.values()):
-            message = f"stream {stream_id} is open; take another id, or this one when it has ended"
-            raise HttpError(409, "stream_in_use", message, field="stream_id")
-        most = self._limits.max_streams
-        if sum(channel.num_streams for channel in self._channels.values()) >= most:
-            message = f"a socket has at most {most} streams at a time"
-            raise Overloaded(message, _STREAM_ENDS_S)
+    async def _bind(self, name: str | None) -> Relay:
+        """The relay to the socket's model. Raises HttpError if `name` is another model's."""
+        if self._relay is None:
+            bound_name = self._model_name or name
+            model = await model_of(bound_name, self._names, self._manager)
+            self._model_name, self._relay = bound_name, self._new_relay(model)
+        model = self._relay.model
+        if name not in (None, self._model_name, model.name, model.source):
+            message = (
+                f"this socket is bound to the model {model.name!r}; open another one for {name!r}"
+            )
+            raise HttpError(400, "validation", message, field="model")
+        return self._relay
 
-    async def _greet(self, stream_id: int, frame: Frame) -> None:
-        self._version = version_of(frame)
-        for channel in self._channels.values():
-            channel.speak(self._version)
-        if named_model(frame) is not None:
-            self._check_room(stream_id)
-            await self._channel(named_model(frame)).put(stream_id, frame)
-            return
-        await self._say("MSG", {"stream_id": stream_id, "hello": await self._hello(self._version)})
-        if self._keeper.is_draining:
-            await self.tell_draining()
 
-    def _channel(self, named: str | None) -> Channel:
-        """The channel of a model's name; of the last one, where none is given."""
-        # One name for what means one model: what a socket's buffers are kept by.
-        is_none = named is None or named in PLACEHOLDERS
-        name = self._last_named if is_none else named
-        self._last_named = name
-        found = self._channels.pop(name, None)
-        if found is not None:
-            self._channels[name] = found  # the last one: they stand in the order of their use
-            return found
-        self._drop_idle()
-        channel = Channel(
-            lambda: self._find(name),
-            self._keeper,
-            self._metrics,
-            self._upstream,
-            self._send_text,
-            self._version,
-        )
-        self._channels[name] = channel
-        return channel
+def read_frame(text: str | None) -> tuple[str, dict[str, Any]]:
+    """Type and object of a client's frame; None: a binary message. Raises MalformedFrame."""
+    if text is None:
+        raise MalformedFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
+    command, space, body = text.partition(" ")
+    if not space or not command.isascii() or not 1 <= len(command) <= _MAX_COMMAND_LEN:
+        raise MalformedFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
+    try:
+        fields = parse_json(body.encode())
+    except HttpError as error:
+        raise MalformedFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise MalformedFrame(_INVALID_DATA, "the JSON of a frame must be an object")
+    return command, fields
 
-    def _drop_idle(self) -> None:
-        """Makes room for a channel: of those that hold no model, first those of which no server
-        keeps anything, be there such models or not; then the least recently used."""
-        if len(self._channels) < _MAX_CHANNELS:
-            return
-        idle = [name for name, channel in self._channels.items() if channel.is_idle]
-        if not idle:
-            message = f"a socket uses at most {_MAX_CHANNELS} models at a time"
-            raise Overloaded(message, _STREAM_ENDS_S)
-        name = min(idle, key=lambda each: self._channels[each].is_connected)
-        self._channels.pop(name).hang_up()
 
-    async def _find(self, name: str | None) -> Model:
-        return await model_of(name, self._names, self._keeper)
+def _version_of(fields: Mapping[str, Any]) -> int:
+    """The version that a HELLO agrees on."""
+    version = fields.get("version", VERSION)
+    if type(version) not in (int, float) or version < 1:
+        raise _wrong("version", "must be a whole number of at least 1")
+    return min(int(version), VERSION)
 
-    async def _say(self, command: str, told: dict[str, Any]) -> None:
-        await self._send_text(write_frame(command, [orjson.dumps(told).decode()]))
 
-    async def _send_text(self, text: str) -> None:
-        await self._send({"type": "websocket.send", "text": text})
+def _wrong(field: str, rule: str) -> HttpError:
+    return HttpError(400, "validation", f"`{field}` {rule}", field=field)

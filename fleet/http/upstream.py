@@ -1,8 +1,8 @@
-"""One HTTP/1.1 request to a model's server, over its unix socket, and the answer as it comes.
+"""One HTTP/1.1 request to a model's server over its unix socket, and its streamed response.
 
-A connection of its own for each request: on this machine it costs less than to find out whether an
-old one is still good. Bytes are read when somebody asks for them, so that a client that is slow to
-take them slows its server down, and not this process.
+Each request gets a connection: on one machine that costs less than to check whether an old one is
+still open. Bytes are read on demand, so that a slow client slows its server down and fills no
+memory here.
 """
 
 import asyncio
@@ -12,16 +12,15 @@ from pathlib import Path
 
 import httptools
 
-from fleet.errors import Cut, ServerGone
+from fleet.errors import ResponseCut, ServerGone
 
 _READ_LEN = 65_536
-_RETRY_AFTER_S = 1.0
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Answer:
-    """An answer whose status and headers are there; its body is read by `pieces`."""
+class UpstreamResponse:
+    """A response whose status and headers have arrived; `chunks` reads its body."""
 
     def __init__(self, writer: asyncio.StreamWriter, is_bodiless: bool) -> None:
         self.status = 0
@@ -34,40 +33,40 @@ class Answer:
         self._bodies: list[bytes] = []
 
     def on_message_begin(self) -> None:
-        """The parser's word for the first byte; of a second answer, too, behind a 1xx."""
+        """Callback of the parser; also for the response after a 1xx."""
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """The parser's word for a header."""
+        """Callback of the parser."""
         if not self._has_head:
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The parser's word for the end of the headers."""
+        """Callback of the parser."""
         self.status = self._parser.get_status_code()
         self._has_head = self.status >= 200
         self._is_complete |= self._has_head and self._is_bodiless
 
     def on_body(self, body: bytes) -> None:
-        """The parser's word for a part of the body."""
+        """Callback of the parser."""
         self._bodies.append(body)
 
     def on_message_complete(self) -> None:
-        """The parser's word for the end."""
+        """Callback of the parser."""
         self._is_complete |= self._has_head
 
     def close(self) -> None:
-        """Hangs up; the server stops what it does for us."""
+        """Close the connection; the server cancels the request."""
         self._writer.transport.abort()
 
-    async def begin(self, reader: asyncio.StreamReader) -> None:
-        """Reads up to the end of the headers. Raises Cut."""
+    async def read_head(self, reader: asyncio.StreamReader) -> None:
+        """Read up to the end of the headers. Raises ResponseCut."""
         self._reader = reader
         while not self._has_head:
             await self._read()
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The body, in the pieces that it comes in. Raises Cut when it does not end well."""
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises ResponseCut."""
         while True:
             if self._bodies:
                 bodies, self._bodies = self._bodies, []
@@ -84,43 +83,43 @@ class Answer:
                 self._parser.feed_data(data)
                 return
         except (OSError, httptools.HttpParserError) as error:
-            raise Cut(f"the model's server broke its answer off: {error}") from error
-        raise Cut("the model's server broke its answer off")
+            raise ResponseCut(f"the model's server broke its answer off: {error}") from error
+        raise ResponseCut("the model's server broke its answer off")
 
 
-async def ask(
+async def send_request(
     socket: Path, method: str, target: bytes, headers: Headers, body: bytes = b""
-) -> Answer:
-    """Sends a request; returns when the answer's head is there. `headers` say nothing of framing.
+) -> UpstreamResponse:
+    """Send a request, and return when the response's headers are there.
 
-    Raises ServerGone: nothing of an answer came.
+    `headers` are without those of framing. Raises ServerGone if no response arrives.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(str(socket), limit=_READ_LEN)
     except OSError as error:
         raise _gone() from error
-    answer = Answer(writer, is_bodiless=method == "HEAD")
+    response = UpstreamResponse(writer, is_bodiless=method == "HEAD")
     try:
         writer.write(_head(method, target, headers, len(body)))
-        # A server that refuses while the body is being written has an answer to be read.
-        sending = asyncio.ensure_future(_send(writer, body))
+        # A server may refuse while the body is still being written.
+        sending = asyncio.ensure_future(_write(writer, body))
         try:
-            await answer.begin(reader)
+            await response.read_head(reader)
         finally:
             if sending.done():
                 sending.result()
             else:
                 sending.cancel()
-    except (Cut, OSError) as error:
-        answer.close()
+    except (ResponseCut, OSError) as error:
+        response.close()
         raise _gone() from error
     except BaseException:
-        answer.close()
+        response.close()
         raise
-    return answer
+    return response
 
 
-async def _send(writer: asyncio.StreamWriter, body: bytes) -> None:
+async def _write(writer: asyncio.StreamWriter, body: bytes) -> None:
     with contextlib.suppress(OSError):
         writer.write(body)
         await writer.drain()
@@ -136,6 +135,5 @@ def _head(method: str, target: bytes, headers: Headers, body_len: int) -> bytes:
 
 def _gone() -> ServerGone:
     return ServerGone(
-        "the model's server stopped before it answered; it is loaded anew when asked for",
-        _RETRY_AFTER_S,
+        "the model's server stopped before it answered; it is loaded anew when asked for"
     )

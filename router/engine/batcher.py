@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from time import monotonic
 
 from proto.contract import FinishReason, Generation
-from router.engine.admission import Admission, Slots
+from router.engine.admission import Admission, Progress, Slots, Wait
 from router.engine.preparing import Preparing
-from router.engine.progress import Progress, Wait
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.stream import Stream
 from router.engine.streams import Backpressure, CancelLatency, OpenStreams, StreamGroups, Texts

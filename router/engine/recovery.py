@@ -14,8 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from proto.contract import Generation
-from router.engine.admission import Admission
-from router.engine.progress import Progress
+from router.engine.admission import Admission, Progress
 from router.engine.stream import Stream
 from router.engine.streams import OpenStreams, StreamGroups
 from router.request.errors import (

@@ -34,8 +34,7 @@ from router.http.platforms.batches import Batches
 from router.http.platforms.kserve import KServeRoutes
 from router.http.platforms.sagemaker import InvocationRoutes
 from router.http.platforms.vertex import VertexRoutes
-from router.http.request_record import RequestRecord
-from router.http.request_validator import RequestValidator
+from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
 from router.http.server.access import Access

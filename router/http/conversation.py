@@ -17,8 +17,7 @@ from starlette.responses import Response
 from router.engine.infer import Completion, Infer
 from router.http.body import Schema, parse
 from router.http.errors import problem_of
-from router.http.request_record import RequestRecord
-from router.http.request_validator import RequestValidator
+from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server.errors import Dialect, Problem
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers

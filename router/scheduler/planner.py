@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 from proto.contract import NewSequence, RunningUpdate
 from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
-from router.scheduler.prefix_dedup import awaits_prefix
-from router.scheduler.queue import WaitingQueue
+from router.scheduler.queue import WaitingQueue, awaits_prefix
 from router.scheduler.running import RunningBatch
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
 

@@ -19,9 +19,10 @@ is admitted. That repeats for each one older than E, and then for E.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from router.scheduler.sequence import Sequence
+from router.scheduler.allocator import Allocator
+from router.scheduler.sequence import Sequence, SequenceState
 
 # How many are offered in one step: a bound on a step's cost, not on a sequence's turn, since the
 # oldest are offered first. So it is also the most that one step admits; the others have the next.
@@ -107,3 +108,47 @@ class WaitingQueue:
         assert not set(orders) & {sequence.order for sequence in self._held.values()}
         assert orders == sorted(set(orders)), "the queue is out of order"
         assert all(sequence.num_passed <= self._max_passes for sequence in self._sequences)
+
+
+# So many shared blocks at least are worth a step's wait. They must be half of what is left to
+# compute, too: then waiting never takes much longer than computing.
+_MIN_BLOCKS = 4
+
+
+def awaits_prefix(sequence: Sequence, running: Iterable[Sequence], allocator: Allocator) -> bool:
+    """Whether a running sequence computes now most of what this one would have to."""
+    block_size = allocator.block_size
+    if not allocator.shares_prefixes or sequence.max_cached_len < _MIN_BLOCKS * block_size:
+        return False
+    shared_len = max((_shared_len(sequence, other, block_size) for other in running), default=0)
+    if shared_len < _MIN_BLOCKS * block_size:
+        return False
+    cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len)
+    spared_len = shared_len - cached_len
+    return spared_len >= max(_MIN_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
+
+
+def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
+    """Tokens of the blocks that both begin with, if `other` computes some of its blocks now."""
+    soon_len = _soon_len(other) // block_size * block_size
+    if other.allocation is None or soon_len <= other.allocation.committed_len:
+        return 0
+    most = min(sequence.max_cached_len, soon_len) // block_size * block_size
+    if sequence.token_ids(0, block_size) != other.token_ids(0, block_size):
+        return 0
+    ours, theirs = sequence.token_ids(0, most), other.token_ids(0, most)
+    if ours == theirs:
+        return most
+    stops = range(block_size, most + 1, block_size)
+    return next(
+        stop - block_size
+        for stop in stops
+        if ours[stop - block_size : stop] != theirs[stop - block_size : stop]
+    )
+
+
+def _soon_len(sequence: Sequence) -> int:
+    """Tokens that are computed once steps in flight and, of a prompt, the next ones are."""
+    return (
+        sequence.known_len if sequence.state is SequenceState.PREFILLING else sequence.scheduled_len
+    )

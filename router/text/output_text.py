@@ -1,24 +1,87 @@
-"""The text of an output: its tokens as characters, ended by stop strings, and the tokens held back.
-
-    token ids -> Detokenizer -> StopMatcher -> what may be shown now
-
-An output that was cut and continues has tokens that were made before. Their text was shown by then,
-all but what was held back: bytes of an incomplete character, and the start of a possible stop
-string that is dropped. Those are shown with the tokens that follow, so the pieces of all parts,
-without what a part flushed at its end, are the text of the whole, wherever it was cut. It knows no
-reader.
-"""
+"""One output's text: tokens to text, up to a stop string."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
 from router.request.events import TokenGenerated
 from router.request.request import GenerateRequest
 from router.text.detokenizer import Detokenizer
-from router.text.stop_strings import StopMatcher
 from router.text.tokenizer import Tokenizer
+
+
+class StopMatcher:
+    """Follows one text and ends it at the first stop string.
+
+    With `keep` the stop string stays in the text (TGI), else it is dropped (OpenAI), and so are the
+    `dropped` phrases in any case. The end of the text is held back while it may become a string
+    that is dropped. `matched` is the stop string that was found, or None.
+    """
+
+    def __init__(
+        self, stop_strings: tuple[str, ...], keep: bool, dropped: tuple[str, ...] = ()
+    ) -> None:
+        self.matched: str | None = None
+        self._kept = stop_strings if keep else ()
+        self._dropped = dropped if keep else (*stop_strings, *dropped)
+        self._first_chars = frozenset(stop[0] for stop in (*self._kept, *self._dropped))
+        # The longest end of the text that begins a stop string, and how much of it is held back.
+        self._tail = ""
+        self._num_held = 0
+
+    def fork(self) -> "StopMatcher":
+        """Another one, for a text that has been the same so far."""
+        return copy(self)
+
+    def push(self, text: str) -> str:
+        """Append `text`; returns what may be shown now: nothing once a stop string was found."""
+        if self.matched is not None:
+            return ""
+        if not self._tail and self._first_chars.isdisjoint(text):
+            return text
+        window, first = self._tail + text, len(self._tail) - self._num_held
+        end = self._find_end(window)
+        if end is None:
+            # What was not held back before begins no dropped string.
+            self._num_held = _pending_len(window, first, self._dropped)
+            tail_len = max(self._num_held, _pending_len(window, 0, self._kept))
+            self._tail = window[len(window) - tail_len :]
+            end = len(window) - self._num_held
+        return window[first:end]
+
+    def flush(self) -> str:
+        """What was held back, when the text ends without a stop string."""
+        if self.matched is not None:
+            return ""
+        held = self._tail[len(self._tail) - self._num_held :]
+        self._num_held = 0
+        return held
+
+    def _find_end(self, window: str) -> int | None:
+        """Find the stop string that ends the text; returns where the shown text ends."""
+        found: list[tuple[int, bool, int, str]] = []
+        for stops, is_kept in ((self._dropped, False), (self._kept, True)):
+            for stop in stops:
+                start = window.find(stop)
+                if start >= 0:
+                    found.append((start + len(stop), is_kept, start, stop))
+        if not found:
+            return None
+        end, is_kept, start, self.matched = min(found)
+        return end if is_kept else start
+
+
+def _pending_len(window: str, first: int, stops: Sequence[str]) -> int:
+    """The length of the longest end of window[first:] that begins one of `stops`."""
+    pending_len = 0
+    for stop in stops:
+        start = window.find(stop[0], max(first, len(window) - len(stop) + 1))
+        while 0 <= start < len(window) - pending_len:
+            if stop.startswith(window[start:]):
+                pending_len = len(window) - start
+            start = window.find(stop[0], start + 1)
+    return pending_len
 
 
 class OutputText:

@@ -89,7 +89,7 @@ def test_only_the_edge_speaks_in_status_codes() -> None:
     grpc = {name for name in SOURCES if "grpc.StatusCode" in text(name)}
     assert all("http/" in name or name.startswith("client/lmtp/") for name in http), http
     assert grpc <= {
-        "model_server/service/interceptor.py",
+        "model_server/service/service.py",
         "router/shards/rank.py",
         "router/shards/shards.py",
     }

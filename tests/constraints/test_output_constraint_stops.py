@@ -11,7 +11,7 @@ from constraints.errors import Contradiction, IllegalToken, TooComplex
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
-from router.text.stop_strings import StopMatcher
+from router.text.output_text import StopMatcher
 from tests.constraints.cases import CASES
 from tests.constraints.walks import (
     byte_vocabulary,
@@ -230,6 +230,7 @@ def test_stop_tokens_and_strings_hold_together() -> None:
     assert legal_texts(output_state) == [b"c"]
 
 
+@pytest.mark.alone
 def test_many_long_stop_strings_beside_a_pattern_take_little_time() -> None:
     language = language_of(ConstraintSpec(Kind.REGEX, "[a-z ]{20,400}"), BYTES)
     strings = ("a", *(f"{chr(98 + i)}{'xyzzy' * 12}" for i in range(16)))

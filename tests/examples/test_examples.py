@@ -6,13 +6,12 @@ So do the snippets of the page about queries.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from client.query import Result, model, read_file, run_all_sync, run_sync
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow
 
@@ -22,12 +21,6 @@ PAGE = EXAMPLES.parent / "docs" / "queries.md"
 _BLOCK = r"^```{}\n((?:(?!```).*\n)*)```\n"
 _SHOWN = re.compile(_BLOCK.format("(python)?") + _BLOCK.format(""), re.MULTILINE)
 SNIPPETS = _SHOWN.findall(PAGE.read_text())
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched() as running:
-        yield running
 
 
 def results(server: RunningServer, name: str) -> tuple[Result[object], ...]:

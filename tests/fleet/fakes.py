@@ -1,4 +1,4 @@
-"""Servers without processes, and a house around a front, for tests."""
+"""Servers without processes, for tests."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,21 +6,21 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from fleet.errors import DidNotStart
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.model_table import ModelTable, RosterRules
+from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import Model
-from fleet.servers import DidNotStart
 
 
 class FakeServer:
-    """A server that is told how it ends."""
+    """A server whose end a test sets."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_stopped = False
-        self.is_hurried = False
+        self.is_stopped_now = False
         self.stop_fault: Exception | None = None
         self.may_stop = asyncio.Event()
         self.may_stop.set()
@@ -39,8 +39,8 @@ class FakeServer:
         self.is_stopped = True
         self.die("it was stopped")
 
-    def hurry(self) -> None:
-        self.is_hurried = True
+    def stop_now(self) -> None:
+        self.is_stopped_now = True
         self.may_stop.set()
 
     def die(self, reason: str) -> None:
@@ -50,7 +50,7 @@ class FakeServer:
 
 @dataclass
 class FakeServers:
-    """Starts servers when told to; `sockets` says where those of a model answer.
+    """Starts servers when `may_start` is set; `sockets` are those of the models.
 
     `faults` are found by a check, `refusals` by a load alone; `far` ones have to be fetched. A
     check waits where `may_check` was cleared.
@@ -70,7 +70,7 @@ class FakeServers:
     def __post_init__(self) -> None:
         self.may_check.set()
 
-    async def is_at_hand(self, model: Model) -> bool:
+    async def is_local(self, model: Model) -> bool:
         return model.name not in self.far
 
     async def check(self, model: Model) -> None:
@@ -91,12 +91,12 @@ class FakeServers:
         return server
 
 
-def keeper_over(
-    servers: FakeServers, *, load_timeout_s: float = 5.0, rules: RosterRules | None = None
+def manager_over(
+    servers: FakeServers, *, load_timeout_s: float = 5.0, rules: LoadingRules | None = None
 ) -> ModelManager:
-    """A keeper of books with these rules."""
+    """A manager of a table with these rules."""
     metrics = FleetMetrics(CollectorRegistry())
-    return ModelManager(ModelTable(rules or RosterRules()), servers, metrics, load_timeout_s)
+    return ModelManager(ModelTable(rules or LoadingRules()), servers, metrics, load_timeout_s)
 
 
 def model(name: str) -> Model:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet.http.scraping import merge
-from fleet.metrics import FleetMetrics
+from fleet.metrics import FleetMetrics, merge
 from router.telemetry.metrics import Metrics
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "models-on-demand.md").read_text()
@@ -19,9 +18,9 @@ def names_of(page: str) -> set[str]:
     return {family.name for family in text_string_to_metric_families(page)}
 
 
-def test_the_page_tells_of_every_metric_and_of_nothing_else() -> None:
-    told = set(re.findall(r"^\| `(tandem_fleet_\w+)` \|", PAGE, re.MULTILINE))
-    assert told == names_of(FleetMetrics(CollectorRegistry()).exposition().decode())
+def test_the_docs_list_every_metric_and_no_other() -> None:
+    documented = set(re.findall(r"^\| `(tandem_fleet_\w+)` \|", PAGE, re.MULTILINE))
+    assert documented == names_of(FleetMetrics(CollectorRegistry()).exposition().decode())
 
 
 def test_the_front_and_its_servers_share_no_name() -> None:

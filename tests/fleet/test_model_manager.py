@@ -1,14 +1,14 @@
-"""The owner of loaded models: one load for many, room, death, drain."""
+"""The model manager: one load for many requests, room, dead servers, drain."""
 
 import asyncio
 
 import pytest
 
 from fleet.errors import LoadFailed, NoRoom, ShuttingDown, StillLoading
-from fleet.model_entry import State
-from fleet.model_table import RosterRules
+from fleet.model_entry import ModelState
+from fleet.model_table import LoadingRules
 from fleet.names import Model
-from tests.fleet.fakes import FakeServer, FakeServers, keeper_over, model
+from tests.fleet.fakes import FakeServer, FakeServers, manager_over, model
 
 
 async def settled() -> None:
@@ -18,113 +18,113 @@ async def settled() -> None:
 
 async def test_many_who_want_one_model_share_its_load() -> None:
     servers = FakeServers()
-    keeper = keeper_over(servers)
-    asking = [asyncio.create_task(keeper.lend(model("a"))) for _ in range(5)]
+    manager = manager_over(servers)
+    asking = [asyncio.create_task(manager.acquire(model("a"))) for _ in range(5)]
     await settled()
-    assert keeper.states() == {"a": State.LOADING}
+    assert manager.states() == {"a": ModelState.LOADING}
     servers.may_start.set()
     leases = await asyncio.gather(*asking)
     assert servers.started == ["a"]
-    assert keeper.num_users("a") == 5
+    assert manager.num_users("a") == 5
     for lease in leases:
         lease.release()
         lease.release()
-    assert keeper.num_users("a") == 0
+    assert manager.num_users("a") == 0
 
 
 async def test_a_model_with_users_keeps_its_room() -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers)
-    first = await keeper.lend(model("a"))
-    second = asyncio.create_task(keeper.lend(model("b")))
+    manager = manager_over(servers)
+    first = await manager.acquire(model("a"))
+    second = asyncio.create_task(manager.acquire(model("b")))
     await settled()
-    assert keeper.states() == {"a": State.READY, "b": State.ABSENT}
+    assert manager.states() == {"a": ModelState.READY, "b": ModelState.ABSENT}
     first.release()
     (await second).release()
     assert servers.by_name["a"].is_stopped
-    assert keeper.states() == {"b": State.READY}
+    assert manager.states() == {"b": ModelState.READY}
 
 
-async def test_who_waits_too_long_for_room_is_told_so() -> None:
+async def test_a_request_that_waits_too_long_for_room_fails_with_the_reason() -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers, load_timeout_s=0.05)
-    first = await keeper.lend(model("a"))
+    manager = manager_over(servers, load_timeout_s=0.05)
+    first = await manager.acquire(model("a"))
     with pytest.raises(NoRoom, match="'b'"):
-        await keeper.lend(model("b"))
+        await manager.acquire(model("b"))
     first.release()
     await settled()
     assert servers.started == ["a"]
 
 
-async def test_who_waits_too_long_for_a_load_is_told_so_and_the_load_goes_on() -> None:
+async def test_a_request_that_waits_too_long_for_a_load_fails_and_the_load_goes_on() -> None:
     servers = FakeServers()
-    keeper = keeper_over(servers, load_timeout_s=0.05)
+    manager = manager_over(servers, load_timeout_s=0.05)
     with pytest.raises(StillLoading, match="'a' is still being loaded"):
-        await keeper.lend(model("a"))
+        await manager.acquire(model("a"))
     servers.may_start.set()
     await settled()
-    (await keeper.lend(model("a"))).release()
+    (await manager.acquire(model("a"))).release()
     assert servers.started == ["a"]
 
 
 async def test_who_leaves_while_waiting_holds_nothing() -> None:
     servers = FakeServers()
-    keeper = keeper_over(servers)
-    asking = asyncio.create_task(keeper.lend(model("a")))
+    manager = manager_over(servers)
+    asking = asyncio.create_task(manager.acquire(model("a")))
     await settled()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     servers.may_start.set()
     await settled()
-    assert keeper.num_users("a") == 0
-    (await keeper.lend(model("b"))).release()
+    assert manager.num_users("a") == 0
+    (await manager.acquire(model("b"))).release()
 
 
 async def test_who_leaves_as_the_model_is_granted_gives_it_back() -> None:
     servers = FakeServers()
-    keeper = keeper_over(servers)
-    asking = asyncio.create_task(keeper.lend(model("a")))
+    manager = manager_over(servers)
+    asking = asyncio.create_task(manager.acquire(model("a")))
     await settled()
     servers.may_start.set()
-    while keeper.num_users("a") == 0:
+    while manager.num_users("a") == 0:
         await asyncio.sleep(0)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     if not asking.cancelled():
         asking.result().release()
-    assert keeper.num_users("a") == 0
+    assert manager.num_users("a") == 0
 
 
 async def test_a_failed_load_fails_all_who_wait_and_is_remembered() -> None:
     servers = FakeServers(refusals={"a": "no weights"})
-    keeper = keeper_over(servers)
-    asking = [asyncio.create_task(keeper.lend(model("a"))) for _ in range(3)]
+    manager = manager_over(servers)
+    asking = [asyncio.create_task(manager.acquire(model("a"))) for _ in range(3)]
     await settled()
     servers.may_start.set()
     answers = await asyncio.gather(*asking, return_exceptions=True)
     assert all(isinstance(each, LoadFailed) and "no weights" in str(each) for each in answers)
     with pytest.raises(LoadFailed, match="no weights") as caught:
-        await keeper.lend(model("a"))
+        await manager.acquire(model("a"))
     assert 29 < caught.value.retry_after_s <= 30
     assert servers.started == ["a"]
-    assert keeper.failure("a") == "no weights"
+    assert manager.failure("a") == "no weights"
 
 
 async def test_a_model_whose_server_died_is_loaded_anew() -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers)
-    lease = await keeper.lend(model("a"))
+    manager = manager_over(servers)
+    lease = await manager.acquire(model("a"))
     servers.by_name["a"].die("it was ended by SIGKILL")
     await settled()
-    assert keeper.states() == {}
-    again = await keeper.lend(model("a"))
+    assert manager.states() == {}
+    again = await manager.acquire(model("a"))
     assert servers.started == ["a", "a"]
     lease.release()
-    assert keeper.num_users("a") == 1
+    assert manager.num_users("a") == 1
     again.release()
 
 
@@ -133,12 +133,12 @@ async def test_a_model_whose_server_cannot_be_stopped_is_gone_and_can_be_loaded_
 ) -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers)
-    (await keeper.lend(model("a"))).release()
+    manager = manager_over(servers)
+    (await manager.acquire(model("a"))).release()
     servers.by_name["a"].stop_fault = OSError("no such process group")
-    (await keeper.lend(model("b"))).release()
-    assert keeper.states() == {"b": State.READY}
-    (await keeper.lend(model("a"))).release()
+    (await manager.acquire(model("b"))).release()
+    assert manager.states() == {"b": ModelState.READY}
+    (await manager.acquire(model("a"))).release()
     assert servers.started == ["a", "b", "a"]
     assert "the server of a could not be stopped" in caplog.text
     assert "no such process group" in caplog.text
@@ -147,12 +147,12 @@ async def test_a_model_whose_server_cannot_be_stopped_is_gone_and_can_be_loaded_
 async def test_two_models_stay_where_there_is_room_for_two() -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers, rules=RosterRules(max_loaded=2))
+    manager = manager_over(servers, rules=LoadingRules(max_loaded=2))
     for name in "abab":
-        (await keeper.lend(model(name))).release()
+        (await manager.acquire(model(name))).release()
     assert servers.started == ["a", "b"]
     assert servers.others == [0, 1]
-    last = keeper.last_used()
+    last = manager.last_used()
     assert last is not None
     assert last.name == "b"
 
@@ -160,11 +160,11 @@ async def test_two_models_stay_where_there_is_room_for_two() -> None:
 async def test_a_busy_model_is_closed_after_its_turn_so_that_others_are_served() -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers, rules=RosterRules(turn_s=0.05))
-    first = await keeper.lend(model("a"))
-    second = asyncio.create_task(keeper.lend(model("b")))
+    manager = manager_over(servers, rules=LoadingRules(turn_s=0.05))
+    first = await manager.acquire(model("a"))
+    second = asyncio.create_task(manager.acquire(model("b")))
     await asyncio.sleep(0.1)
-    third = asyncio.create_task(keeper.lend(model("a")))
+    third = asyncio.create_task(manager.acquire(model("a")))
     await settled()
     assert not third.done()
     first.release()
@@ -176,39 +176,39 @@ async def test_a_busy_model_is_closed_after_its_turn_so_that_others_are_served()
 async def test_an_idle_model_leaves_when_its_time_is_over() -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers, rules=RosterRules(idle_timeout_s=0.05))
-    (await keeper.lend(model("a"))).release()
+    manager = manager_over(servers, rules=LoadingRules(idle_timeout_s=0.05))
+    (await manager.acquire(model("a"))).release()
     await asyncio.sleep(0.15)
     assert servers.by_name["a"].is_stopped
-    assert keeper.states() == {}
+    assert manager.states() == {}
 
 
 async def test_a_drain_refuses_who_waits_and_ends_every_server() -> None:
     servers = FakeServers()
     servers.may_start.set()
-    keeper = keeper_over(servers)
-    lease = await keeper.lend(model("a"))
-    waiting = asyncio.create_task(keeper.lend(model("b")))
+    manager = manager_over(servers)
+    lease = await manager.acquire(model("a"))
+    waiting = asyncio.create_task(manager.acquire(model("b")))
     await settled()
     servers.by_name["a"].may_stop.clear()
-    draining = asyncio.create_task(keeper.drain())
+    draining = asyncio.create_task(manager.drain())
     with pytest.raises(ShuttingDown):
         await waiting
     with pytest.raises(ShuttingDown):
-        await keeper.lend(model("a"))
+        await manager.acquire(model("a"))
     assert not draining.done()
-    keeper.hurry()
+    manager.stop_now()
     await draining
     lease.release()
-    assert servers.by_name["a"].is_hurried
+    assert servers.by_name["a"].is_stopped_now
 
 
 async def test_a_drain_gives_up_what_is_being_loaded() -> None:
     servers = FakeServers()
-    keeper = keeper_over(servers)
-    waiting = asyncio.create_task(keeper.lend(model("a")))
+    manager = manager_over(servers)
+    waiting = asyncio.create_task(manager.acquire(model("a")))
     await settled()
-    await keeper.drain()
+    await manager.drain()
     with pytest.raises(ShuttingDown):
         await waiting
 
@@ -218,86 +218,88 @@ async def test_a_load_that_fails_by_a_bug_is_a_failed_load() -> None:
         async def start(self, model: Model, num_others: int) -> FakeServer:
             raise ZeroDivisionError
 
-    keeper = keeper_over(Broken())
+    manager = manager_over(Broken())
     with pytest.raises(LoadFailed, match="a bug"):
-        await keeper.lend(model("a"))
-    assert keeper.states() == {"a": State.FAILED}
+        await manager.acquire(model("a"))
+    assert manager.states() == {"a": ModelState.FAILED}
 
 
 async def test_a_model_that_a_check_finds_broken_takes_nobodys_place() -> None:
     servers = FakeServers(faults={"b": "no weights"})
     servers.may_start.set()
-    keeper = keeper_over(servers)
-    (await keeper.lend(model("a"))).release()
+    manager = manager_over(servers)
+    (await manager.acquire(model("a"))).release()
     with pytest.raises(
         LoadFailed, match=r"^the model 'b' could not be loaded: no weights$"
-    ) as told:
-        await keeper.lend(model("b"))
-    assert 29 < told.value.retry_after_s <= 30
+    ) as refused:
+        await manager.acquire(model("b"))
+    assert 29 < refused.value.retry_after_s <= 30
     assert (servers.checked, servers.started) == (["b"], ["a"])
-    assert keeper.states() == {"a": State.READY, "b": State.FAILED}
+    assert manager.states() == {"a": ModelState.READY, "b": ModelState.FAILED}
     assert not servers.by_name["a"].is_stopped
 
 
 async def test_who_is_not_loaded_after_all_says_who_left_and_that_one_comes_back() -> None:
     servers = FakeServers(refusals={"b": "out of luck"})
     servers.may_start.set()
-    keeper = keeper_over(servers)
-    (await keeper.lend(model("a"))).release()
+    manager = manager_over(servers)
+    (await manager.acquire(model("a"))).release()
     with pytest.raises(LoadFailed, match=r"out of luck \('a' left the memory for it, and will be"):
-        await keeper.lend(model("b"))
-    assert keeper.failure("b") == "out of luck"
-    (await keeper.lend(model("a"))).release()
+        await manager.acquire(model("b"))
+    assert manager.failure("b") == "out of luck"
+    (await manager.acquire(model("a"))).release()
     assert servers.started == ["a", "b", "a"]
 
 
-async def test_who_waits_for_the_fetches_of_others_is_told_so() -> None:
+async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_reason() -> None:
     class Slow(FakeServers):
         async def check(self, model: Model) -> None:
             await asyncio.sleep(60)
 
     servers = Slow(far={f"far-{number}" for number in range(5)})
     servers.may_start.set()
-    keeper = keeper_over(servers, load_timeout_s=1.0)
-    asking = [asyncio.create_task(keeper.lend(model(f"far-{number}"))) for number in range(5)]
+    manager = manager_over(servers, load_timeout_s=1.0)
+    asking = [asyncio.create_task(manager.acquire(model(f"far-{number}"))) for number in range(5)]
     await settled()
-    assert (keeper.waits_for("far-3"), keeper.waits_for("far-4")) == ("loading", "queued")
-    assert keeper.notice("far-4") == "far-4 waits for its turn to be fetched or checked: others are"
+    states = [manager.request_state(name) for name in ("far-3", "far-4")]
+    assert states == ["loading", "queued"]
+    message = "far-4 waits for its turn to be fetched or checked: others are"
+    assert manager.wait_message("far-4") == message
     # The one place is free meanwhile.
-    (await keeper.lend(model("near"))).release()
-    told = await asyncio.gather(*asking, return_exceptions=True)
-    assert [type(each) for each in told] == [StillLoading] * 4 + [NoRoom]
-    assert "'far-4' to be fetched or checked did not come within 1 s" in str(told[4])
-    await keeper.drain()
+    (await manager.acquire(model("near"))).release()
+    refused = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(each) for each in refused] == [StillLoading] * 4 + [NoRoom]
+    assert "'far-4' to be fetched or checked did not come within 1 s" in str(refused[4])
+    await manager.drain()
 
 
 async def test_a_drain_while_it_is_found_out_where_a_model_is_refuses_it() -> None:
     class Looking(FakeServers):
-        async def is_at_hand(self, model: Model) -> bool:
+        async def is_local(self, model: Model) -> bool:
             await looked.wait()
             return True
 
     looked = asyncio.Event()
-    keeper = keeper_over(Looking())
-    asking = asyncio.create_task(keeper.lend(model("a")))
+    manager = manager_over(Looking())
+    asking = asyncio.create_task(manager.acquire(model("a")))
     await settled()
-    await keeper.drain()
+    await manager.drain()
     looked.set()
     with pytest.raises(ShuttingDown):
         await asking
 
 
-async def test_who_waits_for_a_check_that_takes_too_long_is_told_so() -> None:
+async def test_a_request_that_waits_for_too_long_a_check_fails_with_the_reason() -> None:
     class Slow(FakeServers):
         async def check(self, model: Model) -> None:
             await asyncio.sleep(60)
 
     servers = Slow()
     servers.may_start.set()
-    keeper = keeper_over(servers, load_timeout_s=0.05)
-    (await keeper.lend(model("a"))).release()
+    manager = manager_over(servers, load_timeout_s=0.05)
+    (await manager.acquire(model("a"))).release()
     with pytest.raises(StillLoading, match="'b' is still being fetched or checked"):
-        await keeper.lend(model("b"))
-    (await keeper.lend(model("a"))).release()
-    await keeper.drain()
-    assert keeper.failure("b") == "the server is shutting down"
+        await manager.acquire(model("b"))
+    (await manager.acquire(model("a"))).release()
+    await manager.drain()
+    assert manager.failure("b") == "the server is shutting down"

@@ -7,13 +7,14 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from launcher import BUNDLED_MODEL
 from tests.integration.server import (
@@ -118,32 +119,48 @@ def test_a_model_stays_where_one_that_is_broken_was_asked_for(
     assert answer.status_code == 503
     assert "is no whole safetensors file" in answer.json()["error"]
     assert "left the memory" not in answer.json()["error"]
-    told = states(single)
-    assert (told["one"], told["cut"]) == ("ready", "failed")
+    loaded = states(single)
+    assert (loaded["one"], loaded["cut"]) == ("ready", "failed")
     assert "unloading one" not in single.said.partition("checking cut")[2]
     shutil.rmtree(cut)
 
 
-def test_one_lmtp_socket_outlives_the_models_that_it_uses(single: RunningServer) -> None:
-    async def ask() -> list[tuple[str, list[str]]]:
-        url = single.url.replace("http", "ws") + "/lmtp"
-        got = []
-        async with connect(url, proxy=None, max_size=None) as socket:
-            await socket.send('HELLO {"stream_id": 1, "version": 2}')
-            for stream_id, name in enumerate(("one", "two"), start=2):
-                request = {"stream_id": stream_id, "model": name, "text": "Once", "max_tokens": 4}
-                await socket.send(f"GENERATE {json.dumps(request)}")
-                states, command = [], ""
-                while command != "DONE":
-                    text = await asyncio.wait_for(socket.recv(), 120)
-                    assert isinstance(text, str)
-                    command, _, rest = text.partition(" ")
-                    states += [each.get("state", "") for each in json.loads(rest)]
-                got.append((json.loads(rest)[0]["text"], [each for each in states if each]))
-        return got
+@asynccontextmanager
+async def lmtp(server: RunningServer) -> AsyncIterator[ClientConnection]:
+    """A socket that speaks version 2."""
+    url = server.url.replace("http", "ws") + "/lmtp"
+    async with connect(url, proxy=None, max_size=None) as socket:
+        await socket.send('HELLO {"stream_id": 1, "version": 2}')
+        await asyncio.wait_for(socket.recv(), 120)
+        yield socket
 
-    (first, _), (second, states) = asyncio.run(ask())
-    assert first == second
+
+async def generate_text(
+    socket: ClientConnection, stream_id: int, model: str
+) -> tuple[str, list[str]]:
+    """The text of a stream, and the states of which it was notified."""
+    request = {"stream_id": stream_id, "model": model, "text": "Once", "max_tokens": 8}
+    await socket.send(f"GENERATE {json.dumps(request)}")
+    states, command, objects = [], "", []
+    while command != "DONE":
+        text = await asyncio.wait_for(socket.recv(), 120)
+        command, _, body = str(text).partition(" ")
+        objects = json.loads(body)
+        states += [each["state"] for each in objects if "state" in each]
+    return objects[0]["text"], states
+
+
+def test_an_lmtp_socket_outlives_the_model_that_it_is_bound_to(single: RunningServer) -> None:
+    async def ask() -> list[tuple[str, list[str]]]:
+        async with lmtp(single) as one, lmtp(single) as two:
+            return [
+                await generate_text(one, 2, "one"),
+                await generate_text(two, 2, "two"),
+                await generate_text(one, 3, "one"),
+            ]
+
+    (first, _), (second, states), (third, _) = asyncio.run(ask())
+    assert first == second == third
     assert states[0] in ("loading", "queued")
     assert "running" in states
 
@@ -163,37 +180,31 @@ def test_the_keys_of_a_server_are_those_of_its_front(folder: Path) -> None:
 def test_two_models_answer_at_a_time(double: RunningServer, folder: Path) -> None:
     lines: dict[str, list[str]] = {"one": [], "two": []}
     threads = [
-        threading.Thread(target=stream_lines, args=(double, str(folder / name), 40, told))
-        for name, told in lines.items()
+        threading.Thread(target=stream_lines, args=(double, str(folder / name), 40, received))
+        for name, received in lines.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(told) for told in lines.values()] == [40, 40]
-    last = {name: json.loads(told[-1].removeprefix("data:")) for name, told in lines.items()}
+    assert [len(received) for received in lines.values()] == [40, 40]
+    last = {
+        name: json.loads(received[-1].removeprefix("data:")) for name, received in lines.items()
+    }
     assert last["one"]["generated_text"] == last["two"]["generated_text"]
     assert set(states(double).values()) == {"ready"}
 
 
-def test_one_lmtp_socket_asks_both(double: RunningServer, folder: Path) -> None:
-    async def ask() -> list[str]:
-        url = double.url.replace("http", "ws") + "/lmtp"
-        async with connect(url, proxy=None, max_size=None) as socket:
-            await socket.send('HELLO {"stream_id": 1, "version": 2}')
-            for stream_id, name in ((2, "one"), (3, "two")):
-                request = {"stream_id": stream_id, "model": str(folder / name), "text": "Once"}
-                await socket.send(f"GENERATE {json.dumps({**request, 'max_tokens': 8})}")
-            ends: dict[int, str] = {}
-            while len(ends) < 2:
-                text = await asyncio.wait_for(socket.recv(), 120)
-                assert isinstance(text, str)
-                command, _, rest = text.partition(" ")
-                if command == "DONE":
-                    ends |= {told["stream_id"]: told["text"] for told in json.loads(rest)}
-            return [ends[2], ends[3]]
+def test_two_lmtp_sockets_ask_both(double: RunningServer, folder: Path) -> None:
+    async def ask() -> list[tuple[str, list[str]]]:
+        async with lmtp(double) as one, lmtp(double) as two:
+            asking = (
+                generate_text(socket, 2, str(folder / name))
+                for socket, name in ((one, "one"), (two, "two"))
+            )
+            return await asyncio.gather(*asking)
 
-    first, second = asyncio.run(ask())
+    (first, _), (second, _) = asyncio.run(ask())
     assert first == second
     assert first
 

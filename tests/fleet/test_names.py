@@ -15,7 +15,7 @@ from processes.hub import HubUnreached, NotOnHub
 
 
 class FakeHub:
-    """Has the models that it is given; counts who asks."""
+    """Has the models that it is given; records the names that it is asked for."""
 
     def __init__(self, *names: str, is_reachable: bool = True, cached: str = "") -> None:
         self.names = names
@@ -169,7 +169,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
             answers.wait(30)
 
     hub = SlowHub("some/where")
-    names = AnyModel(root, hub, 1.0, lambda: 0.0, patience_s=0.05)
+    names = AnyModel(root, hub, 1.0, lambda: 0.0, hub_timeout_s=0.05)
     with pytest.raises(LoadFailed, match=r"the hub did not answer for 'some/where' within 0\.05 s"):
         await names.find("some/where")
     answers.set()
@@ -182,7 +182,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
     assert found == Model("some/where", "some/where")
 
 
-async def test_who_waits_for_the_hub_is_told_of_the_end_at_once(root: Path) -> None:
+async def test_requests_that_wait_for_the_hub_end_at_once_at_shutdown(root: Path) -> None:
     answers = threading.Event()
 
     class SlowHub(FakeHub):
@@ -198,8 +198,8 @@ async def test_who_waits_for_the_hub_is_told_of_the_end_at_once(root: Path) -> N
         await leaving
     names.close()
     async with asyncio.timeout(10):
-        told = await asyncio.gather(*asking, return_exceptions=True)
-    assert {type(each) for each in told} == {ShuttingDown}
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(each) for each in ends} == {ShuttingDown}
     with pytest.raises(ShuttingDown):
         await names.find("org/other")
     assert await names.find("small") == Model("small", str(root / "small"))
@@ -213,7 +213,7 @@ async def test_what_the_cache_has_waits_for_nobody(root: Path) -> None:
         def require(self, name: str) -> None:
             answers.wait(30)
 
-    names = AnyModel(root, SlowHub(cached="org/known"), 1.0, lambda: 0.0, patience_s=30.0)
+    names = AnyModel(root, SlowHub(cached="org/known"), 1.0, lambda: 0.0, hub_timeout_s=30.0)
     asking = [asyncio.create_task(names.find(f"org/{number}")) for number in range(9)]
     await asyncio.sleep(0)
     async with asyncio.timeout(10):

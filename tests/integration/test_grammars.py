@@ -3,25 +3,18 @@
 import json
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow
 
 LISTS = 'root ::= "[" (root ("," root)*)? "]" | word\nword ::= "x" | "xy" | [0-9]{1,3}'
 # What is left of such a list when the innermost ones are taken out again and again.
 _INNERMOST = re.compile(r"\[(?:@(?:,@)*)?\]|xy?|[0-9]{1,3}")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched() as running:
-        yield running
 
 
 def posted(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from client.lmtp.model import LmtpModel
 from client.query import OptionIgnored, Unsatisfiable, model, run, run_all_sync, run_sync, sample
 from client.query.execution import RunOptions
 from client.query.reading.reader import read
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow
 
@@ -29,12 +28,6 @@ where
 distribute
     RESULT over [f" {word}" for word in WORDS]
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched() as running:
-        yield running
 
 
 def metric(server: RunningServer, name: str) -> float:

@@ -1,6 +1,5 @@
 """Conditions of query programs on a real server: what was asked for is what comes."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -8,15 +7,9 @@ import pytest
 
 from client.query import BadProgram, NotSatisfied, Unsatisfiable, run_sync
 from tests.client.query.conditions.programs import Made, random_program
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched() as running:
-        yield running
 
 
 def value_of(server: RunningServer, hole: str, where: str, **names: object) -> object:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,16 +9,10 @@ import pytest
 
 from launcher import BUNDLED_MODEL
 from router.text.tokenizer import Tokenizer
-from tests.integration.server import RunningServer, launched, metric
+from tests.integration.server import RunningServer, metric
 from tests.router.http.lmtp.talking import talking
 
 PROMPTS = ("Once upon a time", "The old man said", "Question: 2 + 2", "In a small town", "A fox")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

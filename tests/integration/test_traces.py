@@ -231,6 +231,7 @@ def silent_port() -> tuple[socket.socket, int]:
     return listener, listener.getsockname()[1]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("is_silent", [False, True], ids=["absent", "silent"])
 def test_a_collector_that_does_not_answer_costs_nothing_but_spans(is_silent: bool) -> None:
     listener, port = silent_port()

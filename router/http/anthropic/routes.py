@@ -14,7 +14,7 @@ from router.http.anthropic.reply import message, usage_of
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.anthropic.stream import MessageEncoder, ToolUseEncoder, calling_ending, content_of
 from router.http.conversation import AnswerFrames, Conversations, EventEncoder
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.errors import Dialect
 

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.http.lmtp.session import Session, SocketClose
 from router.http.lmtp.streams import LmtpServices, draining_notice
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.errors import Dialect, HttpError, Problem
 from router.telemetry.metrics import CLOSE_CODES
 

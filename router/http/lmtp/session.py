@@ -41,7 +41,7 @@ from router.http.lmtp.streams import (
     StreamTask,
     draining_notice,
 )
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest, Overloaded, RouterError
 from router.telemetry.metrics import FRAMES

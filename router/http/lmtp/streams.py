@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from router.engine.infer import Infer
 from router.http.lmtp.frames import Frame, Message, as_json, error_fields
 from router.http.lmtp.prompts import BufferLimits, Buffers, Prompts
-from router.http.request_record import RequestRecord
-from router.http.request_validator import RequestValidator
+from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.server.errors import HttpError
 from router.http.server_info import ServerInfo
 from router.request.errors import RouterError

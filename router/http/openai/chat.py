@@ -15,7 +15,7 @@ from router.http.openai.reply import FINISH_REASONS, RunningUsage, Usage
 from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
 from router.http.openai.stream import CallingFrames, ChatCalling, ChatChoiceFrames, OpenAiFrames
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
 from router.http.tools.functions import OfferedFunctions

@@ -20,7 +20,7 @@ from router.http.openai.reply import (
 from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import CompletionBody
 from router.http.openai.stream import OpenAiFrames
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
 from router.request.errors import InvalidRequest

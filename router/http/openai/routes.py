@@ -18,8 +18,7 @@ from router.http.logprobs import TokenNames
 from router.http.openai.fields import OpenAiBody
 from router.http.openai.reply import Envelope, Usage
 from router.http.openai.stream import OpenAiFrames
-from router.http.request_record import RequestRecord
-from router.http.request_validator import RequestValidator
+from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.server.body import BodyReader, unless_disconnected
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream

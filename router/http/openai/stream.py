@@ -10,7 +10,7 @@ import orjson
 from router.http.errors import problem_of
 from router.http.logprobs import ChatLogprobs
 from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.errors import Dialect
 from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallArguments, Calling, Piece, TextPiece

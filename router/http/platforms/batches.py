@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from router.engine.infer import Infer
-from router.http.request_record import RequestRecord
-from router.http.request_validator import RequestValidator
+from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.server.body import unless_disconnected
 from router.http.server_info import ServerInfo, answer_headers
 from router.http.tgi.schema import GenerateBody, to_raw

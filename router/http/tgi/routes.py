@@ -17,8 +17,7 @@ from router.http.body import parse
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
-from router.http.request_record import RequestRecord
-from router.http.request_validator import RequestValidator
+from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers, stream_headers

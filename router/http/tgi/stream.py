@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import orjson
 
 from router.http.errors import problem_of
-from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestRecord
 from router.http.server.errors import Dialect
 from router.http.server_info import constraint_fields
 from router.http.tgi.reply import FINISH_REASONS, token_fields

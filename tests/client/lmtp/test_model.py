@@ -42,6 +42,21 @@ async def test_a_stream_gives_its_tokens_and_then_the_answer() -> None:
     assert answer.seed == 7
 
 
+async def test_calls_for_several_models_take_a_connection_each_where_a_server_binds_them() -> None:
+    async def one_model(peer: Peer) -> None:
+        await peer.greet(features=["models_on_demand"])
+        while True:
+            body = await peer.expect("GENERATE")
+            await peer.done(body["stream_id"], body["model"])
+
+    async with performing(one_model) as scene, LmtpModel(scene.url, name="a") as model:
+        calls = [GenerateCall(prompt="x", model=name) for name in (None, "b", "a", "b")]
+        answers = [await model.generate(call) for call in calls]
+    assert [answer.text for answer in answers] == ["a", "b", "a", "b"]
+    named = [{body.get("model") for _, body in peer.received[1:]} for peer in scene.peers]
+    assert named == [{"a"}, {"b"}]
+
+
 async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
     call = GenerateCall(
         prompt=(Message("user", "Hi"),),

@@ -359,6 +359,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_schema_that_is_made_to_take_long_takes_little_time(name: str) -> None:
     began_s = time.thread_time()

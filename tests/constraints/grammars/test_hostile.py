@@ -91,6 +91,7 @@ OTHERS = {
 CASES = {name: (Kind.JSON_SCHEMA, json.dumps(schema)) for name, schema in SCHEMAS.items()} | OTHERS
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_answered_in_time(name: str) -> None:
     kind, text = CASES[name]

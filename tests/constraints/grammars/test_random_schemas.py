@@ -114,13 +114,13 @@ def is_valid(validator: jsonschema.Validator, instance: Any) -> bool:
         return False  # a reference to itself: no instance ends
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(40))
 def test_what_masks_let_through_is_an_instance(seed: int) -> None:
     draw = random.Random(seed)
     judge(seed, draw, {}, schema(draw, 3))
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(40))
 def test_what_masks_let_through_is_an_instance_in_the_draft_that_is_named(seed: int) -> None:
     draw = random.Random(1000 + seed)
     judge(seed, draw, {"$schema": draw.choice(DRAFTS)}, an_object(draw, 3))

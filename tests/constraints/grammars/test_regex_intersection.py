@@ -53,6 +53,7 @@ def test_the_text_is_the_shortest(
     assert common_text([read(each) for each in patterns], Effort(), min_len, max_len) == text
 
 
+@pytest.mark.alone
 def test_patterns_without_bounds_take_a_bounded_time() -> None:
     began_s = time.thread_time()
     many = [read(f"(?:a|b)*a(?:a|b){{{length}}}c?") for length in range(10, 40)]
@@ -67,6 +68,7 @@ def signs(first: int, count: int) -> str:
     return "|".join(chr(0x4E00 + first + index) for index in range(count))
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("patterns", "min_len"),
     [

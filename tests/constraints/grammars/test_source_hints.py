@@ -130,6 +130,7 @@ def test_a_schema_without_sense_has_few_hints_and_no_error(schema: Any) -> None:
     assert len(of_schema(schema)) <= 1
 
 
+@pytest.mark.alone
 def test_schemas_that_grow_when_they_are_written_out_cost_little() -> None:
     fans = {
         f"d{i}": record({"a": {"$ref": f"#/$defs/d{i + 1}"}, "b": {"$ref": f"#/$defs/d{i + 1}"}})
@@ -179,6 +180,7 @@ def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
     assert set(hints) == {b"foxi", b"fox", b"ka", b"i"}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "spec",
     [

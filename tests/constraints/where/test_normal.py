@@ -177,6 +177,7 @@ def test_one_part_can_be_impossible_alone() -> None:
     assert str(error) == "nothing satisfies `len(X) < 0 or X in []`"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "written",
     [

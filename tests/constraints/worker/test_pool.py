@@ -128,6 +128,7 @@ async def test_nobody_waits_longer_than_is_promised(tmp_path: Path) -> None:
         assert any(isinstance(answer, PoolBusy) for answer in answers)
 
 
+@pytest.mark.alone
 async def test_who_has_less_time_than_the_rules_give_is_answered_within_it(tmp_path: Path) -> None:
     async with pooling(tmp_path, wait_s=60.0, cpu_s=60.0) as pool:
         begun_s = time.perf_counter()

@@ -112,6 +112,7 @@ def test_an_engine_that_is_slow_at_every_token_ends_its_row_alone(
     assert_the_others_are_as_ever(shard, driver)
 
 
+@pytest.mark.alone
 def test_a_mask_under_way_does_not_hold_up_the_end_of_its_request(
     shard: Shard, release: threading.Event
 ) -> None:

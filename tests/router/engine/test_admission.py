@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from router.engine.admission import MEMORY_S, Admission, DrainRate, Slots
-from router.engine.progress import Progress
+from router.engine.admission import MEMORY_S, Admission, DrainRate, Progress, Slots
 from router.engine.streams import StreamGroups
 from router.request.errors import Draining, InvalidRequest, Overloaded, Unhealthy
 from router.telemetry.metrics import Metrics

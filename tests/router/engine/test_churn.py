@@ -23,7 +23,7 @@ from router.text.chat_template import ChatTemplate
 from tests.fakes import FakeShard
 from tests.router.rig import PATIENT, Rig, byte_tokenizer, routing, settled
 
-_NUM_REQUESTS = 10_000
+_NUM_REQUESTS = 3_000
 _NUM_CLIENTS = 48
 _SHARE_THAT_LEAVES = 0.2
 _PATIENCE_S = 20.0

@@ -22,7 +22,7 @@ from tests.router.rig import PATIENT
 
 pytestmark = pytest.mark.slow
 
-_NUM_BODIES = 5000
+_NUM_BODIES = 2000
 _NUM_CLIENTS = 4
 _PATIENCE_S = 1.0
 _HUGE_LEN = 50_000_000

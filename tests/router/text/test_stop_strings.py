@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.stop_strings import StopMatcher
+from router.text.output_text import StopMatcher
 
 
 def follow(matcher: StopMatcher, chunks: list[str]) -> str:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from client.query.conditions.plan import StopMode
 from client.query.conditions.planner import plan
 from client.query.conditions.stops import Stops
-from router.text.stop_strings import StopMatcher
+from router.text.output_text import StopMatcher
 from tests.client.query.conditions.clauses import term
 
 phrases = st.lists(st.text("ab.", min_size=1, max_size=3), max_size=3).map(tuple)

@@ -15,7 +15,7 @@ from client.query.reading.reader import read, read_template
 from tests.client.query.reading.recorder import ran
 from tests.client.query.reading.test_corpus import PROGRAMS
 
-NUM_DAMAGED = 5000
+NUM_DAMAGED = 2000
 
 
 @dataclass

@@ -61,5 +61,5 @@ async def test_300_messages_by_chance(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.slow
-async def test_10_000_messages_by_chance(caplog: pytest.LogCaptureFixture) -> None:
-    assert await survive(2, 10_000, caplog) > 300
+async def test_3_000_random_messages(caplog: pytest.LogCaptureFixture) -> None:
+    assert await survive(2, 3_000, caplog) > 90

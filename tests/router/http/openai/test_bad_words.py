@@ -73,6 +73,7 @@ def test_many_words_that_leave_no_choice_are_all_parts_but_not_all_in_the_messag
     assert len(refused.value.details["parts"]) == 31  # type: ignore[arg-type]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("choices", [["axzz"] * 2_000, [f"a{each}" for each in range(60_000)]])
 def test_many_words_and_choices_take_little_time(choices: list[str]) -> None:
     began_s = time.thread_time()

@@ -10,61 +10,61 @@ import httpx
 import pytest
 
 from fleet.http.event_stream import CommentTimes
-from tests.fleet.house import House, fleet_house
+from tests.fleet.harness import RunningFleet, running_fleet
 
 SOON = CommentTimes(first_s=0.05, next_s=0.05)
 LOADING = ": loading\n\n"
 
 
 @asynccontextmanager
-async def loading_house(folder: Path, times: CommentTimes = SOON) -> AsyncIterator[House]:
-    async with fleet_house(folder, starts=False, comments=times) as house:
-        yield house
+async def loading_house(folder: Path, times: CommentTimes = SOON) -> AsyncIterator[RunningFleet]:
+    async with running_fleet(folder, starts=False, comments=times) as fleet:
+        yield fleet
 
 
-async def heard(house: House, path: str, body: dict[str, object]) -> str:
+async def heard(fleet: RunningFleet, path: str, body: dict[str, object]) -> str:
     """The whole text of a stream whose model loads as soon as a comment came."""
     async with (
-        house.client as client,
+        fleet.client as client,
         client.stream("POST", path, json=body) as stream,
     ):
         assert stream.status_code == 200
         assert stream.headers["content-type"] == "text/event-stream"
         pieces = stream.aiter_text()
         assert await anext(pieces) == LOADING
-        house.servers.may_start.set()
-        house.upstreams.go_on.set()
+        fleet.servers.may_start.set()
+        fleet.upstreams.go_on.set()
         rest = "".join([piece async for piece in pieces])
     return rest.replace(LOADING, "")
 
 
 async def test_comments_come_while_the_model_loads_and_then_the_events(tmp_path: Path) -> None:
-    async with loading_house(tmp_path) as house:
-        told = await heard(house, "/generate_stream", {"inputs": "x", "model": "b"})
-        assert house.keeper.num_users("b") == 0
+    async with loading_house(tmp_path) as fleet:
+        events = await heard(fleet, "/generate_stream", {"inputs": "x", "model": "b"})
+        assert fleet.manager.num_users("b") == 0
 
-    assert told == "".join(f'data: {{"number":{number}}}\n\n' for number in range(3))
+    assert events == "".join(f'data: {{"number":{number}}}\n\n' for number in range(3))
 
 
 async def test_they_go_on_for_as_long_as_it_takes(tmp_path: Path) -> None:
     async with (
-        loading_house(tmp_path) as house,
-        house.client as client,
+        loading_house(tmp_path) as fleet,
+        fleet.client as client,
         client.stream("POST", "/generate_stream", json={"inputs": "x"}) as stream,
     ):
         text = ""
         async for piece in stream.aiter_text():
             text += piece
             if text.count(LOADING) == 3:
-                house.servers.may_start.set()
-                house.upstreams.go_on.set()
+                fleet.servers.may_start.set()
+                fleet.upstreams.go_on.set()
 
     assert text.startswith(3 * LOADING)
     assert text.count("data:") == 3
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "events"),
     [
         pytest.param("/generate_stream", "data: {}\n\n", id="tgi"),
         pytest.param("/", "data: {}\n\n", id="tgi-either"),
@@ -74,21 +74,21 @@ async def test_they_go_on_for_as_long_as_it_takes(tmp_path: Path) -> None:
     ],
 )
 async def test_a_load_that_fails_then_is_an_event_in_the_dialect(
-    tmp_path: Path, path: str, told: str
+    tmp_path: Path, path: str, events: str
 ) -> None:
-    async with loading_house(tmp_path) as house:
-        house.servers.refusals["a"] = "has no weights"
-        text = await heard(house, path, {"model": "a", "stream": True})
+    async with loading_house(tmp_path) as fleet:
+        fleet.servers.refusals["a"] = "has no weights"
+        text = await heard(fleet, path, {"model": "a", "stream": True})
 
-    before, after = told.split("{}")
+    before, after = events.split("{}")
     error = json.loads(text.removeprefix(before).removesuffix(after))
     assert "has no weights" in json.dumps(error["error"])
     assert 0 < error["retry_after"] <= 30
 
 
 async def test_a_refusal_of_the_server_is_an_event_then(tmp_path: Path) -> None:
-    async with loading_house(tmp_path) as house:
-        text = await heard(house, "/generate_stream", {"model": "a", "refuse": 1})
+    async with loading_house(tmp_path) as fleet:
+        text = await heard(fleet, "/generate_stream", {"model": "a", "refuse": 1})
 
     assert json.loads(text.removeprefix("data: ")) == {
         "error": "`x` is wrong",
@@ -98,16 +98,16 @@ async def test_a_refusal_of_the_server_is_an_event_then(tmp_path: Path) -> None:
 
 async def test_a_server_that_dies_then_ends_the_stream_with_an_error(tmp_path: Path) -> None:
     async with (
-        loading_house(tmp_path) as house,
-        house.client as client,
+        loading_house(tmp_path) as fleet,
+        fleet.client as client,
         client.stream("POST", "/generate_stream", json={"inputs": "x", "model": "b"}) as stream,
     ):
         pieces = stream.aiter_text()
         await anext(pieces)
-        house.servers.may_start.set()
+        fleet.servers.may_start.set()
         while "data:" not in await anext(pieces):
             pass
-        await house.kill("b")
+        await fleet.kill("b")
         rest = "".join([piece async for piece in pieces])
 
     assert json.loads(rest.removeprefix("data:"))["error_type"] == "model_server_gone"
@@ -124,11 +124,11 @@ async def test_a_server_that_dies_then_ends_the_stream_with_an_error(tmp_path: P
 async def test_who_asked_for_no_events_hears_nothing(
     tmp_path: Path, path: str, body: dict[str, object]
 ) -> None:
-    async with loading_house(tmp_path) as house:
-        house.servers.refusals["a"] = "has no weights"
-        asking = asyncio.create_task(_post(house, path, body))
+    async with loading_house(tmp_path) as fleet:
+        fleet.servers.refusals["a"] = "has no weights"
+        asking = asyncio.create_task(_post(fleet, path, body))
         await asyncio.sleep(0.2)
-        house.servers.may_start.set()
+        fleet.servers.may_start.set()
         answer = await asking
 
     assert answer.status_code == 503
@@ -136,28 +136,28 @@ async def test_who_asked_for_no_events_hears_nothing(
 
 
 async def test_what_fails_within_a_moment_has_its_status(tmp_path: Path) -> None:
-    async with fleet_house(tmp_path) as house:
-        house.servers.refusals["a"] = "has no weights"
-        answer = await _post(house, "/generate_stream", {"inputs": "x"})
+    async with running_fleet(tmp_path) as fleet:
+        fleet.servers.refusals["a"] = "has no weights"
+        answer = await _post(fleet, "/generate_stream", {"inputs": "x"})
 
     assert answer.status_code == 503
     assert answer.json()["error_type"] == "model_load_failed"
 
 
 async def test_a_client_that_leaves_meanwhile_holds_no_model(tmp_path: Path) -> None:
-    async with loading_house(tmp_path) as house:
+    async with loading_house(tmp_path) as fleet:
         async with (
-            house.client as client,
+            fleet.client as client,
             client.stream("POST", "/generate_stream", json={"inputs": "x"}) as stream,
         ):
             await anext(stream.aiter_text())
         async with asyncio.timeout(30):
-            while house.metrics.waiting.value():
+            while fleet.metrics.waiting.value():
                 await asyncio.sleep(0.01)
-        house.servers.may_start.set()
-        assert (await _post(house, "/generate", {"model": "b"})).json()["from"] == "b"
+        fleet.servers.may_start.set()
+        assert (await _post(fleet, "/generate", {"model": "b"})).json()["from"] == "b"
 
 
-async def _post(house: House, path: str, body: dict[str, object]) -> httpx.Response:
-    async with house.client as client:
+async def _post(fleet: RunningFleet, path: str, body: dict[str, object]) -> httpx.Response:
+    async with fleet.client as client:
         return await client.post(path, json=body)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import Cut, ServerGone
-from fleet.http.upstream import ask
+from fleet.errors import ResponseCut, ServerGone
+from fleet.http.upstream import send_request
 
 Pieces = list[bytes]
 
@@ -33,9 +33,9 @@ async def answering(
 
 
 async def body_of(socket: Path, method: str = "GET") -> tuple[int, bytes]:
-    answer = await ask(socket, method, b"/x", [(b"host", b"h")])
+    answer = await send_request(socket, method, b"/x", [(b"host", b"h")])
     try:
-        return answer.status, b"".join([piece async for piece in answer.pieces()])
+        return answer.status, b"".join([piece async for piece in answer.chunks()])
     finally:
         answer.close()
 
@@ -61,7 +61,7 @@ async def test_an_answer_to_head_has_no_body(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", [WHOLE[:-1], CHUNKED[:-4]], ids=["length", "chunks"])
 async def test_an_answer_that_is_not_whole_is_cut(tmp_path: Path, said: bytes) -> None:
     async with answering(tmp_path / "s", [said]) as s:
-        with pytest.raises(Cut):
+        with pytest.raises(ResponseCut):
             await body_of(s)
 
 
@@ -77,7 +77,9 @@ async def test_no_answer_at_all_is_a_server_that_is_gone(tmp_path: Path, said: b
 async def test_a_request_is_framed_by_its_body_alone(tmp_path: Path) -> None:
     heard: list[bytes] = []
     async with answering(tmp_path / "s", [WHOLE], heard.append) as s:
-        answer = await ask(s, "POST", b"/a?b=c", [(b"host", b"h"), (b"x-y", b"z")], b"12345")
+        answer = await send_request(
+            s, "POST", b"/a?b=c", [(b"host", b"h"), (b"x-y", b"z")], b"12345"
+        )
         answer.close()
     assert heard == [
         b"POST /a?b=c HTTP/1.1\r\nhost: h\r\nx-y: z\r\ncontent-length: 5\r\n"

@@ -1,4 +1,4 @@
-"""A whole front over small servers that are real on the wire, and fake in what they know."""
+"""A whole front over servers of real HTTP and LMTP whose answers are scripted."""
 
 import asyncio
 import json
@@ -15,15 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleet.http.event_stream import CommentTimes
 from fleet.http.front import Front
-from fleet.http.front_routes import OwnRoutes
-from fleet.http.routes import Routes
+from fleet.http.front_routes import FrontRoutes
 from fleet.http.sockets import FleetSockets
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.model_table import ModelTable, RosterRules
-from fleet.names import ListedModels, Names
-from router.http.app import openapi_without_server
-from router.http.lmtp.streams import SocketLimits
+from fleet.model_table import LoadingRules, ModelTable
+from fleet.names import ListedModels, ModelNames
 from router.http.server.access import Access
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.cors import Cors
@@ -31,7 +28,6 @@ from router.http.server.limits import ConnectionLimits
 from router.http.server.listen import HttpServer, bind, bind_unix
 from tests.fleet.fakes import FakeServers
 
-DOCUMENT = openapi_without_server("0.0.1")
 Talk = Callable[["Upstreams", str, Receive, Send], Awaitable[None]]
 
 
@@ -52,7 +48,7 @@ class Seen:
 
 @dataclass
 class Upstreams:
-    """The servers behind: what they saw, and what they do.
+    """The models' servers: what they received, and what they do.
 
     A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream counts up
     to `num_events`, waiting for `go_on` behind the first; /v1/completions sends endless bytes.
@@ -96,8 +92,8 @@ class Upstreams:
 
     async def _answer(self, seen: Seen, receive: Receive, send: Send) -> None:
         if self.is_leaving == seen.model:
-            told = {"error": "the server is shutting down", "error_type": "draining"}
-            await _send_json(send, 503, told, [(b"x-tandem-state", b"draining")])
+            answer = {"error": "the server is shutting down", "error_type": "draining"}
+            await _send_json(send, 503, answer, [(b"x-tandem-state", b"draining")])
         elif b'"refuse"' in seen.body:
             await _send_json(send, 422, {"error": "`x` is wrong", "error_type": "validation"})
         elif seen.path == "/generate_stream":
@@ -113,9 +109,9 @@ class Upstreams:
             text = '# HELP t_total T\n# TYPE t_total counter\nt_total{err="x"} 1.0\n'
             await _send(send, 200, text.encode(), [(b"content-type", b"text/plain")])
         else:
-            told = {"from": seen.model, "body": seen.body.decode()}
+            answer = {"from": seen.model, "body": seen.body.decode()}
             await _send_json(
-                send, 200, told, [(b"x-inference-time", b"7"), (b"x-request-id", b"?")]
+                send, 200, answer, [(b"x-inference-time", b"7"), (b"x-request-id", b"?")]
             )
 
     async def _stream(self, receive: Receive, send: Send) -> None:
@@ -144,11 +140,11 @@ class Upstreams:
 
 
 @dataclass
-class House:
+class RunningFleet:
     """A front that listens, and what is behind it."""
 
     url: str
-    keeper: ModelManager
+    manager: ModelManager
     servers: FakeServers
     upstreams: Upstreams
     metrics: FleetMetrics
@@ -166,22 +162,26 @@ class House:
         self.servers.by_name[model].die("it was ended by SIGKILL")
 
 
+async def load_document() -> dict[str, Any]:
+    return {"info": {"title": "Tandem", "version": "0.0.1"}, "paths": {}}
+
+
 @asynccontextmanager
-async def fleet_house(
+async def running_fleet(
     folder: Path,
     models: Sequence[str] = ("a", "b"),
     *,
-    names: Names | None = None,
-    rules: RosterRules | None = None,
+    names: ModelNames | None = None,
+    rules: LoadingRules | None = None,
     load_timeout_s: float = 5.0,
     keys: tuple[str, ...] = (),
     starts: bool = True,
     comments: CommentTimes | None = None,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RunningFleet]:
     """A front over servers of these models; `starts` False: loads wait for servers.may_start."""
     upstreams, servers = Upstreams(), FakeServers()
     metrics = FleetMetrics(CollectorRegistry())
-    keeper = ModelManager(ModelTable(rules or RosterRules()), servers, metrics, load_timeout_s)
+    manager = ModelManager(ModelTable(rules or LoadingRules()), servers, metrics, load_timeout_s)
     names = names or ListedModels(models)
     if starts:
         servers.may_start.set()
@@ -194,13 +194,17 @@ async def fleet_house(
             stack.push_async_callback(http.stop)
             stack.callback(http.stop_at_once)
             https[model] = http
-        own = OwnRoutes(keeper, names, metrics, DOCUMENT, max_loaded=1, created_s=1, keys=keys)
-        limits = SocketLimits(max_streams=4)
-        sockets = FleetSockets(
-            keeper, names, metrics, server="tandem 0.0.1", limits=limits, keys=keys
+        front_routes = FrontRoutes(
+            *(manager, names, metrics, load_document),
+            version="0.0.1",
+            max_loaded=1,
+            created_s=1,
+            keys=keys,
         )
+        hello = {"server": "tandem 0.0.1", "max_message_len": 1 << 23, "max_streams": 4}
+        sockets = FleetSockets(manager, names, metrics, hello, keys)
         app: ASGIApp = Front(
-            *(keeper, names, Routes(DOCUMENT), own, metrics, sockets),
+            *(manager, names, front_routes, metrics, sockets),
             max_body_len=100_000,
             comments=comments,
         )
@@ -213,9 +217,9 @@ async def fleet_house(
         stack.push_async_callback(front.stop)
         stack.callback(front.stop_at_once)
         url = f"http://127.0.0.1:{urlsplit(front.address).port}"
-        yield House(url, keeper, servers, upstreams, metrics, sockets, https)
+        yield RunningFleet(url, manager, servers, upstreams, metrics, sockets, https)
         upstreams.go_on.set()
-        await keeper.drain()
+        await manager.drain()
 
 
 async def _until_disconnect(receive: Receive) -> None:
