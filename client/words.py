@@ -1,4 +1,4 @@
-"""What a program asks of a model and what it is told, in plain words; frozen, no behaviour.
+"""Requests to a model and its answers, as frozen values without behaviour.
 
 GenerateCall -> TokenMade* -> Answer
 ScoreCall    -> Scores

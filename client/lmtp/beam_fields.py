@@ -1,4 +1,4 @@
-"""Groups of beams as the fields of frames, and what is told of them as values."""
+"""Groups of beams as the fields of frames, and their answers as values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -82,8 +82,8 @@ def read_answer(fields: Mapping[str, Any]) -> BeamsAnswer:
     )
 
 
-def _beams(told: list[Mapping[str, Any]]) -> tuple[BeamState, ...]:
-    return tuple(_beam(each) for each in told)
+def _beams(beams: list[Mapping[str, Any]]) -> tuple[BeamState, ...]:
+    return tuple(_beam(each) for each in beams)
 
 
 def _beam(fields: Mapping[str, Any]) -> BeamState:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class LoopThread:
     """Owner of an event loop in a thread of its own, until it is closed. Shared by threads.
 
-    Whoever waits for a call is told its outcome or that the loop was closed, whichever came first.
+    A waiting call gets its outcome or the error of a closed loop, whichever comes first.
     No lock is held for that: a signal may interrupt a thread that asks anywhere.
 
     at_end: is awaited there when it is closed, before what still runs is cancelled

@@ -167,7 +167,7 @@ class Connection:
             self.is_open = False
             writing.cancel()
             for stream in self._streams.values():
-                # Which frame it was is not told; sent again, it would close the next socket too.
+                # The frame is unknown; sent again, it would close the next socket too.
                 stream.fail(lost if stream.has_begun else refused or lost)
             self._streams.clear()
             await asyncio.gather(writing, return_exceptions=True)

@@ -73,13 +73,13 @@ def _refusal(error: InvalidStatus, address: Address) -> TandemError:
     response = error.response
     said = _said(bytes(response.body or b""))
     status = response.status_code
-    told = f"{address.http} answered {status}" + (f": {said}" if said else "")
+    message = f"{address.http} answered {status}" + (f": {said}" if said else "")
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return Unauthorized(told, "unauthorized")
+        return Unauthorized(message, "unauthorized")
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         after = response.headers.get("retry-after", "")
-        return Overloaded(told, "overloaded", float(after) if after.isdecimal() else None)
-    return Unreachable(f"{told}, not a WebSocket: is this a Tandem server?")
+        return Overloaded(message, "overloaded", float(after) if after.isdecimal() else None)
+    return Unreachable(f"{message}, not a WebSocket: is this a Tandem server?")
 
 
 def _said(body: bytes) -> str:

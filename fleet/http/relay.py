@@ -80,7 +80,7 @@ class Relay:
         self._serving: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
         self._reading: asyncio.Task[None] | None = None
-        # Of the connection: the server's id, the version of LMTP that it was told, our own HELLOs.
+        # Of the connection: the server's id, its version of LMTP, our own HELLOs.
         self._server_id = 0
         self._version = 1
         self._num_hellos = 0
