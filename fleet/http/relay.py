@@ -19,11 +19,9 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
 from fleet.errors import FleetError, ServerGone
-from fleet.http.errors import lmtp_error
 from fleet.http.open_streams import TOKEN_COMMANDS, OpenStreams
-from fleet.lease import Lease
 from fleet.metrics import FleetMetrics
-from fleet.model_manager import ModelManager
+from fleet.model_manager import Lease, ModelManager
 from fleet.names import Model
 from router.http.server.errors import HttpError
 
@@ -44,6 +42,16 @@ SendText = Callable[[str], Awaitable[None]]
 def frame(command: str, fields: dict[str, Any]) -> str:
     """A server's frame of one object."""
     return f"{command} [{orjson.dumps(fields).decode()}]"
+
+
+def error_fields(error: HttpError) -> dict[str, object]:
+    """The fields of LMTP's error object, but for the stream's id."""
+    fields: dict[str, object] = {"error": str(error), "error_type": error.error_type}
+    if error.field is not None:
+        fields["field"] = error.field
+    if error.retry_after_s is not None:
+        fields["retry_after_s"] = error.retry_after_s
+    return {**fields, "retryable": error.status >= 500}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class Relay:
         self._serving: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
         self._reading: asyncio.Task[None] | None = None
-        # Of the connection: the server's id, its version of LMTP, our own HELLOs.
+        # Of the connection: the server's id, its version of LMTP, the relay's own HELLOs.
         self._server_id = 0
         self._version = 1
         self._num_hellos = 0
@@ -243,9 +251,9 @@ class Relay:
             fields = {"stream_id": stream_id, "state": state, "message": message}
             await self._send(frame("SYS", fields))
 
-    async def _fail_all(self, error: FleetError | HttpError) -> None:
+    async def _fail_all(self, error: HttpError) -> None:
         """End all streams with an error, those that still wait included."""
-        fields = lmtp_error(error)
+        fields = error_fields(error)
         ends = self._streams.end_all(fields)
         for queued in self._queue:
             if queued.command == "CANCEL":
@@ -255,7 +263,7 @@ class Relay:
         self._queue.clear()
         self._has_room.set()
         if isinstance(error, FleetError):
-            self._metrics.rejected.inc(str(fields["error_type"]), len(ends))
+            self._metrics.rejected.inc(error.error_type, len(ends))
         for end in ends:
             await self._send(frame(*end))
 

@@ -13,10 +13,9 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from fleet.errors import FleetError
-from fleet.http.errors import lmtp_error
 from fleet.http.front import model_of
 from fleet.http.open_streams import TOKEN_COMMANDS
-from fleet.http.relay import QueuedFrame, Relay, frame
+from fleet.http.relay import QueuedFrame, Relay, error_fields, frame
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, ModelNames
@@ -196,13 +195,12 @@ class FleetSocket:
                 stream_id = None
                 raise _wrong("stream_id", "must be a whole number of at most 64 bits")
             await self._handle(command, stream_id, fields, text or "")
-        except (FleetError, HttpError) as error:
-            answer = lmtp_error(error)
+        except HttpError as error:
             if isinstance(error, FleetError):
-                self._metrics.rejected.inc(str(answer["error_type"]))
+                self._metrics.rejected.inc(error.error_type)
             is_stream = command in TOKEN_COMMANDS and stream_id is not None
             kind = "TOKEN" if is_stream else "MSG"
-            await self.send_text(frame(kind, {"stream_id": stream_id, **answer}))
+            await self.send_text(frame(kind, {"stream_id": stream_id, **error_fields(error)}))
 
     async def _handle(
         self, command: str, stream_id: int, fields: Mapping[str, Any], text: str
