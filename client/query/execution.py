@@ -15,7 +15,7 @@ from client.query.running.execution import Job
 from client.query.running.ledger import CallFile
 from client.query.running.request_sender import OnState
 from client.query.running.results import Result
-from client.query.running.session import JobContext, job_context, run_job
+from client.query.running.session import RunSurroundings, run_job, surroundings
 from client.query.serving import ModelLike, model_like, opened
 
 
@@ -87,10 +87,10 @@ async def _executed(
     chosen = choices.decoder or _decoding(job)
     if isinstance(chosen, str):
         chosen = decoding(chosen, (), {})
-    around = job_context()
+    around = surroundings()
     with CallFile(choices.trace) if choices.trace is not None else nullcontext() as calls:
         async with opened(choices.model, _model(job), choices.url) as answering:
-            within = JobContext(
+            within = RunSurroundings(
                 model=answering.model,
                 model_name=answering.name,
                 calls=calls or (around.calls if around else None),

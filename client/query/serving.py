@@ -11,7 +11,7 @@ from client.lmtp.address import read_address
 from client.lmtp.connection import OnNotice
 from client.lmtp.model import LmtpModel, ignore_notice
 from client.query.errors import BadProgram
-from client.query.running.session import job_context
+from client.query.running.session import surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ async def opened(
     `wanted` goes before the program's `from` clause, and that before the model of the program that
     calls; a Server without a name takes that of the clause. `url` is where names are looked for.
     """
-    around = job_context()
+    around = surroundings()
     chosen = _chosen(wanted, clause)
     if isinstance(chosen, Server) and chosen.url is None and url is None and around is not None:
         yield Opened(around.model, chosen.name or around.model_name)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from client.calls import Answer, Model, Scores, Usage
 from client.errors import TandemError
 from client.query.running.decoders import Decoding
-from client.query.running.decoding import Choice, Ended
+from client.query.running.decoding import Choice, TraceEnd
 from client.query.running.execution import Job
 from client.query.running.ledger import Account, CallFile, Ledger, total
 from client.query.running.request_sender import Books, OnState, ended
@@ -26,7 +26,7 @@ AnswerT = TypeVar("AnswerT", Answer, Scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobContext:
+class RunSurroundings:
     """What a job runs in. `account`: where its requests are booked besides its own ledger."""
 
     model: Model
@@ -36,17 +36,17 @@ class JobContext:
     account: Account | None = None
 
 
-_JOB_CONTEXT: ContextVar[JobContext | None] = ContextVar("_JOB_CONTEXT", default=None)
+_SURROUNDINGS: ContextVar[RunSurroundings | None] = ContextVar("_SURROUNDINGS", default=None)
 
 
-def job_context() -> JobContext | None:
+def surroundings() -> RunSurroundings | None:
     """Those of the program that calls, None outside of programs."""
-    return _JOB_CONTEXT.get()
+    return _SURROUNDINGS.get()
 
 
 async def booked(kind: str, call: object, answering: Awaitable[AnswerT]) -> AnswerT:
     """The answer to a call without a program; booked with the program whose Python makes it."""
-    around, began_s = job_context(), time.perf_counter()
+    around, began_s = surroundings(), time.perf_counter()
     if around is None or around.account is None:
         return await answering
     try:
@@ -63,7 +63,7 @@ def _book(
     began_s: float,
     call: object,
     answer: Answer | Scores | TandemError,
-    around: JobContext,
+    around: RunSurroundings,
     account: Account,
 ) -> None:
     request = Request(
@@ -81,7 +81,9 @@ def _book(
         around.calls.write(request, call, answer)
 
 
-async def run_job(job: Job, decoding: Decoding, within: JobContext) -> tuple[Result[object], ...]:
+async def run_job(
+    job: Job, decoding: Decoding, within: RunSurroundings
+) -> tuple[Result[object], ...]:
     """All results of the decoder, in its order."""
     ledger = Ledger(within.account)
     books = Books(
@@ -103,10 +105,10 @@ async def run_job(job: Job, decoding: Decoding, within: JobContext) -> tuple[Res
     return tuple(_result(trace, ledger) for trace in made)
 
 
-def _enter(within: JobContext, ledger: Ledger, trace: int) -> None:
+def _enter(within: RunSurroundings, ledger: Ledger, trace: int) -> None:
     """What queries find that are called in a body of this trace; they show no states."""
-    _JOB_CONTEXT.set(
-        JobContext(
+    _SURROUNDINGS.set(
+        RunSurroundings(
             model=within.model,
             model_name=within.model_name,
             calls=within.calls,
@@ -115,7 +117,7 @@ def _enter(within: JobContext, ledger: Ledger, trace: int) -> None:
     )
 
 
-def _result(trace: Ended, ledger: Ledger) -> Result[object]:
+def _result(trace: TraceEnd, ledger: Ledger) -> Result[object]:
     requests = ledger.of_trace(trace.index)
     return Result(
         prompt=text_of(trace.pieces),
@@ -130,11 +132,11 @@ def _result(trace: Ended, ledger: Ledger) -> Result[object]:
     )
 
 
-def _is_plain(trace: Ended) -> bool:
+def _is_plain(trace: TraceEnd) -> bool:
     return all(piece.role is None for piece in trace.pieces)
 
 
-def _distributions(trace: Ended) -> Mapping[str, Choice]:
+def _distributions(trace: TraceEnd) -> Mapping[str, Choice]:
     return MappingProxyType(
         {hole.name: hole.answer.choice for hole in trace.finished if hole.answer.choice is not None}
     )

@@ -9,7 +9,7 @@ from client.query.program import Condition, Context, Hole, Program
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
 from client.query.running.results import Result
-from client.query.running.session import JobContext, run_job
+from client.query.running.session import RunSurroundings, run_job
 
 HERE = Place(1, 1, 1, 2)
 SOURCE = Source("the program's text", "<test>")
@@ -68,4 +68,4 @@ async def run_all(
     **options: object,
 ) -> tuple[Result[object], ...]:
     job = Job(program=program(body, returns=returns))
-    return await run_job(job, decoding(decoder, (), options), JobContext(model=model))
+    return await run_job(job, decoding(decoder, (), options), RunSurroundings(model=model))

@@ -8,7 +8,7 @@ from client.query.errors import NotSatisfied
 from client.query.program import Context, Program, Subquery
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
-from client.query.running.session import job_context, run_job
+from client.query.running.session import run_job, surroundings
 from tests.client.query.running.programs import checked, hole, one_of, program, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
@@ -122,7 +122,7 @@ async def test_a_query_called_in_python_has_a_prompt_of_its_own_and_is_booked_wi
     None
 ):
     async def call(word: str) -> object:
-        within = job_context()
+        within = surroundings()
         assert within is not None
         job = Job(program=program(answer), arguments=(word,))
         (result,) = await run_job(job, decoding("argmax", (), {}), within)
