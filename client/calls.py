@@ -47,8 +47,7 @@ class GenerateCall:
     prompt:    | prompt | output, generated before | at most max_tokens - len(output) more |
 
     `output`: tokens of this output that earlier calls generated; draws, constraint and budget
-    continue behind them. `num_steps`: pause after so many further tokens, with the finish reason
-    "paused". `stop` strings end the output; with `keeps_stop` they stay in its text.
+    continue behind them. `stop` strings end the output; with `keeps_stop` they stay in its text.
     `top_logprobs`: the number of alternatives for each token, after mask and penalties.
     `max_tokens` None: as many as the model's context allows. `timeout_s`: a deadline at the server.
     """
@@ -61,7 +60,6 @@ class GenerateCall:
     keeps_stop: bool = True
     top_logprobs: int = 0
     output: tuple[int, ...] = ()
-    num_steps: int | None = None
     timeout_s: float | None = None
     model: str | None = None
 
@@ -90,24 +88,11 @@ class Usage:
     num_output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The text of a call's `output`, for calls with `num_steps`.
-
-    `text` was shown, `tail` held back (a part of a character or of a stop string): together the
-    whole text if the output ended there. `end_token_ids` would end it.
-    """
-
-    text: str = ""
-    tail: str = ""
-    end_token_ids: frozenset[int] = frozenset()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The whole output of one call, without the call's `output`.
 
-    `finish_reason`: eos, stop_token, stop_string, constraint_complete, length, deadline, paused or
+    `finish_reason`: eos, stop_token, stop_string, constraint_complete, length, deadline or
     cancelled. `text` has no end token, and no stop string that is dropped.
     `constraint_satisfied`: None without a constraint; `violation` is the reason, if known.
     """
@@ -120,7 +105,6 @@ class Answer:
     constraint_satisfied: bool | None = None
     violation: str | None = None
     seed: int | None = None
-    standing: Standing = Standing()
 
     @property
     def logprob(self) -> float:

@@ -22,11 +22,11 @@ from client.lmtp.connection import (
     open_websocket,
 )
 from client.lmtp.progress import BeamProgress, GenerateProgress
-from client.lmtp.replies import Greeting, ModelInfo, Part, StreamEnd
-from client.lmtp.requests import beams_frame, generate_frame, model_frame, score_frame
+from client.lmtp.replies import Greeting, Part, StreamEnd
+from client.lmtp.requests import beams_frame, generate_frame, score_frame
 from client.lmtp.retry import Retries, RetryPolicy
 
-PartT = TypeVar("PartT", GeneratedToken, Scores, ModelInfo, BeamsReport)
+PartT = TypeVar("PartT", GeneratedToken, Scores, BeamsReport)
 
 
 def ignore_notice(_: ServerNotice) -> None:
@@ -75,7 +75,6 @@ class LmtpModel:
         self._connecting = asyncio.Lock()
         # More than one where some are full, or belong to a server that drains.
         self._connections: list[Connection] = []
-        self._end_ids: dict[str | None, frozenset[int]] = {}
         self._was_reached = False
         self._is_closed = False
 
@@ -99,14 +98,14 @@ class LmtpModel:
         retries = Retries(self._retry)
         while True:
             try:
-                connection = await self._connected(call.model)
-                with connection.stream(partial(generate_frame, progress.request())) as parts:
+                write = partial(generate_frame, progress.request())
+                with await self._request(call.model, write) as parts:
                     while not isinstance(part := await parts.next(), StreamEnd):
                         token = progress.record(_expected(part, GeneratedToken))
                         if token is not None:
                             retries.reset()
                             yield token
-                yield progress.answer(part, await self._end_token_ids(call, connection))
+                yield progress.answer(part)
                 return
             except FellBehind:
                 # The reader has caught up with all that came before.
@@ -151,17 +150,6 @@ class LmtpModel:
                     return _expected(await parts.next(), Scores)
             except TandemError as error:
                 await self._wait(error, retries)
-
-    async def _end_token_ids(self, call: GenerateCall, connection: Connection) -> frozenset[int]:
-        """Those of the call's model, for calls with `num_steps`. A fleet's greeting has none."""
-        known = connection.greeting.end_token_ids
-        if known or call.num_steps is None:
-            return known
-        if call.model not in self._end_ids:
-            with await self._request(call.model, partial(model_frame, call.model)) as parts:
-                facts = _expected(await parts.next(), ModelInfo)
-            self._end_ids[call.model] = facts.end_token_ids
-        return self._end_ids[call.model]
 
     async def server(self) -> Greeting:
         """The server's reply to HELLO; connects if necessary."""

@@ -51,8 +51,6 @@ class GenerateProgress:
         if call.timeout_s is not None:
             left_s = call.timeout_s - (self._clock() - self._started_s)
             call = replace(call, timeout_s=max(left_s, 0.001))
-        if call.num_steps is not None:
-            call = replace(call, num_steps=call.num_steps - len(known))
         output = (*call.output, *(token.token_id for token in known))
         return replace(call, output=output)
 
@@ -77,27 +75,25 @@ class GenerateProgress:
         """Whether tokens may follow the last one, so that a difference does no harm."""
         call, num_tokens = self._call, len(self._tokens)
         is_full = call.max_tokens is not None and len(call.output) + num_tokens >= call.max_tokens
-        return not (is_full or call.num_steps == num_tokens or self._tokens[-1].is_end)
+        return not (is_full or self._tokens[-1].is_end)
 
-    def answer(self, ended: StreamEnd, end_token_ids: frozenset[int] = frozenset()) -> Answer:
+    def answer(self, end: StreamEnd) -> Answer:
         """The whole answer, with the usage of a single request."""
-        before = ended.standing.text.removesuffix(self._known_text)
-        num_prompt_tokens = ended.usage.num_prompt_tokens - self._num_known
+        num_prompt_tokens = end.usage.num_prompt_tokens - self._num_known
         usage = Usage(
             num_prompt_tokens=num_prompt_tokens,
-            num_cached_tokens=min(ended.usage.num_cached_tokens, num_prompt_tokens),
+            num_cached_tokens=min(end.usage.num_cached_tokens, num_prompt_tokens),
             num_output_tokens=len(self._tokens),
         )
         return Answer(
-            text=self._known_text + ended.text,
+            text=self._known_text + end.text,
             tokens=tuple(self._tokens),
-            finish_reason=ended.finish_reason,
+            finish_reason=end.finish_reason,
             usage=usage,
-            stop_string=ended.stop_string,
-            constraint_satisfied=ended.constraint_satisfied,
-            violation=ended.violation,
-            seed=self._call.sampling.seed if ended.seed is None else ended.seed,
-            standing=replace(ended.standing, text=before, end_token_ids=end_token_ids),
+            stop_string=end.stop_string,
+            constraint_satisfied=end.constraint_satisfied,
+            violation=end.violation,
+            seed=self._call.sampling.seed if end.seed is None else end.seed,
         )
 
 

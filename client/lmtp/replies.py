@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 from client.beams import BeamDropped, BeamsAnswer, BeamsReport, BeamState
-from client.calls import GeneratedToken, Scored, Scores, ServerNotice, Standing, Usage
+from client.calls import GeneratedToken, Scored, Scores, ServerNotice, Usage
 from client.errors import (
     ConstraintRefused,
     InvalidRequest,
@@ -41,8 +41,7 @@ _FAILURES = frozenset({"generation", "incomplete_generation", "internal_error", 
 class Greeting:
     """The server's reply to HELLO; `facts` are all of its fields.
 
-    `max_message_len` is in bytes, `max_streams` the limit of one socket. `end_token_ids` end
-    outputs.
+    `max_message_len` is in bytes, `max_streams` the limit of one socket.
     """
 
     server: str
@@ -50,15 +49,7 @@ class Greeting:
     features: frozenset[str]
     max_message_len: int | None
     max_streams: int | None
-    end_token_ids: frozenset[int] = frozenset()
     facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """The properties of one model. `end_token_ids` end its outputs."""
-
-    end_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +63,6 @@ class StreamEnd:
     constraint_satisfied: bool | None = None
     violation: str | None = None
     seed: int | None = None
-    standing: Standing = field(default_factory=Standing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +73,7 @@ class Failed:
 
 
 Part: TypeAlias = (
-    GeneratedToken | StreamEnd | Scores | Greeting | ModelInfo | BeamsReport | BeamsAnswer | Failed
+    GeneratedToken | StreamEnd | Scores | Greeting | BeamsReport | BeamsAnswer | Failed
 )
 
 
@@ -157,7 +147,6 @@ def _token(fields: Mapping[str, Any]) -> GeneratedToken:
 def _done(fields: Mapping[str, Any]) -> StreamEnd | BeamsAnswer:
     if "beams" in fields:
         return _beams_answer(fields)
-    standing = fields.get("standing") or {}
     return StreamEnd(
         finish_reason=_typed(fields, "finish_reason", str),
         text=_typed(fields, "text", str),
@@ -166,7 +155,6 @@ def _done(fields: Mapping[str, Any]) -> StreamEnd | BeamsAnswer:
         constraint_satisfied=fields.get("constraint_satisfied"),
         violation=fields.get("violation"),
         seed=fields.get("seed"),
-        standing=Standing(text=standing.get("text", ""), tail=standing.get("tail", "")),
     )
 
 
@@ -217,9 +205,7 @@ def _scores(fields: Mapping[str, Any]) -> Scores:
     return Scores(values, _usage(fields["usage"]))
 
 
-def _message(fields: Mapping[str, Any]) -> Greeting | ModelInfo | None:
-    if "model_info" in fields:
-        return ModelInfo(frozenset(fields["model_info"].get("eos_token_ids", ())))
+def _message(fields: Mapping[str, Any]) -> Greeting | None:
     facts = fields.get("hello")
     if facts is None:
         return None
@@ -229,7 +215,6 @@ def _message(fields: Mapping[str, Any]) -> Greeting | ModelInfo | None:
         features=frozenset(facts.get("features", ())),
         max_message_len=facts.get("max_message_len"),
         max_streams=facts.get("max_streams"),
-        end_token_ids=frozenset(facts.get("eos_token_ids", ())),
         facts=MappingProxyType(facts),
     )
 

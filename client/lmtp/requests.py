@@ -21,12 +21,6 @@ def cancel_frame(stream_id: int) -> str:
     return _frame("CANCEL", {"stream_id": stream_id})
 
 
-def model_frame(name: str | None, stream_id: int) -> str:
-    """Asks for the properties of a model."""
-    data = {} if name is None else {"model": name}
-    return _frame("MODEL_INFO", {"stream_id": stream_id, "data": data, **data})
-
-
 def generate_frame(call: GenerateCall, stream_id: int) -> str:
     """None and empty values are left out, so that the server's defaults hold.
 
@@ -43,7 +37,6 @@ def generate_frame(call: GenerateCall, stream_id: int) -> str:
         "include_stop": None if call.keeps_stop else False,
         "top_logprobs": call.top_logprobs or None,
         "output": list(call.output) or None,
-        "num_steps": call.num_steps,
         "timeout_s": call.timeout_s,
         "model": call.model,
         "constraint": _constraint_fields(call.constraint),

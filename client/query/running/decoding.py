@@ -121,8 +121,7 @@ class AtHole(Protocol):
     def call(self) -> GenerateCall:
         """The one request that fills the hole: prompt, constraint, stops, budget, sampling, seed.
 
-        A decoder that chooses tokens itself replaces `sampling`, `output`, `num_steps` and
-        `top_logprobs`. Not for a distribution.
+        Not for a distribution.
         """
         ...
 

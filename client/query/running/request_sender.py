@@ -130,11 +130,6 @@ class Books:
     async def _answer(self, at: AtHole, call: GenerateCall) -> Answer:
         if self.on_state is None:
             return await self.model.generate(call)
-        if call.num_steps is not None:
-            # One of many beams, in steps of a token: it is shown where it stands behind them.
-            answer = await self.model.generate(call)
-            self._show(at, answer.standing.text + answer.text)
-            return answer
         self._show(at, "")
         text = ""
         async with aclosing(self.model.stream(call)) as stream:

@@ -162,8 +162,8 @@ async def assert_idle(server: RunningServer, timeout_s: float = 30.0) -> None:
             await asyncio.sleep(0.05)
 
 
-def _is_idle(said: str) -> bool:
+def _is_idle(metrics: str) -> bool:
     values = {
-        line.split()[0]: float(line.split()[1]) for line in said.splitlines() if line[0] != "#"
+        line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line[0] != "#"
     }
     return values["tgi_batch_current_size"] == values["tgi_queue_size"] == 0

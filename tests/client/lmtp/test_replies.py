@@ -1,4 +1,4 @@
-"""What a server sends, read: values, or the reason why not."""
+"""Frames of a server as values; malformed ones are refused."""
 
 import json
 
