@@ -24,9 +24,9 @@ from random import Random
 from typing import Any
 
 from bench.processes import running, tandem
+from client.calls import Model
 from client.errors import ConstraintRefused, TandemError
 from client.lmtp.model import LmtpModel
-from client.model import Model
 from client.query import NotSatisfied, Result, Unsatisfiable, run
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port

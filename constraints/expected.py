@@ -12,7 +12,7 @@ from constraints.vocabulary import Vocabulary
 
 THE_END = "the end"
 _OTHERS = "characters beyond ASCII"
-# So few beginnings are told with what must follow them; so many runs of characters are told.
+# The most beginnings shown with what must follow them, and the most runs of characters.
 _FEW, _MAX_RUNS = 12, 12
 _MAX_LITERAL_LEN = 40
 # Beyond this the tokens are not looked through for their characters.

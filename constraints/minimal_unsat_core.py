@@ -15,7 +15,7 @@ def minimal_unsat_core(
 ) -> tuple[Part, ...]:
     """Parts that nothing satisfies together, in order, none of which can be left out.
 
-    parts:    which nothing satisfies together; of equal conflicts the one is told that comes first
+    parts:    which nothing satisfies together; of equal conflicts the first one is returned
     is_empty: whether nothing satisfies some of them; None: no more is answered, and all stay that
               were not yet found to be needless
     """

@@ -32,7 +32,7 @@ from constraints.guiding.stops import StoppedMatcher
 from constraints.matcher import Language, Matcher
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary
-from constraints.without_stop_strings import all_cut, told, without_stop_strings
+from constraints.without_stop_strings import all_cut, listed_stops, without_stop_strings
 
 NO_STOPS = StopRule()
 # Forced tokens that are taken at once.
@@ -130,7 +130,7 @@ class OutputConstraintState:
             return all_cut(self._stops)
         return TooComplex(
             "no text was found within the limits that satisfies the constraint and meets none of"
-            f" {told(self._stops)} before its end"
+            f" {listed_stops(self._stops)} before its end"
         )
 
     def _is_barren(self, matcher: StoppedMatcher) -> bool:

@@ -1,4 +1,4 @@
-"""What a vocabulary's tokens do from several places at once, told apart by nothing else.
+"""What a vocabulary's tokens do from several places at once: tokens that do the same are one.
 
     token -> action -> where each place leads       of 100 000 tokens nearly all do what others do
 

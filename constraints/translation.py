@@ -1,7 +1,7 @@
 """A constraint in the words of the engine that follows it: what need not be found out again.
 
 To read a pattern or a schema, and to find a first text of it, is Python's work, which holds up all
-other Python of its process: that of a shard's steps. So a worker does it, and a shard is told:
+other Python of its process: that of a shard's steps. So a worker does it, and a shard receives:
 
     spec -> worker: reads it, compiles, finds a text -> Translation -> shard: compiles alone
 """

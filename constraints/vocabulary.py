@@ -42,7 +42,7 @@ class Vocabulary:
         """Read tokenizer.json, and beside it which tokens are special.
 
         vocab_size: width of the model's logits, which may have more columns than there are tokens
-        Raises NotEnforced for a tokenizer whose tokens cannot be told as bytes.
+        Raises NotEnforced for a tokenizer whose tokens are not known as bytes.
         """
         ends = tuple(dict.fromkeys(end_ids))
 

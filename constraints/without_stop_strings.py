@@ -40,12 +40,13 @@ def without_stop_strings(language: Language, stops: StopRule) -> Language | None
 def all_cut(stops: StopRule) -> Contradiction:
     """The error for a language of which stop strings, or stop tokens alone, cut every text."""
     return Contradiction(
-        f"every text that satisfies the constraint meets one of {told(stops)} before its end",
+        "every text that satisfies the constraint meets one of "
+        f"{listed_stops(stops)} before its end",
         stops.strings,
     )
 
 
-def told(stops: StopRule) -> str:
+def listed_stops(stops: StopRule) -> str:
     """The stop strings in the words of an error; the stop tokens where there are none."""
     quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in stops.strings)
     return f"the stop strings {quoted}" if quoted else "the stop tokens"

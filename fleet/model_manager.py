@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from fleet.background import BackgroundTasks
 from fleet.errors import DidNotStart, LoadFailed, NotNow, ShuttingDown
-from fleet.lease import Lease, WaitingQueues, WaitingRequest
 from fleet.metrics import FleetMetrics
 from fleet.model_entry import ModelState
 from fleet.model_table import Check, Load, ModelTable
@@ -23,6 +23,40 @@ from fleet.servers import Server, Servers
 from processes.addresses import socket_listens
 
 _logger = logging.getLogger("fleet")
+
+
+class Lease:
+    """One request's use of a loaded model, which is not unloaded before `release`."""
+
+    def __init__(
+        self, model: Model, server: Server, server_id: int, on_release: Callable[[], None]
+    ) -> None:
+        self.model = model
+        self.server_id = server_id
+        self._server = server
+        self._on_release: Callable[[], None] | None = on_release
+
+    @property
+    def socket(self) -> Path:
+        """The unix socket of the model's server."""
+        return self._server.socket
+
+    def release(self) -> None:
+        """End the use; a second call does nothing."""
+        if self._on_release is not None:
+            on_release, self._on_release = self._on_release, None
+            on_release()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
 
 
 class ModelManager:
@@ -43,7 +77,8 @@ class ModelManager:
         self._clock = clock
         self._servers: dict[str, Server] = {}
         self._models: dict[str, Model] = {}
-        self._waiting = WaitingQueues()
+        # By model, in order of arrival.
+        self._waiting: dict[str, list[asyncio.Future[Lease]]] = {}
         self._tasks = BackgroundTasks()
         self._alarm: asyncio.TimerHandle | None = None
         self._is_draining = False
@@ -130,7 +165,7 @@ class ModelManager:
         """Accept no new requests, and stop every server after its running ones."""
         self._is_draining = True
         self._tasks.cancel_loads()
-        for name in self._waiting.names():
+        for name in self._waiting:
             self._refuse(name, ShuttingDown())
         if self._alarm is not None:
             self._alarm.cancel()
@@ -146,31 +181,34 @@ class ModelManager:
     async def _wait(self, model: Model, *, is_local: bool) -> Lease:
         name, started_s = model.name, self._clock()
         self._models[name] = model
-        request = self._waiting.append(model)
+        granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(name, []).append(granted)
         self._table.add_waiting(name, started_s, is_local=is_local)
         self._metrics.waiting.add(1)
         self._advance()
         try:
             async with asyncio.timeout(self._load_timeout_s):
-                return await asyncio.shield(request.granted)
+                return await asyncio.shield(granted)
         except TimeoutError:
-            if request.granted.done():
-                return request.granted.result()
+            if granted.done():
+                return granted.result()
             reason, waited_s = self._table.wait_reason(name), self._waited_s(name)
             raise reason.timeout_error(name, waited_s, self._load_timeout_s) from None
         except asyncio.CancelledError:
-            if request.granted.done() and not request.granted.exception():
-                request.granted.result().release()
+            if granted.done() and not granted.exception():
+                granted.result().release()
             raise
         finally:
             self._metrics.wait_duration.observe(self._clock() - started_s)
             self._metrics.waiting.add(-1)
-            self._stop_waiting(request)
+            self._stop_waiting(name, granted)
 
-    def _stop_waiting(self, request: WaitingRequest) -> None:
+    def _stop_waiting(self, name: str, granted: "asyncio.Future[Lease]") -> None:
         """Remove a request that was not served."""
-        if self._waiting.remove(request):
-            self._table.remove_waiting(request.model.name)
+        if granted in self._waiting[name]:
+            self._waiting[name].remove(granted)
+            granted.cancel()
+            self._table.remove_waiting(name)
             self._advance()
 
     def _waited_s(self, name: str) -> float:
@@ -205,10 +243,10 @@ class ModelManager:
 
     def _grant(self) -> None:
         """Give open models to the requests that wait for them."""
-        for name in self._waiting.names():
-            while self._table.entry(name).is_open and (request := self._waiting.pop(name)):
+        for name, waiting in self._waiting.items():
+            while waiting and self._table.entry(name).is_open:
                 self._table.remove_waiting(name)
-                request.granted.set_result(self._lease(request.model))
+                waiting.pop(0).set_result(self._lease(self._models[name]))
 
     def _lease(self, model: Model) -> Lease:
         server_id = self._table.add_user(model.name, self._clock())
@@ -220,11 +258,12 @@ class ModelManager:
         return Lease(model, self._servers[model.name], server_id, release)
 
     def _refuse(self, name: str, error: NotNow) -> None:
-        refused = self._waiting.pop_all(name)
+        refused = self._waiting.get(name, [])
         if refused:
+            self._waiting[name] = []
             self._table.remove_waiting(name, len(refused))
-        for request in refused:
-            request.granted.set_exception(error)
+        for granted in refused:
+            granted.set_exception(error)
 
     async def _check(self, model: Model) -> None:
         name = model.name

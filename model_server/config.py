@@ -177,7 +177,7 @@ class ServeConfig(ModelConfig):
         kind=Kind.VARIABLE,
         env=("OMP_NUM_THREADS",),
     )
-    # By one of these OpenMP is told where its threads run.
+    # Each of these places OpenMP's threads.
     openmp_places_threads: bool = setting(
         False,
         "OpenMP binds the threads to cores",

@@ -15,7 +15,7 @@ from client.query.running.execution import Job
 from client.query.running.ledger import CallFile
 from client.query.running.request_sender import OnState
 from client.query.running.results import Result
-from client.query.running.session import Surroundings, run_job, surroundings
+from client.query.running.session import RunSurroundings, run_job, surroundings
 from client.query.serving import ModelLike, model_like, opened
 
 
@@ -90,7 +90,7 @@ async def _executed(
     around = surroundings()
     with CallFile(choices.trace) if choices.trace is not None else nullcontext() as calls:
         async with opened(choices.model, _model(job), choices.url) as answering:
-            within = Surroundings(
+            within = RunSurroundings(
                 model=answering.model,
                 model_name=answering.name,
                 calls=calls or (around.calls if around else None),

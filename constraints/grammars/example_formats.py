@@ -1,6 +1,6 @@
 """Of each format of strings that masks hold: a short text, and texts to choose from.
 
-What the engine holds by itself is told here by a pattern that has a part of those texts, which
+What the engine holds by itself is described here by a pattern that has a part of those texts, which
 every reading of the format allows.
 """
 

@@ -257,10 +257,10 @@ def _pieces(schema: dict[str, Json]) -> list[Json]:
 
 def _kinds_of(schema: dict[str, Json]) -> list[str]:
     """Kinds of value that a schema without a type speaks of; a number where of none."""
-    told = {
+    keywords = {
         "object": ("properties", "required", "minProperties", "additionalProperties"),
         "array": ("items", "prefixItems", "minItems"),
         "string": ("minLength", "maxLength", "pattern", "format"),
     }
-    kinds = [kind for kind, keys in told.items() if any(key in schema for key in keys)]
+    kinds = [kind for kind, keys in keywords.items() if any(key in schema for key in keys)]
     return ["number", *kinds, "null"]

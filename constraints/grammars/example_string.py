@@ -47,7 +47,7 @@ class ExampleStrings:
         return self.least({"pattern": pattern, "minLength": min_len})
 
     def has(self, pattern: str, text: str) -> bool:
-        """Whether the text has the pattern; yes, where that cannot be told."""
+        """Whether the text has the pattern; yes where that is unknown."""
         if pattern not in self._automata:
             self._automata[pattern] = self._automaton(pattern)
         automaton = self._automata[pattern]

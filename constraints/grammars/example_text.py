@@ -87,7 +87,7 @@ def _liked_of(chars: Chars) -> str | None:
 
 
 def edges_of(chars: Chars) -> Iterator[str]:
-    """Of what is told by its numbers alone, those at the edges: inside, or just outside."""
+    """Of characters given by number alone, those at the edges: inside, or just outside."""
     for first, last in chars.ranges:
         for code in (first - 1, last + 1) if chars.negated else (first, last):
             is_char = 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF

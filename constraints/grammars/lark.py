@@ -181,7 +181,7 @@ def _pattern(text: str, word: Word) -> str:
     try:
         return translate_terminal(prefix + pattern)
     except (Malformed, NotEnforced) as error:
-        # The pattern's own place, told within the grammar.
+        # The pattern's own place within the grammar.
         place = error.position
         what = str(error).partition("\n")[0].partition(": ")[2]
         start = word.start + 1 + max(0, (place or 0) - len(prefix))
@@ -199,16 +199,16 @@ def _wrong_schema(word: Word) -> ConstraintError | None:
 
 
 def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError:
-    """What is wrong with a schema, told within the grammar."""
-    told = f"{misplaced(text, word, 'in this schema')}\n{error}"
+    """The error of a schema, placed within the grammar."""
+    message = f"{misplaced(text, word, 'in this schema')}\n{error}"
     match error:
         case NotEnforced():
-            return NotEnforced(told, error.pointer, word.start)
+            return NotEnforced(message, error.pointer, word.start)
         case Malformed():
-            return Malformed(told, word.start, error.pointer)
+            return Malformed(message, word.start, error.pointer)
         case Contradiction():
-            return Contradiction(told, error.parts)
-    return type(error)(told)
+            return Contradiction(message, error.parts)
+    return type(error)(message)
 
 
 def _schema(text: str, word: Word, whitespace: Whitespace) -> str:

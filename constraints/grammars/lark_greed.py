@@ -1,4 +1,4 @@
-"""Grammars that greedy terminals leave without any text, as far as that can be told by looking.
+"""Grammars that greedy terminals leave without any text, as far as inspection shows.
 
 Which terminal may follow which is a matter of characters: one that has ended and could go on with
 each character that the next may begin with has taken that character. A rule is known by the pairs

@@ -1,4 +1,4 @@
-"""The engine's messages, told apart by what is wrong."""
+"""Classifies the engine's messages by what is wrong."""
 
 from constraints.errors import (
     ConstraintError,

@@ -94,7 +94,7 @@ class EscapeReader:
         return ord(char)
 
     def _numbered(self, start: int, char: str) -> Chars | int:
-        """A character told by its number or its name, or a property of characters."""
+        """A character given by its number or its name, or a property of characters."""
         if char in "01234567":
             return self._octal(start, char)
         if char in "xuU":

@@ -34,7 +34,7 @@ _REFERENCE = re.compile(r"\\(?:k<(?P<name>[^>]*)>|(?P<number>[1-9][0-9]*))")
 def is_found(pattern: str, text: str) -> bool:
     """Whether the pattern matches somewhere in the text.
 
-    Raises Malformed, NotEnforced, EngineFailed for what cannot be told.
+    Raises Malformed, NotEnforced, EngineFailed for what cannot be decided.
     """
     # A lone surrogate is a character like others, but none that UTF-8 has.
     return _finder(pattern)(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

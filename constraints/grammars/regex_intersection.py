@@ -237,7 +237,7 @@ def _alphabet(patterns: Sequence[Pattern], effort: Effort) -> list[str]:
     effort.spend(len(sets) * len(others) // _QUICK)
     for char in sorted(others):
         known.setdefault(tuple(has(chars, char) for chars in sets), char)
-    return [char for told, char in known.items() if any(told)]
+    return [char for verdicts, char in known.items() if any(verdicts)]
 
 
 def _sets(pattern: Pattern) -> Iterator[Chars]:

@@ -44,7 +44,7 @@ MAX_TWINS = 3
 MAX_TAILS = 40
 MAX_CUTS = 32
 MAX_BEFORE = 64
-# Lengths below this are told to masks that know distances.
+# Masks that know distances get lengths below this.
 MAX_COUNTED = 1 << 16
 
 _CLOSERS = (b"}", b"]", b")")
@@ -284,15 +284,23 @@ def shortest_completion(
             found = _respelled(path, walked, matcher, vocabulary)
             if found is not None and len(found) <= max_len:
                 return found
-    found = long_completion(matcher, vocabulary, max_len) if is_patient else None
-    if is_patient and found is None and max_len > MAX_COUNTED:
-        search.begin_anew()
-        for strategy, max_nodes in LONG_PLAN:
-            for path in search.completions(strategy, max_nodes):
-                found = _respelled(path, walked, matcher, vocabulary)
-                if found is not None:
-                    return found
-    return found
+    return _long_completion(search, walked, matcher, vocabulary, max_len) if is_patient else None
+
+
+def _long_completion(
+    search: Search, walked: Vocabulary, matcher: Matcher, vocabulary: Vocabulary, max_len: int
+) -> KnownCompletion | None:
+    """A completion of any length below `max_len`, when no step waits for it."""
+    found = long_completion(matcher, vocabulary, max_len)
+    if found is not None or max_len <= MAX_COUNTED:
+        return found
+    search.begin_anew()
+    for strategy, max_nodes in LONG_PLAN:
+        for path in search.completions(strategy, max_nodes):
+            found = _respelled(path, walked, matcher, vocabulary)
+            if found is not None:
+                return found
+    return None
 
 
 def _tails_in_bytes(
@@ -312,7 +320,7 @@ def _pieces_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> Pieces:
 def _respelled(
     path: KnownCompletion, walked: Vocabulary, matcher: Matcher, vocabulary: Vocabulary
 ) -> KnownCompletion | None:
-    """The text of the path in tokens that are legal, in few of them as far as is easily told."""
+    """The text of the path in tokens that are legal, in few of them where that is easy to see."""
     text = text_of(path, walked)
     better = spelled(text, vocabulary)
     if walked is not vocabulary:

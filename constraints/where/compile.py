@@ -10,7 +10,7 @@ from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
 from constraints.where.coaccessible import live_reserves
-from constraints.where.conflict import conflicting, told, top_parts
+from constraints.where.conflict import conflicting, contradiction_of, top_parts
 from constraints.where.counter_grid import CounterGrid, Reserves
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
@@ -87,7 +87,7 @@ def uncut_by(
 
 def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
     """The error for expressions that nothing satisfies together; of a pattern alone, its piece."""
-    error = told(conflict)
+    error = contradiction_of(conflict)
     if _cannot_be_spelled(all_of(conflict), vocabulary):
         what = "the model has no tokens that spell such a text"
         return Contradiction(f"{error}: {what}", error.parts)

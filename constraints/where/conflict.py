@@ -38,10 +38,10 @@ def contradiction(
     expression: Expression, is_empty: Callable[[Expression], bool | None]
 ) -> Contradiction:
     """The error for an expression that nothing satisfies."""
-    return told(conflicting(expression, is_empty))
+    return contradiction_of(conflicting(expression, is_empty))
 
 
-def told(conflict: Sequence[Expression]) -> Contradiction:
+def contradiction_of(conflict: Sequence[Expression]) -> Contradiction:
     """The error for expressions that nothing satisfies together."""
     parts = tuple(map(text, conflict))
     if len(parts) == 1:

@@ -8,7 +8,7 @@
 
 So upper bounds alone cost nothing, however high they are, and the highest bound is the cheapest.
 Where there are upper bounds alone, a counter grid begins at a base: below it there is room for
-every completion that is worth anything, and counts need not be told apart.
+every completion that is worth anything, and counts need not be distinguished.
 """
 
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ _MAX_AHEAD = 32
 _MAX_ROUTED = 8_000_000
 # Kinds of tokens that are looked through in a few microseconds.
 _MAX_QUICK_KINDS = 1_000
-# Forced bytes that are told at once.
+# Forced bytes that are returned at once.
 _MAX_FORCED = 4096
 
 
@@ -281,7 +281,7 @@ class WhereMatcher:
     def forced_bytes(self) -> bytes:
         """The bytes that every legal text goes on with.
 
-        None are told where bytes do not say what tokens can complete.
+        None are returned where bytes do not say what tokens can complete.
         """
         forced = bytearray()
         language, packed, counts = self._language, self._packed, self.counts

@@ -3,7 +3,7 @@
 characters  code points: len(text)
 words       pieces of text.split(): runs of what is not whitespace, Unicode's whitespace included
 sentences   pieces that end with "." and the rest, if any: "a. b" has two, "..." three, "" none
-tokens      told by the caller, for text does not say; the end token is not counted
+tokens      passed by the caller: text does not determine them; the end token is not counted
 integers    -?[0-9]+ with ASCII digits: "-0" is 0 and "007" is 7, " 7", "+7" and "1_000" are none
 patterns    re.fullmatch without flags: "." is no newline, classes like \\d are Unicode's
 """
@@ -42,7 +42,7 @@ _RELATIONS: dict[Relation, Callable[[int, int], bool]] = {
 }
 _INT = re.compile(r"-?[0-9]+")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-# Bounds are shorter, so longer numbers need not be told apart, only their signs.
+# Bounds are shorter, so longer numbers need not be distinguished, only their signs.
 _DECISIVE_DIGITS = 40
 
 

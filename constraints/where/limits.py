@@ -6,7 +6,7 @@ MAX_STATES = 20_000
 MAX_STEPS = 4_000_000
 # States times starts of a character: bytes are followed in these.
 MAX_NODES = 60_000
-# States times counts of all measures that must be told apart: texts with bounds on several sides.
+# States times counts of all measures to distinguish: texts with bounds on several sides.
 MAX_CELLS = 12_000_000
 # Cells times ways on, for distances in tokens. Beyond it completions are searched, not known.
 MAX_TOKEN_STEPS = 40_000_000

@@ -59,7 +59,7 @@ class TokenTransitions:
         examples = np.full(len(packed), walk.vocab_size, dtype=np.int64)
         np.minimum.at(examples, kinds, walk.plainness[ends.token_ids])
         num_bits = -(-walk.vocab_size // 32) * 32
-        # Few tokens are listed; of many, the kind of each is told, and one more kind, which is
+        # Few tokens are listed; of many, the kind of each is stored, and one more kind, which is
         # never legal, for all others.
         if len(kinds) * 8 < walk.vocab_size or len(packed) > _MAX_SMALL:
             listed = _Listed(walk, examples, num_bits, ends.token_ids, kinds)

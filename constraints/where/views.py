@@ -114,7 +114,7 @@ class Views:
                 found[place] = self._kept(place, transitions)
 
     def _act_from(self, places: list[int], found: dict[int, TokenTransitions]) -> bool:
-        """Whether tokens do few enough things there to be told apart by them."""
+        """Whether tokens do few enough things there to be distinguished by them."""
         starts = np.array(places, dtype=np.int64) * self._table.width
         actions = actions_of(self._walk, self._table.entries, self._columns, starts)
         if actions is None:

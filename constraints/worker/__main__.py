@@ -1,4 +1,4 @@
-"""The zygote's command line: loads a vocabulary and forks workers when told to.
+"""The zygote's command line: loads a vocabulary and forks workers on command.
 
 python -m constraints.worker --control-fd N --tokenizer FILE --vocab-size N --end-ids 1,2
                              --max-len N --cpu-s SECONDS --memory-bytes N [--breath LIBRARY]
@@ -36,21 +36,21 @@ _FIRST = (
 
 def main(argv: Sequence[str]) -> int:
     """Serve until the owner is gone."""
-    told = _parser().parse_args(argv)
-    with socket.socket(fileno=told.control_fd) as control:
+    args = _parser().parse_args(argv)
+    with socket.socket(fileno=args.control_fd) as control:
         try:
-            vocabulary = Vocabulary.load(told.tokenizer, told.vocab_size, told.end_ids)
+            vocabulary = Vocabulary.load(args.tokenizer, args.vocab_size, args.end_ids)
         except ConstraintError as error:
             control.sendall(_failed(str(error)))
             return 1
         compiler = Compiler(vocabulary, max_cached=_MAX_CACHED)
-        work = Work(vocabulary, compiler, told.cpu_s, told.memory_bytes, CpuYield.at(told.breath))
+        work = Work(vocabulary, compiler, args.cpu_s, args.memory_bytes, CpuYield.at(args.breath))
         for spec in _FIRST:
-            answer = work.answer(Check(spec, StopRule(), told.max_len))
+            answer = work.answer(Check(spec, StopRule(), args.max_len))
             if isinstance(answer, Bug):
                 sys.stderr.write(answer.trace)
         use_long_time_slices()  # and so does whoever is forked
-        Zygote(control, work.serve, told.memory_bytes).run()
+        Zygote(control, work.serve, args.memory_bytes).run()
     return 0
 
 

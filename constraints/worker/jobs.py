@@ -85,27 +85,27 @@ def job_to_json(job: Job) -> dict[str, Any]:
     }
     if isinstance(job, Verify):
         return {"spec": spec, "finished": job.text}
-    told: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
+    fields: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
     if isinstance(job, Check):
         stops = {"stops": list(job.stops.strings), "kept": job.stops.kept}
-        return told | stops | {"stop_token_ids": list(job.stops.token_ids), "cuts": job.cuts}
-    return told | {"texts": list(job.texts)}
+        return fields | stops | {"stop_token_ids": list(job.stops.token_ids), "cuts": job.cuts}
+    return fields | {"texts": list(job.texts)}
 
 
-def job_from_json(told: Mapping[str, Any]) -> Job:
-    """The job that `job_to_json` told of."""
+def job_from_json(fields: Mapping[str, Any]) -> Job:
+    """The job that `job_to_json` wrote."""
     spec = ConstraintSpec(
-        Kind(told["spec"]["kind"]),
-        told["spec"]["text"],
-        Whitespace(told["spec"]["whitespace"]),
-        told["spec"]["lenient"],
+        Kind(fields["spec"]["kind"]),
+        fields["spec"]["text"],
+        Whitespace(fields["spec"]["whitespace"]),
+        fields["spec"]["lenient"],
     )
-    if "finished" in told:
-        return Verify(spec, told["finished"])
-    if "texts" in told:
-        return Judge(spec, tuple(told["texts"]), told["max_len"])
-    stops = StopRule(tuple(told["stops"]), told["kept"], tuple(told["stop_token_ids"]))
-    return Check(spec, stops, told["max_len"], told["cuts"])
+    if "finished" in fields:
+        return Verify(spec, fields["finished"])
+    if "texts" in fields:
+        return Judge(spec, tuple(fields["texts"]), fields["max_len"])
+    stops = StopRule(tuple(fields["stops"]), fields["kept"], tuple(fields["stop_token_ids"]))
+    return Check(spec, stops, fields["max_len"], fields["cuts"])
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
@@ -136,28 +136,28 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
             return {"error": error_to_json(answer)}
 
 
-def answer_from_json(told: Mapping[str, Any]) -> Answer:
-    """The answer that `answer_to_json` told of.
+def answer_from_json(fields: Mapping[str, Any]) -> Answer:
+    """The answer that `answer_to_json` wrote.
 
     Raises AttributeError, LookupError, TypeError and ValueError for what is none.
     """
-    if "error" in told:
-        return error_from_json(told["error"])
-    if "bug" in told:
-        return Bug(told["bug"])
-    if "violations" in told:
-        return Verified(tuple(told["violations"]))
-    if "judgements" in told:
+    if "error" in fields:
+        return error_from_json(fields["error"])
+    if "bug" in fields:
+        return Bug(fields["bug"])
+    if "violations" in fields:
+        return Verified(tuple(fields["violations"]))
+    if "judgements" in fields:
         judgements = tuple(
             Judgement(accepted, position, tuple(expected), num_legal, failure)
-            for accepted, position, expected, num_legal, failure in told["judgements"]
+            for accepted, position, expected, num_legal, failure in fields["judgements"]
         )
-        known = (tuple(told["dropped"]), tuple(told["not_enforced"]))
-        return Judged(told["shortest"], told["min_len"], judgements, *known)
-    known = (tuple(told["dropped"]), tuple(told["not_enforced"]))
+        known = (tuple(fields["dropped"]), tuple(fields["not_enforced"]))
+        return Judged(fields["shortest"], fields["min_len"], judgements, *known)
+    known = (tuple(fields["dropped"]), tuple(fields["not_enforced"]))
     return Passed(
-        *(told["min_len"], *known, told["compile_s"], told["dead_ends"]),
-        _translation_from_json(told["translation"]),
+        *(fields["min_len"], *known, fields["compile_s"], fields["dead_ends"]),
+        _translation_from_json(fields["translation"]),
     )
 
 
@@ -168,17 +168,17 @@ def _translation_to_json(translation: Translation | None) -> dict[str, Any] | No
     return asdict(translation) | {"hints": [hint.decode("latin-1") for hint in translation.hints]}
 
 
-def _translation_from_json(told: Mapping[str, Any] | None) -> Translation | None:
-    if told is None:
+def _translation_from_json(fields: Mapping[str, Any] | None) -> Translation | None:
+    if fields is None:
         return None
-    if len(told["grammar"]) > MAX_SENT_CHARS:
-        raise ValueError(f"the grammar has {len(told['grammar'])} characters")
-    completion = told["completion"]
+    if len(fields["grammar"]) > MAX_SENT_CHARS:
+        raise ValueError(f"the grammar has {len(fields['grammar'])} characters")
+    completion = fields["completion"]
     return Translation(
-        told["grammar"],
-        tuple(told["not_enforced"]),
-        tuple(hint.encode("latin-1") for hint in told["hints"]),
-        told["may_run_on"],
+        fields["grammar"],
+        tuple(fields["not_enforced"]),
+        tuple(hint.encode("latin-1") for hint in fields["hints"]),
+        fields["may_run_on"],
         None if completion is None else tuple(completion),
     )
 
@@ -188,16 +188,16 @@ _PLAIN = (TooComplex, EngineFailed, IllegalToken)
 
 def error_to_json(error: ConstraintError) -> dict[str, Any]:
     """A constraint's error in JSON's words."""
-    told: dict[str, Any] = {"name": type(error).__name__, "message": _readable(str(error))}
+    fields: dict[str, Any] = {"name": type(error).__name__, "message": _readable(str(error))}
     match error:
         case Malformed() | NotEnforced():
             pointer = None if error.pointer is None else _readable(error.pointer)
-            told |= {"position": error.position, "pointer": pointer}
+            fields |= {"position": error.position, "pointer": pointer}
         case Contradiction():
-            told["parts"] = [_readable(part) for part in error.parts]
+            fields["parts"] = [_readable(part) for part in error.parts]
         case DoesNotFit():
-            told |= {"needed_len": error.needed_len, "max_len": error.max_len}
-    return told
+            fields |= {"needed_len": error.needed_len, "max_len": error.max_len}
+    return fields
 
 
 def _readable(text: str) -> str:
@@ -205,19 +205,19 @@ def _readable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def error_from_json(told: Mapping[str, Any]) -> ConstraintError:
-    """The error that `error_to_json` told of; always a new one, which can be raised."""
-    message: str = told["message"]
-    match told["name"]:
+def error_from_json(fields: Mapping[str, Any]) -> ConstraintError:
+    """The error that `error_to_json` wrote; always a new one, which can be raised."""
+    message: str = fields["message"]
+    match fields["name"]:
         case "Malformed":
-            return Malformed(message, told["position"], told["pointer"])
+            return Malformed(message, fields["position"], fields["pointer"])
         case "NotEnforced":
-            return NotEnforced(message, told["pointer"], told["position"])
+            return NotEnforced(message, fields["pointer"], fields["position"])
         case "Contradiction":
-            return Contradiction(message, tuple(told["parts"]))
+            return Contradiction(message, tuple(fields["parts"]))
         case "DoesNotFit":
-            return DoesNotFit(told["needed_len"], told["max_len"])
+            return DoesNotFit(fields["needed_len"], fields["max_len"])
     for plain in _PLAIN:
-        if told["name"] == plain.__name__:
+        if fields["name"] == plain.__name__:
             return plain(message)
     return ConstraintError(message)

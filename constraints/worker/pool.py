@@ -154,9 +154,9 @@ class WorkerPool:
         wait_s = self._rules.wait_s if wait_s is None else wait_s
         if wait_s <= 0.0:
             raise PoolBusy(_NO_TIME)
-        told = await self._ask(frame(job_to_json(job)), wait_s)
+        answer_json = await self._ask(frame(job_to_json(job)), wait_s)
         try:
-            answer = answer_from_json(told)
+            answer = answer_from_json(answer_json)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise WorkerBug(f"a worker's answer is none: {error!r}") from error
         if isinstance(answer, Bug):
@@ -167,22 +167,22 @@ class WorkerPool:
 
     async def _ask(self, message: bytes, wait_s: float) -> Any:
         worker: WorkerProcess | None = None
-        told = None
+        answer_json = None
         try:
             async with asyncio.timeout((1.0 - _LAST_PART) * wait_s):
                 async with self._in_slice():
                     worker = await self._take()
-                    told = await self._begin(worker, message)
-                if told is None:
-                    told = await self._go_on(worker)
-            return told
+                    answer_json = await self._begin(worker, message)
+                if answer_json is None:
+                    answer_json = await self._go_on(worker)
+            return answer_json
         except TimeoutError:
             raise await self._overdue(worker, _LAST_PART * wait_s) from None
         except WorkerEnded as error:
             raise self._explain(error.how) from None
         finally:
             if worker is not None:
-                self._give_back(worker, told)
+                self._give_back(worker, answer_json)
 
     @asynccontextmanager
     async def _in_slice(self) -> AsyncIterator[None]:
@@ -208,9 +208,9 @@ class WorkerPool:
         slice_s = self._rules.slice_s
         beginning_s = min(_BEGINNING_S, slice_s)
         with self._spending(self._for_beginnings, worker):
-            told = await worker.ask(message, beginning_s)
-        if told is not None:
-            return told
+            answer_json = await worker.ask(message, beginning_s)
+        if answer_json is not None:
+            return answer_json
         if self._for_slices.left_s(self._now_s()) <= 0.0:
             _let_give_way(worker)
         with self._spending(self._for_slices, worker):
@@ -249,14 +249,14 @@ class WorkerPool:
             self._num_paused -= 1
         worker.resume()
 
-    def _give_back(self, worker: WorkerProcess, told: Any) -> None:
-        if told is None:
+    def _give_back(self, worker: WorkerProcess, answer_json: Any) -> None:
+        if answer_json is None:
             self.num_ended += 1
             worker.kill()
-        elif told["leaves"]:
+        elif answer_json["leaves"]:
             worker.let_go()
         else:
-            worker.used_s = told["used_s"]
+            worker.used_s = answer_json["used_s"]
             self._idle_workers.put_back(worker)
 
     async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:

@@ -80,8 +80,11 @@ class Work:
             limits.arm(0.0)
             grown_bytes = (limits.address_space_bytes() or 0) - start_bytes
             is_old = _OLD_PART * grown_bytes > self._memory_bytes
-            told = answer_to_json(answer) | {"leaves": is_old, "used_s": time.process_time()}
-            channel.sendall(frame(told))
+            answer_fields = answer_to_json(answer) | {
+                "leaves": is_old,
+                "used_s": time.process_time(),
+            }
+            channel.sendall(frame(answer_fields))
 
     def answer(self, job: Job) -> Answer:
         """The answer to a job; whatever goes wrong is one."""

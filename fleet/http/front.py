@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.errors import FleetError, ServerGone
-from fleet.http.errors import http_error
 from fleet.http.event_stream import CommentTimes, EventStream
 from fleet.http.front_routes import FrontRoutes
 from fleet.http.proxy import forward, is_draining, send_back
@@ -61,7 +60,7 @@ class Front:
                 await response(scope, receive, send)
             else:
                 await self._pass_on(request, stream, send)
-        except (FleetError, HttpError) as error:
+        except HttpError as error:
             problem = self._problem(request, error)
             if stream.is_open:
                 await stream.fail(problem)
@@ -128,13 +127,12 @@ class Front:
         message = f"{method} is not a method of {path[:200]}; {listed} would be"
         return HttpError(405, "method_not_allowed", message, headers={"allow": listed})
 
-    def _problem(self, request: Request, error: FleetError | HttpError) -> Problem:
+    def _problem(self, request: Request, error: HttpError) -> Problem:
         """The error in the dialect of the request's path, counted and logged."""
         record = AccessRecord.of(request)
-        if isinstance(error, FleetError):
-            error = http_error(error)
-            self._metrics.rejected.inc(error.error_type)
         record.error_type = error.error_type
+        if isinstance(error, FleetError):
+            self._metrics.rejected.inc(error.error_type)
         if isinstance(error, ClientLeft):
             _logger.debug("request_id=%s left before its answer began", record.request_id)
         return Problem.of(error, Dialect.of_path(request.scope["path"]), record.request_id)

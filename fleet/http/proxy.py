@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from fleet.errors import ResponseCut, ServerGone
-from fleet.http.errors import http_error
 from fleet.http.event_stream import EventStream, error_event, has_events
 from fleet.http.upstream import UpstreamResponse, send_request
 from fleet.metrics import FleetMetrics
@@ -83,7 +82,7 @@ async def send_back(
 async def _end_with_error(request: Request, last: bytes, cut: ResponseCut, send: Send) -> None:
     """End an event stream; any other response can only be cut off."""
     path, request_id = request.url.path, AccessRecord.of(request).request_id
-    error = http_error(ServerGone(f"{cut}; the model is loaded anew"))
+    error = ServerGone(f"{cut}; the model is loaded anew")
     event = error_event(path, Problem.of(error, Dialect.of_path(path), request_id))
     if last and not last.endswith(b"\n\n"):
         event = b"\n\n" + event

@@ -19,11 +19,9 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
 from fleet.errors import FleetError, ServerGone
-from fleet.http.errors import lmtp_error
 from fleet.http.open_streams import TOKEN_COMMANDS, OpenStreams
-from fleet.lease import Lease
 from fleet.metrics import FleetMetrics
-from fleet.model_manager import ModelManager
+from fleet.model_manager import Lease, ModelManager
 from fleet.names import Model
 from router.http.server.errors import HttpError
 
@@ -44,6 +42,16 @@ SendText = Callable[[str], Awaitable[None]]
 def frame(command: str, fields: dict[str, Any]) -> str:
     """A server's frame of one object."""
     return f"{command} [{orjson.dumps(fields).decode()}]"
+
+
+def error_fields(error: HttpError) -> dict[str, object]:
+    """The fields of LMTP's error object, but for the stream's id."""
+    fields: dict[str, object] = {"error": str(error), "error_type": error.error_type}
+    if error.field is not None:
+        fields["field"] = error.field
+    if error.retry_after_s is not None:
+        fields["retry_after_s"] = error.retry_after_s
+    return {**fields, "retryable": error.status >= 500}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +82,14 @@ class Relay:
         self._send = send
         self._streams = OpenStreams()
         self._queue: deque[QueuedFrame] = deque()
+        self._queued_len = 0
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._serving: asyncio.Task[None] | None = None
         self._connection: ClientConnection | None = None
         self._reading: asyncio.Task[None] | None = None
-        # Of the connection: the server's id, the version of LMTP that it was told, our own HELLOs.
+        # Of the connection: the server's id, its version of LMTP, the relay's own HELLOs.
         self._server_id = 0
         self._version = 1
         self._num_hellos = 0
@@ -91,7 +100,7 @@ class Relay:
             return  # no stream is open, and the model is not loaded for this
         await self._has_room.wait()
         self._queue.append(queued)
-        self._check_room()
+        self._add_queued_len(len(queued.text))
         self._has_news.set()
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -104,8 +113,13 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._disconnect()
 
-    def _check_room(self) -> None:
-        if sum(len(each.text) for each in self._queue) <= _MAX_QUEUED_LEN:
+    def _clear_queue(self) -> None:
+        self._queue.clear()
+        self._add_queued_len(-self._queued_len)
+
+    def _add_queued_len(self, length: int) -> None:
+        self._queued_len += length
+        if self._queued_len <= _MAX_QUEUED_LEN:
             self._has_room.set()
         else:
             self._has_room.clear()
@@ -129,6 +143,8 @@ class Relay:
             _logger.debug("a socket's client left: %s", error)
         finally:
             self._serving = None
+            # Empty, unless the client left: then `put` must not wait for room for ever.
+            self._clear_queue()
 
     async def _serve_with_lease(self) -> None:
         with await self._acquire() as lease:
@@ -137,7 +153,7 @@ class Relay:
                 self._has_news.clear()
                 while self._queue:
                     queued = self._queue.popleft()
-                    self._check_room()
+                    self._add_queued_len(-len(queued.text))
                     await self._forward(connection, queued)
                 if not self._is_connected:
                     raise _gone("its socket was closed")
@@ -243,19 +259,18 @@ class Relay:
             fields = {"stream_id": stream_id, "state": state, "message": message}
             await self._send(frame("SYS", fields))
 
-    async def _fail_all(self, error: FleetError | HttpError) -> None:
+    async def _fail_all(self, error: HttpError) -> None:
         """End all streams with an error, those that still wait included."""
-        fields = lmtp_error(error)
+        fields = error_fields(error)
         ends = self._streams.end_all(fields)
         for queued in self._queue:
             if queued.command == "CANCEL":
                 continue
             kind = "TOKEN" if queued.command in TOKEN_COMMANDS else "MSG"
             ends.append((kind, {"stream_id": queued.stream_id, **fields}))
-        self._queue.clear()
-        self._has_room.set()
+        self._clear_queue()
         if isinstance(error, FleetError):
-            self._metrics.rejected.inc(str(fields["error_type"]), len(ends))
+            self._metrics.rejected.inc(error.error_type, len(ends))
         for end in ends:
             await self._send(frame(*end))
 

@@ -111,7 +111,7 @@ class AnswerFrames:
         return self._words.failed(error, problem)
 
     def end(self) -> bytes:
-        """Nothing: the good end is told as it happens."""
+        """Nothing: the good end is sent as it happens."""
         return b""
 
     def _frames(self, event: Event) -> bytes:

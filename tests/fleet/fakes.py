@@ -1,4 +1,4 @@
-"""Servers without processes, and a fleet around a front, for tests."""
+"""Servers without processes, for tests."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from fleet.names import Model
 
 
 class FakeServer:
-    """A server that is told how it ends."""
+    """A server whose end a test sets."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -50,7 +50,7 @@ class FakeServer:
 
 @dataclass
 class FakeServers:
-    """Starts servers when told to; `sockets` says where those of a model answer.
+    """Starts servers when `may_start` is set; `sockets` are those of the models.
 
     `faults` are found by a check, `refusals` by a load alone; `far` ones have to be fetched. A
     check waits where `may_check` was cleared.
@@ -94,7 +94,7 @@ class FakeServers:
 def manager_over(
     servers: FakeServers, *, load_timeout_s: float = 5.0, rules: LoadingRules | None = None
 ) -> ModelManager:
-    """A manager of books with these rules."""
+    """A manager of a table with these rules."""
     metrics = FleetMetrics(CollectorRegistry())
     return ModelManager(ModelTable(rules or LoadingRules()), servers, metrics, load_timeout_s)
 

@@ -1,4 +1,4 @@
-"""A whole front over small servers that are real on the wire, and fake in what they know."""
+"""A whole front over servers of real HTTP and LMTP whose answers are scripted."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleet.http.event_stream import CommentTimes
 from fleet.http.front import Front
 from fleet.http.front_routes import FrontRoutes
-from fleet.http.sockets import FleetSockets
+from fleet.http.sockets import FleetSockets, SocketServices
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass
 class Upstreams:
-    """The servers behind: what they saw, and what they do.
+    """The models' servers: what they received, and what they do.
 
     A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream counts up
     to `num_events`, waiting for `go_on` behind the first; /v1/completions sends endless bytes.
@@ -92,8 +92,8 @@ class Upstreams:
 
     async def _answer(self, seen: Seen, receive: Receive, send: Send) -> None:
         if self.is_leaving == seen.model:
-            told = {"error": "the server is shutting down", "error_type": "draining"}
-            await _send_json(send, 503, told, [(b"x-tandem-state", b"draining")])
+            answer = {"error": "the server is shutting down", "error_type": "draining"}
+            await _send_json(send, 503, answer, [(b"x-tandem-state", b"draining")])
         elif b'"refuse"' in seen.body:
             await _send_json(send, 422, {"error": "`x` is wrong", "error_type": "validation"})
         elif seen.path == "/generate_stream":
@@ -109,9 +109,9 @@ class Upstreams:
             text = '# HELP t_total T\n# TYPE t_total counter\nt_total{err="x"} 1.0\n'
             await _send(send, 200, text.encode(), [(b"content-type", b"text/plain")])
         else:
-            told = {"from": seen.model, "body": seen.body.decode()}
+            answer = {"from": seen.model, "body": seen.body.decode()}
             await _send_json(
-                send, 200, told, [(b"x-inference-time", b"7"), (b"x-request-id", b"?")]
+                send, 200, answer, [(b"x-inference-time", b"7"), (b"x-request-id", b"?")]
             )
 
     async def _stream(self, receive: Receive, send: Send) -> None:
@@ -202,7 +202,7 @@ async def running_fleet(
             keys=keys,
         )
         hello = {"server": "tandem 0.0.1", "max_message_len": 1 << 23, "max_streams": 4}
-        sockets = FleetSockets(manager, names, metrics, hello, keys)
+        sockets = FleetSockets(SocketServices(manager, names, metrics, hello), keys)
         app: ASGIApp = Front(
             *(manager, names, front_routes, metrics, sockets),
             max_body_len=100_000,

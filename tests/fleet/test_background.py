@@ -1,4 +1,4 @@
-"""Threads beside the event loop: what they return, and that nobody waits for them at the end."""
+"""Daemon threads: what their calls return, and that nothing joins them at the end."""
 
 import asyncio
 import subprocess
@@ -28,12 +28,12 @@ async def test_a_call_returns_or_raises_what_it_does_in_its_thread() -> None:
         await run_in_daemon_thread(lambda: 1 // 0)
 
 
-async def test_what_would_end_its_thread_alone_is_told_as_well() -> None:
+async def test_what_would_end_only_its_thread_is_raised_too() -> None:
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         await run_in_daemon_thread(lambda: sys.exit(3))
 
 
-async def test_who_leaves_is_not_told() -> None:
+async def test_a_cancelled_call_goes_on_without_its_caller() -> None:
     goes_on, has_ended = threading.Event(), threading.Event()
 
     def work() -> None:

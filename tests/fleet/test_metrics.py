@@ -18,9 +18,9 @@ def names_of(page: str) -> set[str]:
     return {family.name for family in text_string_to_metric_families(page)}
 
 
-def test_the_page_tells_of_every_metric_and_of_nothing_else() -> None:
-    told = set(re.findall(r"^\| `(tandem_fleet_\w+)` \|", PAGE, re.MULTILINE))
-    assert told == names_of(FleetMetrics(CollectorRegistry()).exposition().decode())
+def test_the_docs_list_every_metric_and_no_other() -> None:
+    documented = set(re.findall(r"^\| `(tandem_fleet_\w+)` \|", PAGE, re.MULTILINE))
+    assert documented == names_of(FleetMetrics(CollectorRegistry()).exposition().decode())
 
 
 def test_the_front_and_its_servers_share_no_name() -> None:

@@ -1,4 +1,4 @@
-"""The owner of loaded models: one load for many, room, death, drain."""
+"""The model manager: one load for many requests, room, dead servers, drain."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ async def test_a_model_with_users_keeps_its_room() -> None:
     assert manager.states() == {"b": ModelState.READY}
 
 
-async def test_who_waits_too_long_for_room_is_told_so() -> None:
+async def test_a_request_that_waits_too_long_for_room_fails_with_the_reason() -> None:
     servers = FakeServers()
     servers.may_start.set()
     manager = manager_over(servers, load_timeout_s=0.05)
@@ -58,7 +58,7 @@ async def test_who_waits_too_long_for_room_is_told_so() -> None:
     assert servers.started == ["a"]
 
 
-async def test_who_waits_too_long_for_a_load_is_told_so_and_the_load_goes_on() -> None:
+async def test_a_request_that_waits_too_long_for_a_load_fails_and_the_load_goes_on() -> None:
     servers = FakeServers()
     manager = manager_over(servers, load_timeout_s=0.05)
     with pytest.raises(StillLoading, match="'a' is still being loaded"):
@@ -231,9 +231,9 @@ async def test_a_model_that_a_check_finds_broken_takes_nobodys_place() -> None:
     (await manager.acquire(model("a"))).release()
     with pytest.raises(
         LoadFailed, match=r"^the model 'b' could not be loaded: no weights$"
-    ) as told:
+    ) as refused:
         await manager.acquire(model("b"))
-    assert 29 < told.value.retry_after_s <= 30
+    assert 29 < refused.value.retry_after_s <= 30
     assert (servers.checked, servers.started) == (["b"], ["a"])
     assert manager.states() == {"a": ModelState.READY, "b": ModelState.FAILED}
     assert not servers.by_name["a"].is_stopped
@@ -251,7 +251,7 @@ async def test_who_is_not_loaded_after_all_says_who_left_and_that_one_comes_back
     assert servers.started == ["a", "b", "a"]
 
 
-async def test_who_waits_for_the_fetches_of_others_is_told_so() -> None:
+async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_reason() -> None:
     class Slow(FakeServers):
         async def check(self, model: Model) -> None:
             await asyncio.sleep(60)
@@ -267,9 +267,9 @@ async def test_who_waits_for_the_fetches_of_others_is_told_so() -> None:
     assert manager.wait_message("far-4") == message
     # The one place is free meanwhile.
     (await manager.acquire(model("near"))).release()
-    told = await asyncio.gather(*asking, return_exceptions=True)
-    assert [type(each) for each in told] == [StillLoading] * 4 + [NoRoom]
-    assert "'far-4' to be fetched or checked did not come within 1 s" in str(told[4])
+    refused = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(each) for each in refused] == [StillLoading] * 4 + [NoRoom]
+    assert "'far-4' to be fetched or checked did not come within 1 s" in str(refused[4])
     await manager.drain()
 
 
@@ -289,7 +289,7 @@ async def test_a_drain_while_it_is_found_out_where_a_model_is_refuses_it() -> No
         await asking
 
 
-async def test_who_waits_for_a_check_that_takes_too_long_is_told_so() -> None:
+async def test_a_request_that_waits_for_too_long_a_check_fails_with_the_reason() -> None:
     class Slow(FakeServers):
         async def check(self, model: Model) -> None:
             await asyncio.sleep(60)

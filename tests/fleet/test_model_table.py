@@ -1,4 +1,4 @@
-"""The books of loaded models: the transition table, room, turns."""
+"""The model table: transitions, room, turns."""
 
 import pytest
 
@@ -183,7 +183,7 @@ def test_a_turn_begins_with_the_model_and_not_with_the_wait() -> None:
     table.add_waiting("b", 0)
     table.add_waiting("a", 1)
     table.remove_user("a", first, 50)
-    # Those who wait for an open model are let in by whoever keeps these books; nobody did.
+    # The manager, which lets waiting requests into an open model, is missing here.
     table.remove_waiting("a")
     prove(table, "b", 50)
     assert table.next_step(50) == Unload("a")

@@ -1,4 +1,4 @@
-"""What must always hold of the books of loaded models, whatever happens in whatever order."""
+"""Invariants of the model table under any events in any order."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ class World(RuleBasedStateMachine):
         self.alarm_s: float | None = None
 
     def settle(self) -> None:
-        """What the manager of the books does after every change."""
+        """What the manager does after every change."""
         for _ in range(20):
             step = self.table.next_step(self.now_s)
             for entry in self.table.entries():
@@ -49,7 +49,7 @@ class World(RuleBasedStateMachine):
                 assert all(name != step.name for name, _ in self.live_users())
                 self.to_unload.add(step.name)
         else:
-            raise AssertionError("the books never come to rest")
+            raise AssertionError("the table always has a next step")
         self.alarm_s = self.table.next_alarm_s(self.now_s)
         assert self.alarm_s is None or self.alarm_s > self.now_s
 

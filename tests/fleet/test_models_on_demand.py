@@ -74,6 +74,8 @@ def stream_lines(server: RunningServer, model: str, num_tokens: int, lines: list
 
 
 def test_nothing_is_loaded_until_a_request_names_it(single: RunningServer) -> None:
+    document = httpx.get(f"{single.url}/api-doc/openapi.json", timeout=60).json()
+    assert "/generate" in document["paths"]
     assert states(single) == {"broken": "absent", "one": "absent", "two": "absent"}
     refused = generate(single)
     assert refused.status_code == 400
@@ -119,8 +121,8 @@ def test_a_model_stays_where_one_that_is_broken_was_asked_for(
     assert answer.status_code == 503
     assert "is no whole safetensors file" in answer.json()["error"]
     assert "left the memory" not in answer.json()["error"]
-    told = states(single)
-    assert (told["one"], told["cut"]) == ("ready", "failed")
+    loaded = states(single)
+    assert (loaded["one"], loaded["cut"]) == ("ready", "failed")
     assert "unloading one" not in single.said.partition("checking cut")[2]
     shutil.rmtree(cut)
 
@@ -180,15 +182,17 @@ def test_the_keys_of_a_server_are_those_of_its_front(folder: Path) -> None:
 def test_two_models_answer_at_a_time(double: RunningServer, folder: Path) -> None:
     lines: dict[str, list[str]] = {"one": [], "two": []}
     threads = [
-        threading.Thread(target=stream_lines, args=(double, str(folder / name), 40, told))
-        for name, told in lines.items()
+        threading.Thread(target=stream_lines, args=(double, str(folder / name), 40, received))
+        for name, received in lines.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(told) for told in lines.values()] == [40, 40]
-    last = {name: json.loads(told[-1].removeprefix("data:")) for name, told in lines.items()}
+    assert [len(received) for received in lines.values()] == [40, 40]
+    last = {
+        name: json.loads(received[-1].removeprefix("data:")) for name, received in lines.items()
+    }
     assert last["one"]["generated_text"] == last["two"]["generated_text"]
     assert set(states(double).values()) == {"ready"}
 

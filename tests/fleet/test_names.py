@@ -15,7 +15,7 @@ from processes.hub import HubUnreached, NotOnHub
 
 
 class FakeHub:
-    """Has the models that it is given; counts who asks."""
+    """Has the models that it is given; records the names that it is asked for."""
 
     def __init__(self, *names: str, is_reachable: bool = True, cached: str = "") -> None:
         self.names = names
@@ -182,7 +182,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
     assert found == Model("some/where", "some/where")
 
 
-async def test_who_waits_for_the_hub_is_told_of_the_end_at_once(root: Path) -> None:
+async def test_requests_that_wait_for_the_hub_end_at_once_at_shutdown(root: Path) -> None:
     answers = threading.Event()
 
     class SlowHub(FakeHub):
@@ -198,8 +198,8 @@ async def test_who_waits_for_the_hub_is_told_of_the_end_at_once(root: Path) -> N
         await leaving
     names.close()
     async with asyncio.timeout(10):
-        told = await asyncio.gather(*asking, return_exceptions=True)
-    assert {type(each) for each in told} == {ShuttingDown}
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(each) for each in ends} == {ShuttingDown}
     with pytest.raises(ShuttingDown):
         await names.find("org/other")
     assert await names.find("small") == Model("small", str(root / "small"))

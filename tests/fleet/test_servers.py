@@ -87,10 +87,10 @@ def test_a_model_may_fill_its_share_beside_those_of_others(num_others: int, shar
             "router stopped with exit code 1: ImportError: no such name",
             id="last-lines",
         ),
-        pytest.param(["what?"], "x stopped with exit code 3", id="nothing-told"),
+        pytest.param(["what?"], "x stopped with exit code 3", id="no-error"),
     ],
 )
-async def test_the_reason_is_the_first_error_that_was_told(
+async def test_the_reason_is_the_first_error_that_was_logged(
     lines: Sequence[str], reason: str
 ) -> None:
     script = f"import sys; [print(line) for line in {list(lines)!r}]; sys.exit(3)"
@@ -134,7 +134,7 @@ async def test_what_is_the_fronts_own_reaches_no_server(tmp_path: Path) -> None:
         await servers.start(model("a"), 0)
 
 
-async def test_a_place_where_no_process_starts_is_told(tmp_path: Path) -> None:
+async def test_a_command_that_does_not_start_is_reported(tmp_path: Path) -> None:
     class NoSuchCommand(ServerRules):
         def argv(self, model: object, socket: Path, num_others: int) -> list[str]:
             return ["/no/such/command"]
@@ -156,8 +156,8 @@ def test_a_check_is_a_dry_run_with_the_servers_flags() -> None:
     # What others fill of a GPU they may give back.
     assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
     # One at a time takes a core.
-    told = ["--dry-run", "--turn-file", "/tmp/f/turn", "--needs-file", "/tmp/f/needs"]
-    assert argv[-5:] == told
+    flags = ["--dry-run", "--turn-file", "/tmp/f/turn", "--needs-file", "/tmp/f/needs"]
+    assert argv[-5:] == flags
 
 
 def counted(folder: Path, *, is_sound: bool = True, needed: int = 0) -> "Scripted":
@@ -167,8 +167,8 @@ def counted(folder: Path, *, is_sound: bool = True, needed: int = 0) -> "Scripte
 
     class Counted(Scripted):
         def check_argv(self, model: object, needs_file: Path) -> list[str]:
-            tell = f"open({str(needs_file)!r}, 'w').write('{needed}')"
-            return [sys.executable, "-c", f"open({runs!r}, 'a').write('x'); {tell}; {end}"]
+            write_needs = f"open({str(needs_file)!r}, 'w').write('{needed}')"
+            return [sys.executable, "-c", f"open({runs!r}, 'a').write('x'); {write_needs}; {end}"]
 
     return Counted((_ANSWERS,), folder, 1, 0.9, 1.0)
 
@@ -195,7 +195,7 @@ asyncio.run(serve())
 """
 
 
-async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
+async def test_a_sound_model_is_checked_again_when_its_files_have_changed(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "model"
@@ -209,8 +209,8 @@ async def test_a_sound_model_is_looked_over_again_when_its_files_have_changed(
     assert (tmp_path / "runs").read_text() == "xx"
 
 
-async def test_a_model_that_is_known_to_fit_is_not_looked_over_again(tmp_path: Path) -> None:
-    # Each check measures before, and once more where it looked the model over.
+async def test_a_model_that_is_known_to_fit_is_not_checked_again(tmp_path: Path) -> None:
+    # Each check measures before, and once more where it checked the model.
     available = iter([9, 8, 8, 7, 6, 6])
     servers = servers_of(counted(tmp_path, needed=7 << 30), lambda: next(available) << 30)
     sound = Model("m", str(tmp_path / "none"))
@@ -221,7 +221,7 @@ async def test_a_model_that_is_known_to_fit_is_not_looked_over_again(tmp_path: P
     assert (tmp_path / "runs").read_text() == "xx"
 
 
-async def test_whether_a_model_fits_is_decided_when_it_has_been_looked_over(tmp_path: Path) -> None:
+async def test_whether_a_model_fits_is_decided_when_it_has_been_checked(tmp_path: Path) -> None:
     # As when another one left, or came, while it was fetched.
     model_of_7 = counted(tmp_path, needed=7)
     more = iter([2, 9])
@@ -277,7 +277,7 @@ async def test_what_a_server_holds_that_is_not_ready_yet_counts_as_room(tmp_path
             await starting
 
 
-async def test_a_folder_is_at_hand_and_what_cannot_be_one_is_asked_of_the_cache(
+async def test_a_folder_is_local_and_what_cannot_be_one_is_asked_of_the_cache(
     tmp_path: Path,
 ) -> None:
     cached = {"org/here"}.__contains__
@@ -288,23 +288,23 @@ async def test_a_folder_is_at_hand_and_what_cannot_be_one_is_asked_of_the_cache(
 
 
 async def test_the_cache_is_looked_into_once_for_all_who_ask_meanwhile() -> None:
-    looks: list[str] = []
+    lookups: list[str] = []
     may_answer = threading.Event()
 
-    def look(source: str) -> bool:
-        looks.append(source)
+    def lookup(source: str) -> bool:
+        lookups.append(source)
         assert may_answer.wait(10)
         return True
 
-    servers = LaunchedServers(RULES, {}, Console(), lambda: None, look)
+    servers = LaunchedServers(RULES, {}, Console(), lambda: None, lookup)
     asking = [asyncio.create_task(servers.is_local(model("a"))) for _ in range(100)]
-    while not looks:
+    while not lookups:
         await asyncio.sleep(0.001)
     asking.pop(0).cancel()
     may_answer.set()
     assert await asyncio.gather(*asking) == [True] * 99
     assert await servers.is_local(model("a"))
-    assert len(looks) == 2
+    assert len(lookups) == 2
 
 
 async def test_a_server_is_stopped_though_its_socket_cannot_be_removed(
@@ -319,7 +319,7 @@ async def test_a_server_is_stopped_though_its_socket_cannot_be_removed(
     assert "stays behind" in caplog.text
 
 
-async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: Path) -> None:
+async def test_a_folder_is_checked_while_another_model_is_fetched(tmp_path: Path) -> None:
     class Fetching(ServerRules):
         def check_argv(self, model: Model, needs_file: Path) -> list[str]:
             seconds = 0 if Path(model.source).is_dir() else 60
@@ -340,7 +340,7 @@ async def test_a_folder_is_looked_over_while_another_model_is_fetched(tmp_path: 
         await fetching
 
 
-async def test_a_model_that_is_not_in_order_is_looked_over_each_time(tmp_path: Path) -> None:
+async def test_a_model_that_is_not_in_order_is_checked_each_time(tmp_path: Path) -> None:
     servers = servers_of(counted(tmp_path, is_sound=False))
     for _ in range(2):
         with pytest.raises(DidNotStart, match=r"^no weights$"):

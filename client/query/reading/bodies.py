@@ -18,7 +18,7 @@ from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.nodes import Nodes
 from client.query.reading.prompts import Prompt, prompt_of
 from client.query.reading.template import pieces_of
-from client.query.reading.text import Fragment, Span, Text
+from client.query.reading.text import Fragment, SourceSpan, Text
 
 # A hole's name, where it stands in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
@@ -53,7 +53,7 @@ class Body:
         return tuple(self._prompts.values())
 
     @property
-    def sure(self) -> AbstractSet[Span]:
+    def sure(self) -> AbstractSet[SourceSpan]:
         """Where the prompts stand that every run comes to: in no branch and no loop, nor behind a
         statement that may end the run."""
         made = set()
@@ -187,7 +187,7 @@ def _idle(value: ast.expr) -> Iterator[ast.expr]:
                 yield from _idle(child)
 
 
-def _mark(span: Span, text: Text) -> int:
+def _mark(span: SourceSpan, text: Text) -> int:
     """Where the 0 stands that a prompt becomes."""
     return span.start + ("\n" in text.text[span.start : span.end])
 

@@ -21,18 +21,18 @@ from client.query.reading.clause_keywords import (
 )
 from client.query.reading.layout import Block, DecoderText, Distribution, Layout, PromptText
 from client.query.reading.prompt_lines import PromptLines
-from client.query.reading.text import Span, Text
+from client.query.reading.text import SourceSpan, Text
 from client.query.reading.tokens import NAME, STRING, Token, tokens_of
 
 # What editors highlight a string by, on the first line of a docstring or a text.
 _LANGUAGE_TAG = re.compile(r"\s*lmql[ \t]*(?=\n)")
 
 
-def layout_of(text: Text, region: Span) -> Layout:
+def layout_of(text: Text, region: SourceSpan) -> Layout:
     """The parts of the program in a region of the text. Raises BadProgram."""
     tag = _LANGUAGE_TAG.match(text.text, region.start, region.end)
     begin = region.start if tag is None else tag.end()
-    return _Splitter(text, tokens_of(text, Span(begin, region.end))).layout()
+    return _Splitter(text, tokens_of(text, SourceSpan(begin, region.end))).layout()
 
 
 class _Splitter:
@@ -48,8 +48,8 @@ class _Splitter:
         self._beside: Block | None = None
         self._block: Block | None = None
         self._prompts: list[PromptText] = []
-        self._model: Span | None = None
-        self._where: Span | None = None
+        self._model: SourceSpan | None = None
+        self._where: SourceSpan | None = None
         self._distribution: Distribution | None = None
         # A clause stands behind the body: no statement may follow.
         self._is_closed = False
@@ -98,11 +98,11 @@ class _Splitter:
         end = self._tokens[stop - 1].end
         if not token.begins:
             start = token.start if self._beside is None else self._beside.span.start
-            self._beside = Block(Span(start, end))
+            self._beside = Block(SourceSpan(start, end))
         elif self._block is None:
-            self._block = Block(Span(token.start, end), self._margin(index, stop))
+            self._block = Block(SourceSpan(token.start, end), self._margin(index, stop))
         else:
-            self._block = replace(self._block, span=Span(self._block.span.start, end))
+            self._block = replace(self._block, span=SourceSpan(self._block.span.start, end))
         return stop
 
     def _margin(self, index: int, stop: int) -> str:
@@ -194,8 +194,8 @@ class _Splitter:
         end, arguments = token.end, None
         if behind > index + 1:
             end = self._tokens[behind - 1].end
-            arguments = Span(self._tokens[index + 1].end, self._tokens[behind - 1].start)
-        self._decoder = DecoderText(token.text.lower(), Span(token.start, end), arguments)
+            arguments = SourceSpan(self._tokens[index + 1].end, self._tokens[behind - 1].start)
+        self._decoder = DecoderText(token.text.lower(), SourceSpan(token.start, end), arguments)
         return behind
 
     def _read_model(self, index: int) -> int:
@@ -247,11 +247,11 @@ class _Splitter:
         stands = token.begins or before.kind == STRING or before.is_op(")")
         return stands and token.is_name(*DECODER_WORDS) and self._stands_alone(index + 1)
 
-    def _clause_span(self, index: int, behind: int, what: str) -> Span:
+    def _clause_span(self, index: int, behind: int, what: str) -> SourceSpan:
         token = self._tokens[index]
         if behind == index + 1:
             raise self._bad(f"behind `{token.text}` comes {what}", token)
-        return Span(self._tokens[index + 1].start, self._tokens[behind - 1].end)
+        return SourceSpan(self._tokens[index + 1].start, self._tokens[behind - 1].end)
 
     def _bad(self, message: str, token: Token) -> BadProgram:
         return self._text.bad(message, token.start, token.end)

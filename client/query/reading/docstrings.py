@@ -21,7 +21,7 @@ from client.query.reading.bodies import HOLE, statements_of
 from client.query.reading.clause_keywords import DECODER_WORDS
 from client.query.reading.clauses import layout_of
 from client.query.reading.layout import Layout
-from client.query.reading.text import Span, Text
+from client.query.reading.text import SourceSpan, Text
 from client.query.reading.tokens import beside_code
 
 _PROMPT_OR_DECODER = re.compile(
@@ -36,7 +36,7 @@ _PROMPT_BEHIND_COLON = re.compile(
 )
 
 
-def is_program(text: Text, held: Span, known: AbstractSet[str]) -> bool:
+def is_program(text: Text, held: SourceSpan, known: AbstractSet[str]) -> bool:
     """What stands between the quotes. `known` are the names that it would see."""
     shown = text.text[held.start : held.end]
     if _PROMPT_OR_DECODER.search(shown):
@@ -50,7 +50,7 @@ def is_program(text: Text, held: Span, known: AbstractSet[str]) -> bool:
         return False
 
 
-def asks(text: Text, held: Span) -> bool:
+def asks(text: Text, held: SourceSpan) -> bool:
     """Whether it is a program with holes; a prompt may have lines that begin with quotes, too."""
     try:
         return _has_holes(layout_of(text, held))
@@ -58,7 +58,7 @@ def asks(text: Text, held: Span) -> bool:
         return False
 
 
-def _does_something(text: Text, held: Span, known: AbstractSet[str]) -> bool:
+def _does_something(text: Text, held: SourceSpan, known: AbstractSet[str]) -> bool:
     """Whether it is Python that does what no text does. Raises BadProgram, RecursionError."""
     layout = layout_of(text, held)
     preamble, statements = statements_of(text, layout)

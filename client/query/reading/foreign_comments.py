@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from client.query.reading.clause_keywords import DECODER_WORDS
-from client.query.reading.text import Span
+from client.query.reading.text import SourceSpan
 
 _PART = re.compile(
     r"(?P<string>[A-Za-z]{0,2}(?:'''(?s:\\.|.)*?'''|\"\"\"(?s:\\.|.)*?\"\"\""
@@ -24,7 +24,7 @@ _JOINING = {*keyword.kwlist, *DECODER_WORDS, "where", "over", "distribute", "dis
 _CLOSING = {")", "]", "}"}
 
 
-def without_foreign_comments(text: str, region: Span) -> str:
+def without_foreign_comments(text: str, region: SourceSpan) -> str:
     """The text with blanks for these comments in a region, so that all else stays where it is."""
     parts, begin = [], 0
     for comment in _comments(text, region):
@@ -33,7 +33,7 @@ def without_foreign_comments(text: str, region: Span) -> str:
     return "".join([*parts, text[begin:]])
 
 
-def _comments(text: str, region: Span) -> Iterator[Span]:
+def _comments(text: str, region: SourceSpan) -> Iterator[SourceSpan]:
     index, can_be_divided, displays = region.start, False, list[bool]()
     while (part := _PART.search(text, index, region.end)) is not None:
         index, shown = part.end(), part[0]
@@ -42,7 +42,7 @@ def _comments(text: str, region: Span) -> Iterator[Span]:
                 index = part.start() + 2
                 can_be_divided = False
             else:
-                yield Span(part.start(), part.end())
+                yield SourceSpan(part.start(), part.end())
         elif part.lastgroup in ("line", "string"):
             can_be_divided = False
         elif part.lastgroup == "word":

@@ -20,11 +20,11 @@ from client.query.reading.docstrings import asks, is_program
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.expressions import statements
 from client.query.reading.strings import content_of
-from client.query.reading.text import Span, Text, normalized
+from client.query.reading.text import SourceSpan, Text, normalized
 from client.query.reading.tokens import tokens_of
 
 
-def program_in(function: FunctionType) -> tuple[Source, Span]:
+def program_in(function: FunctionType) -> tuple[Source, SourceSpan]:
     """The source of a function, and where in it the program stands. Raises BadProgram."""
     if function.__name__ == "<lambda>":
         raise BadProgram("a lambda is no query: a query is a function that is defined by `def`")
@@ -35,25 +35,25 @@ def program_in(function: FunctionType) -> tuple[Source, Span]:
     name = function.__code__.co_filename
     source = Source(normalized("".join(lines)), name, max(first_line, 1))
     text = Text(source)
-    whole = text.slice(Span(0, len(source.text)))
+    whole = text.slice(SourceSpan(0, len(source.text)))
     for statement in statements(text, whole):
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             return source, _region(text, statement, _known(function))
     raise BadProgram(f"a query is a function with a body; {function.__name__} is none")
 
 
-def _from_docstring(function: FunctionType) -> tuple[Source, Span]:
+def _from_docstring(function: FunctionType) -> tuple[Source, SourceSpan]:
     """Without a file, what Python keeps of a function: its docstring, escapes read."""
     held, name = normalized(inspect.getdoc(function) or ""), f"<{function.__name__}>"
     source = Source(held, name)
-    if not is_program(Text(source), Span(0, len(held)), _known(function)):
+    if not is_program(Text(source), SourceSpan(0, len(held)), _known(function)):
         # It is a prompt: where other strings stood behind it, these would be lost.
         source = Source(repr(function.__doc__), name)
         held = held if _is_of_one_line(function) else ""
     if not held or not _does_nothing(function):
         what = f"the source of {function.__name__} cannot be read; put the program in its docstring"
         raise BadProgram(what)
-    return source, Span(0, len(source.text))
+    return source, SourceSpan(0, len(source.text))
 
 
 def _does_nothing(function: FunctionType) -> bool:
@@ -82,12 +82,12 @@ def _made(code: str) -> FunctionType:
 
 def _region(
     text: Text, function: ast.FunctionDef | ast.AsyncFunctionDef, known: AbstractSet[str]
-) -> Span:
+) -> SourceSpan:
     first, last = function.body[0], function.body[-1]
-    span = Span(_start(text, first), text.offset_of_bytes(*_end(last)))
+    span = SourceSpan(_start(text, first), text.offset_of_bytes(*_end(last)))
     if not _is_docstring(first):
         return span
-    string = Span(_start(text, first), text.offset_of_bytes(*_end(first)))
+    string = SourceSpan(_start(text, first), text.offset_of_bytes(*_end(first)))
     held = _held_by(text, string, known)
     if all(map(_is_nothing, function.body[1:])):
         return held or string
@@ -102,14 +102,14 @@ def _known(function: FunctionType) -> AbstractSet[str]:
     return {*code.co_varnames, *code.co_freevars, *function.__globals__, *dir(builtins)}
 
 
-def _held_by(text: Text, docstring: Span, known: AbstractSet[str]) -> Span | None:
+def _held_by(text: Text, docstring: SourceSpan, known: AbstractSet[str]) -> SourceSpan | None:
     """What a docstring of several lines holds, if that is a program."""
     strings = tokens_of(text, docstring)
     content = content_of(strings[0])
     is_long = text.text[content.start - 3 : content.start] in ("'''", '"""')
     if len(strings) > 1 or not is_long:
         return None
-    held = Span(content.start, content.stop)
+    held = SourceSpan(content.start, content.stop)
     return held if is_program(text, held, known) else None
 
 

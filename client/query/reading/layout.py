@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from client.query.reading.text import Fragment, Span, Text
+from client.query.reading.text import Fragment, SourceSpan, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Distribution:
     """`distribute NAME over values`."""
 
     name: str
-    name_span: Span
-    values: Span
+    name_span: SourceSpan
+    values: SourceSpan
 
     def check(self, text: Text, holes: Sequence[str], where: str) -> None:
         """Raises BadProgram if it is over none of the holes, which are those of `where`."""
@@ -38,8 +38,8 @@ class PromptText:
     """A statement of strings, with what stands behind them. `span` is all of it."""
 
     value: Fragment
-    span: Span
-    where: Span | None = None
+    span: SourceSpan
+    where: SourceSpan | None = None
     distribution: Distribution | None = None
 
 
@@ -48,15 +48,15 @@ class DecoderText:
     """A decoder's name and what stands in its brackets, None without brackets."""
 
     name: str
-    span: Span
-    arguments: Span | None = None
+    span: SourceSpan
+    arguments: SourceSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Lines of Python. `margin` is the white space that the first of them counts as indented by."""
 
-    span: Span
+    span: SourceSpan
     margin: str = ""
 
 
@@ -68,6 +68,6 @@ class Layout:
     decoder: DecoderText | None = None
     blocks: tuple[Block, ...] = ()
     prompts: tuple[PromptText, ...] = ()
-    model: Span | None = None
-    where: Span | None = None
+    model: SourceSpan | None = None
+    where: SourceSpan | None = None
     distribution: Distribution | None = None

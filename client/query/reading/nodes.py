@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from client.query.place import Place
-from client.query.reading.text import Span, Text
+from client.query.reading.text import SourceSpan, Text
 
 # What generated code calls its two helpers; holes cannot be called so. Methods of classes may speak
 # of the context: Python changes names there, but none that ends like this.
@@ -22,12 +22,12 @@ class Nodes:
         self.text = text
         self.places: list[Place] = []
 
-    def number(self, span: Span) -> ast.expr:
+    def number(self, span: SourceSpan) -> ast.expr:
         """The number of a place, for `Calls`."""
         self.places.append(self.text.place(span))
         return ast.Constant(len(self.places) - 1)
 
-    def at(self, node: NodeT, span: Span) -> NodeT:
+    def at(self, node: NodeT, span: SourceSpan) -> NodeT:
         """The tree, with those of its nodes that have no place put at the span."""
         line, column = self.text.byte_position(span.start)
         end_line, end_column = self.text.byte_position(span.end)
@@ -37,13 +37,13 @@ class Nodes:
                 each.end_lineno, each.end_col_offset = end_line, end_column  # type: ignore[attr-defined]
         return node
 
-    def span(self, node: ast.expr | ast.stmt | ast.excepthandler | ast.alias) -> Span:
+    def span(self, node: ast.expr | ast.stmt | ast.excepthandler | ast.alias) -> SourceSpan:
         """Where a node stands."""
         start = self.text.offset_of_bytes(node.lineno, node.col_offset)
         end = self.text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
-        return Span(start, end)
+        return SourceSpan(start, end)
 
-    def call(self, method: str, span: Span, *arguments: ast.expr) -> ast.expr:
+    def call(self, method: str, span: SourceSpan, *arguments: ast.expr) -> ast.expr:
         """A call of `Calls`, with the number of the place first."""
         return self.at(plain_call(CALLS, method, [self.number(span), *arguments]), span)
 

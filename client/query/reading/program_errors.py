@@ -15,7 +15,7 @@ from client.query.conditions.operators import OPERATORS
 from client.query.errors import ProgramFailed, QueryError
 from client.query.place import Place
 from client.query.program import Program
-from client.query.reading.text import Span, Text
+from client.query.reading.text import SourceSpan, Text
 
 # Where code lies that programs' authors did not write: Python's, installed packages, and our own.
 _LIBRARIES = (
@@ -84,7 +84,7 @@ def _called_wrongly(error: Exception, program: Program) -> Place | None:
     text = Text(program.source)
     defined = re.search(rf"\bdef\s+{re.escape(program.name)}\b", text.text)
     first_line = (0, text.offset(1, len(text.text)))
-    return text.place(Span(*(first_line if defined is None else defined.span())))
+    return text.place(SourceSpan(*(first_line if defined is None else defined.span())))
 
 
 def without_values(template: Program, names: Sequence[str]) -> ProgramFailed:
@@ -177,6 +177,8 @@ def _place(traceback: TracebackType, program: Program) -> Place:
     if line is None or end_line is None or column is None or end_column is None:
         # Python was started without columns: the line it is.
         start = text.offset(traceback.tb_lineno - shift, 0)
-        return text.place(Span(start, text.offset(traceback.tb_lineno - shift, len(text.text))))
+        return text.place(
+            SourceSpan(start, text.offset(traceback.tb_lineno - shift, len(text.text)))
+        )
     start = text.offset_of_bytes(line - shift, column)
-    return text.place(Span(start, text.offset_of_bytes(end_line - shift, end_column)))
+    return text.place(SourceSpan(start, text.offset_of_bytes(end_line - shift, end_column)))

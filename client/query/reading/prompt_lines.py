@@ -12,7 +12,7 @@ from client.query.errors import BadProgram
 from client.query.reading.clause_keywords import OPERATOR_WORDS, begins_distribution, begins_where
 from client.query.reading.layout import Distribution, PromptText
 from client.query.reading.strings import is_prompt_literal, literal_of
-from client.query.reading.text import Span, Text
+from client.query.reading.text import SourceSpan, Text
 from client.query.reading.tokens import NAME, OP, STRING, Token
 
 _BLOCKS = frozenset(
@@ -82,7 +82,7 @@ class PromptLines:
             stop = behind
         if not self._is_end(stop):
             return None, index + 1
-        span = Span(self._tokens[index].start, self._tokens[stop - 1].end)
+        span = SourceSpan(self._tokens[index].start, self._tokens[stop - 1].end)
         return PromptText(literal_of(self._text, strings), span, where, distribution), stop
 
     def _strings(self, index: int) -> tuple[tuple[Token, ...], int]:
@@ -153,14 +153,14 @@ class PromptLines:
         if behind < index + 3 or not self._tokens[index + 2].is_name("over", "in"):
             raise self._bad(f"behind `{word.text} {name.text}` comes `over` and its values", name)
         values = self._filled(index + 2, behind, f"a list of the values of {name.text}")
-        return Distribution(name.text, Span(name.start, name.end), values)
+        return Distribution(name.text, SourceSpan(name.start, name.end), values)
 
-    def _filled(self, index: int, behind: int, what: str) -> Span:
+    def _filled(self, index: int, behind: int, what: str) -> SourceSpan:
         """What stands behind a word."""
         word = self._tokens[index]
         if behind <= index + 1:
             raise self._bad(f"behind `{word.text}` comes {what}", word)
-        return Span(self._tokens[index + 1].start, self._tokens[behind - 1].end)
+        return SourceSpan(self._tokens[index + 1].start, self._tokens[behind - 1].end)
 
     def _bad(self, message: str, token: Token) -> BadProgram:
         return self._text.bad(message, token.start, token.end)

@@ -25,7 +25,7 @@ from client.query.reading.nodes import (
     tuple_of,
 )
 from client.query.reading.template import HoleTag, Piece, Recall, RoleTag, Words
-from client.query.reading.text import Fragment, Span, Text
+from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 _CONVERSIONS = {"s": ord("s"), "r": ord("r"), "a": ord("a")}
@@ -36,8 +36,8 @@ class Prompt:
     """A prompt and its pieces. `span` is that of the whole statement."""
 
     pieces: tuple[Piece, ...]
-    span: Span
-    where: Span | None = None
+    span: SourceSpan
+    where: SourceSpan | None = None
     distribution: Distribution | None = None
 
     @property
@@ -62,7 +62,7 @@ class PromptRewriter:
         nodes: Nodes,
         clauses: WhereClauses,
         prompts: Sequence[Prompt],
-        sure: AbstractSet[Span],
+        sure: AbstractSet[SourceSpan],
         program_where: Sequence[tuple[str, Conjunct]],
         supports: Mapping[str, Distribution],
         rebound: AbstractSet[str],
@@ -110,7 +110,9 @@ class PromptRewriter:
         parsed = expression(self._text, self._text.slice(prompt.where), what)
         return self._clauses.conjuncts(parsed)
 
-    def _chosen(self, prompts: Sequence[Prompt], sure: AbstractSet[Span]) -> Iterator[Conjunct]:
+    def _chosen(
+        self, prompts: Sequence[Prompt], sure: AbstractSet[SourceSpan]
+    ) -> Iterator[Conjunct]:
         """`Y in [...]` of the holes that are nowhere chosen from anything but these constants, and
         that surely come: else a run that has no Y could not have what only Y's values forbid."""
         found: dict[str, set[Distribution | None]] = {}
@@ -138,7 +140,7 @@ class PromptRewriter:
     def _say(self, said: Sequence[Words | Recall]) -> list[ast.stmt]:
         if not said:
             return []
-        span = Span(said[0].span.start, said[-1].span.end)
+        span = SourceSpan(said[0].span.start, said[-1].span.end)
         call = plain_call(CONTEXT, "say", [self._joined(said), self._place(span)])
         return [self._nodes.at(ast.Expr(call), span)]
 
@@ -184,7 +186,7 @@ class PromptRewriter:
             return expression(self._text, fragment, what)
         except BadProgram:
             start, end = fragment.offsets[0], fragment.offsets[-1]
-            as_it_stands = self._text.slice(Span(start, end))
+            as_it_stands = self._text.slice(SourceSpan(start, end))
             if as_it_stands.code == fragment.code:
                 raise
             with suppress(BadProgram):  # the first complaint is about what was meant
@@ -276,10 +278,10 @@ class PromptRewriter:
         what = f"the values of {distribution.name}"
         return expression(self._text, self._text.slice(distribution.values), what)
 
-    def _place(self, span: Span) -> ast.expr:
+    def _place(self, span: SourceSpan) -> ast.expr:
         return plain_call(CALLS, "place", [self._nodes.number(span)])
 
-    def _bad(self, message: str, span: Span) -> BadProgram:
+    def _bad(self, message: str, span: SourceSpan) -> BadProgram:
         return self._text.bad(message, span.start, span.end)
 
 

@@ -24,7 +24,7 @@ from client.query.reading.foreign_comments import without_foreign_comments
 from client.query.reading.functions import program_in, scope_of
 from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.rewriting import Surroundings
-from client.query.reading.text import Fragment, Span, Text, normalized
+from client.query.reading.text import Fragment, SourceSpan, Text, normalized
 
 _TOO_DEEP = "the code is nested too deeply"
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -47,7 +47,7 @@ def read(
     with ErrorsWithoutFrames():
         source = Source(normalized(text), name, first_line)
         scope = Scope(globals=_globals(namespace or _NOTHING))
-        region = Span(0, len(source.text))
+        region = SourceSpan(0, len(source.text))
         around = Surroundings(
             name=name,
             parameters=parameters or inspect.Signature(),
@@ -101,10 +101,10 @@ def _template(
     prompt = f'"""{template}"""'
     clause = "" if condition is None else f" where {normalized(condition)}"
     text = Text(Source(prompt + clause, name))
-    where = Span(len(prompt) + len(" where "), len(prompt + clause)) if clause else None
+    where = SourceSpan(len(prompt) + len(" where "), len(prompt + clause)) if clause else None
     _check_characters(text)
     value = Fragment(template, range(3, len(template) + 4))
-    whole = PromptText(value, Span(0, len(prompt + clause)), where)
+    whole = PromptText(value, SourceSpan(0, len(prompt + clause)), where)
     layout = Layout(blocks=(Block(whole.span),), prompts=(whole,))
     scope = Scope(globals=_globals(namespace))
     plain = Surroundings(name=name, parameters=inspect.Signature(), is_callable=scope.is_callable)
@@ -119,7 +119,7 @@ def _template(
         raise text.bad(_TOO_DEEP, 0) from None
 
 
-def _program(source: Source, region: Span, around: Surroundings, scope: Scope) -> Program:
+def _program(source: Source, region: SourceSpan, around: Surroundings, scope: Scope) -> Program:
     text = Text(source, without_foreign_comments(source.text, region))
     _check_characters(text)
     try:

@@ -41,7 +41,7 @@ from client.query.reading.nodes import (
 from client.query.reading.parameters import parameters_of
 from client.query.reading.placing import PlacedPrompts, with_return
 from client.query.reading.prompts import PromptRewriter
-from client.query.reading.text import Fragment, Span, Text
+from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 MAKE = "__tandem_make"
@@ -208,7 +208,7 @@ class _Writer:
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
 
-    def _own_globals(self, block: list[ast.stmt], span: Span) -> list[ast.stmt]:
+    def _own_globals(self, block: list[ast.stmt], span: SourceSpan) -> list[ast.stmt]:
         """In a text of its own: the variables that a module would have, for this run alone."""
         if not self._around.is_module:
             return block
@@ -243,7 +243,7 @@ class _Writer:
             call.keywords.extend(given.keywords)
         return [self._function(_DECODER, call, span)]
 
-    def _decoder_call(self, arguments: Span) -> ast.Call:
+    def _decoder_call(self, arguments: SourceSpan) -> ast.Call:
         """The decoder's arguments, read together with their brackets."""
         inner = self._text.slice(arguments)
         bracket = arguments.start - 1
@@ -260,7 +260,7 @@ class _Writer:
         value = expression(self._text, self._text.slice(span), "in the `from` clause")
         return [self._function(_MODEL, self._nodes.call("model", span, value), span)]
 
-    def _function(self, name: str, value: ast.expr, span: Span) -> ast.FunctionDef:
+    def _function(self, name: str, value: ast.expr, span: SourceSpan) -> ast.FunctionDef:
         preamble = self._own_globals(copy.deepcopy(self._preamble), span)
         block = [*preamble, ast.Return(value)]
         parameters = parameters_of(self._around.parameters, None)
@@ -274,9 +274,9 @@ class _Writer:
         make = ast.FunctionDef(MAKE, arguments_of([CALLS]), block, [], **_EMPTY)
         return ast.Module([self._nodes.at(make, span)], [])
 
-    def _whole(self) -> Span:
+    def _whole(self) -> SourceSpan:
         blocks = self._layout.blocks
-        return Span(blocks[0].span.start, blocks[-1].span.end) if blocks else Span(0, 0)
+        return SourceSpan(blocks[0].span.start, blocks[-1].span.end) if blocks else SourceSpan(0, 0)
 
 
 def _assigned(name: str, value: ast.expr) -> ast.stmt:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from client.query.errors import BadProgram
 from client.query.reading.embedded_code import EmbeddedCode
-from client.query.reading.text import Fragment, Span, Text
+from client.query.reading.text import Fragment, SourceSpan, Text
 
 _ROLES = ("system", "user", "assistant", "tool")
 _DOTTED = re.compile(r"\w+(?:\s*\.\s*\w+)*\s*")
@@ -25,7 +25,7 @@ class Words:
     """Fixed text."""
 
     text: str
-    span: Span
+    span: SourceSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Recall:
     """`{code}`, as in an f-string. `shows_code`: what `=` asks for."""
 
     code: Fragment
-    span: Span
+    span: SourceSpan
     conversion: str | None = None
     spec: tuple["Words | Recall", ...] | None = None
     shows_code: str = ""
@@ -44,7 +44,7 @@ class RoleTag:
     """`{:name}`."""
 
     name: str
-    span: Span
+    span: SourceSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class HoleTag:
     """`[@decorator NAME: kind]`."""
 
     name: str
-    span: Span
+    span: SourceSpan
     decorators: tuple[Fragment, ...] = ()
     kind: Fragment | None = None
 
@@ -247,9 +247,9 @@ class _Reader:
     def _fragment(self, start: int, end: int) -> Fragment:
         return Fragment(self._chars[start:end], self._offsets[start : end + 1])
 
-    def _span(self, start: int, end: int) -> Span:
+    def _span(self, start: int, end: int) -> SourceSpan:
         first = self._offsets[start]
-        return Span(first, max(self._offsets[end - 1] + 1, first) if end > start else first)
+        return SourceSpan(first, max(self._offsets[end - 1] + 1, first) if end > start else first)
 
     def _bad(self, message: str, start: int, end: int) -> BadProgram:
         span = self._span(start, end)

@@ -14,7 +14,7 @@ from client.query.place import Place, Source
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SourceSpan:
     """Part of a text; the end is exclusive."""
 
     start: int
@@ -70,11 +70,11 @@ class Text:
         raw = self.text[start:end].encode("utf-8", "replace")
         return start + len(raw[:num_bytes].decode("utf-8", "replace"))
 
-    def slice(self, span: Span) -> Fragment:
+    def slice(self, span: SourceSpan) -> Fragment:
         """The text of a span."""
         return Fragment(self.text[span.start : span.end], range(span.start, span.end + 1))
 
-    def place(self, span: Span) -> Place:
+    def place(self, span: SourceSpan) -> Place:
         """A span for people."""
         line, end_line = self.line_of(span.start), self.line_of(span.end)
         column, end_column = self.column_of(span.start) + 1, self.column_of(span.end) + 1
@@ -83,7 +83,7 @@ class Text:
     def bad(self, message: str, start: int, end: int | None = None) -> BadProgram:
         """What is wrong with the text from `start` on."""
         stop = start + 1 if end is None else max(end, start)
-        return BadProgram(message, self.place(Span(start, stop)), self.source)
+        return BadProgram(message, self.place(SourceSpan(start, stop)), self.source)
 
 
 def normalized(text: str) -> str:
@@ -92,7 +92,7 @@ def normalized(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def blanked(text: str, keep: Span) -> str:
+def blanked(text: str, keep: SourceSpan) -> str:
     """The text with nothing but lines outside of a span, so that places stay."""
     before, after = text[: keep.start], text[keep.end :]
     return _blank(before) + text[keep.start : keep.end] + _blank(after)

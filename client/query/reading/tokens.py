@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from client.query.errors import BadProgram
-from client.query.reading.text import Span, Text, blanked
+from client.query.reading.text import SourceSpan, Text, blanked
 
 NAME, STRING, OP = tokenize.NAME, tokenize.STRING, tokenize.OP
 _SKIPPED = {tokenize.COMMENT, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT}
@@ -57,7 +57,7 @@ class Token:
         return self.kind == OP and self.text in texts
 
 
-def tokens_of(text: Text, region: Span) -> list[Token]:
+def tokens_of(text: Text, region: SourceSpan) -> list[Token]:
     """The tokens of a region, without comments and line ends. Raises BadProgram."""
     made: list[Token] = []
     open_brackets: list[tuple[str, int]] = []
@@ -84,7 +84,7 @@ def tokens_of(text: Text, region: Span) -> list[Token]:
     return made
 
 
-def beside_code(text: Text, region: Span) -> list[str]:
+def beside_code(text: Text, region: SourceSpan) -> list[str]:
     """The strings and comments of a region, in which Python reads no code. Raises BadProgram."""
     kinds = (STRING, tokenize.COMMENT)
     return [shown for kind, shown, _, _ in _joined(text, region) if kind in kinds]
@@ -112,7 +112,7 @@ def _unreadable(text: Text, shown: str, offset: int) -> BadProgram:
     return text.bad(f"the character {shown[0]!r} means nothing here{hint}", offset)
 
 
-def _joined(text: Text, region: Span) -> Iterator[tuple[int, str, int, int]]:
+def _joined(text: Text, region: SourceSpan) -> Iterator[tuple[int, str, int, int]]:
     """Kind, text, start and end; an f-string is one string."""
     depth, begin = 0, 0
     for kind, shown, start, end in _raw(text, region):
@@ -127,7 +127,7 @@ def _joined(text: Text, region: Span) -> Iterator[tuple[int, str, int, int]]:
             yield kind, shown, start, end
 
 
-def _raw(text: Text, region: Span) -> Iterator[tuple[int, str, int, int]]:
+def _raw(text: Text, region: SourceSpan) -> Iterator[tuple[int, str, int, int]]:
     wrapped = f"(\n{blanked(text.text, region)}\n)"
     last = 2 + text.line_of(len(text.text))
     try:
@@ -142,7 +142,9 @@ def _raw(text: Text, region: Span) -> Iterator[tuple[int, str, int, int]]:
         raise _refused(text, region, error) from None
 
 
-def _refused(text: Text, region: Span, error: tokenize.TokenError | SyntaxError) -> BadProgram:
+def _refused(
+    text: Text, region: SourceSpan, error: tokenize.TokenError | SyntaxError
+) -> BadProgram:
     if isinstance(error, SyntaxError):
         message, line, column = error.msg, error.lineno or 1, (error.offset or 1) - 1
     else:

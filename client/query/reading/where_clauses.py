@@ -21,7 +21,7 @@ from client.query.reading.condition_words import SIGNS, SYMBOLS, ConditionWords
 from client.query.reading.hole_methods import HoleMethods
 from client.query.reading.nodes import Nodes, lambda_of, load, tuple_of
 from client.query.reading.recalls import Recalls
-from client.query.reading.text import Span
+from client.query.reading.text import SourceSpan
 
 _RELATIONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
@@ -108,7 +108,7 @@ class WhereClauses:
             if name not in self._words.holes and node not in operators:
                 self._python_names.setdefault(name, node)
 
-    def of_kind(self, hole: str, kind: str, span: Span) -> list[Conjunct]:
+    def of_kind(self, hole: str, kind: str, span: SourceSpan) -> list[Conjunct]:
         """`type(hole) is kind`, where these words mean what they say; else nothing."""
         if {"type", kind} & self._words.own:
             return []
@@ -203,7 +203,7 @@ class WhereClauses:
         sides = [node.left, *node.comparators]
         pairs = []
         for left, relation, right in zip(sides, node.ops, sides[1:], strict=False):
-            span = Span(self._nodes.span(left).start, self._nodes.span(right).end)
+            span = SourceSpan(self._nodes.span(left).start, self._nodes.span(right).end)
             word = ast.Constant(_RELATIONS[type(relation)])
             first, second = self._rewritten(left), self._rewritten(right)
             pairs.append(self._nodes.call("compare", span, first, word, second))

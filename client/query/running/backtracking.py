@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
-from client.query.running.decoding import Asker, AtHole, Ended, Rejected, Start, Trace
+from client.query.running.decoding import Asker, AtHole, Rejected, Start, Trace, TraceEnd
 
 
 @dataclass(slots=True)
@@ -62,11 +62,11 @@ class BacktrackingDecoder:
         self._wrong: Rejected | Unsatisfiable | None = None
         self._wrong_at = 0
 
-    async def to_end(self, trace: Trace) -> Ended:
+    async def to_end(self, trace: Trace) -> TraceEnd:
         """Raises NotSatisfied when checks failed on every try, Unsatisfiable when nothing was
         there to try.
         """
-        while not isinstance(trace, Ended):
+        while not isinstance(trace, TraceEnd):
             self._path.append(HoleAttempt(trace))
             trace = await self._past()
         return trace
@@ -153,7 +153,7 @@ def _why_no_more(error: QueryError, cause: QueryError) -> str:
     return f"; {error.message}" if is_new else ""
 
 
-async def walk(start: Start, index: int, asker: Asker, tries: int) -> Ended:
+async def walk(start: Start, index: int, asker: Asker, tries: int) -> TraceEnd:
     """Trace `index` to its end."""
     return await BacktrackingDecoder(asker, tries).to_end(await _started(start, index))
 

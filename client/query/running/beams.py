@@ -23,7 +23,7 @@ from client.query.running.backtracking import exhausted
 from client.query.running.branches import (
     DEAD,
     Branch,
-    Finished,
+    FinishedBranch,
     Landed,
     beam_hole,
     behind,
@@ -32,7 +32,7 @@ from client.query.running.branches import (
     numbered,
 )
 from client.query.running.concurrently import gather_or_cancel
-from client.query.running.decoding import Asker, AtHole, Ended, Start
+from client.query.running.decoding import Asker, AtHole, Start, TraceEnd
 
 # So many more candidates are asked for where those received are not enough.
 _MORE = 4
@@ -54,7 +54,7 @@ class Beam:
     early_stopping: EarlyStopping = False
     max_len: int | None = None
 
-    async def decode(self, start: Start, asker: Asker) -> Sequence[Ended]:
+    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
         """Fewer than n where the program has no more traces. Raises as argmax if it has none."""
         search = _Search(self, asker)
         found = await search.run(start)
@@ -76,7 +76,7 @@ class _Filled:
 @dataclass(frozen=True, slots=True)
 class _Scored:
     score: float
-    trace: Finished | _Filled
+    trace: FinishedBranch | _Filled
 
 
 class _Search:
@@ -93,7 +93,7 @@ class _Search:
         self._failure: QueryError | None = None
         self._num_candidates: int | None = None
 
-    async def run(self, start: Start) -> Sequence[Ended] | None:
+    async def run(self, start: Start) -> Sequence[TraceEnd] | None:
         """The results. None: a program did not end with the hole that was to be its last."""
         try:
             self._keep(self._opened(await landed(await start(0), self._asker)))
@@ -213,15 +213,15 @@ class _Search:
         del self._ended[self._beam.n :]
 
 
-async def _told(trace: Finished | _Filled) -> Ended | None:
+async def _told(trace: FinishedBranch | _Filled) -> TraceEnd | None:
     """The trace at its end, once its program knows the last text; None if that does not end it."""
-    if isinstance(trace, Finished):
+    if isinstance(trace, FinishedBranch):
         return trace.trace
     try:
         ended = await trace.branch.at.answered(trace.branch.filled(trace.text))
     except DEAD:
         return None
-    if isinstance(ended, Ended):
+    if isinstance(ended, TraceEnd):
         return ended
     await ended.close()
     return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from client.beams import BeamHole, BeamState
 from client.query.errors import NotSatisfied, Unsatisfiable
-from client.query.running.decoding import Asker, AtHole, Ended, HoleAnswer, Rejected, Trace
+from client.query.running.decoding import Asker, AtHole, HoleAnswer, Rejected, Trace, TraceEnd
 
 # What ends a branch and is no fault of the program's: nothing may follow, or a check fails.
 DEAD = (Unsatisfiable, Rejected, NotSatisfied)
@@ -44,15 +44,15 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedBranch:
     """A trace at its end, with what it is judged by."""
 
-    trace: Ended
+    trace: TraceEnd
     logprob: float
     num_tokens: int
 
 
-Landed = Branch | Finished
+Landed = Branch | FinishedBranch
 
 
 async def landed(trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0) -> Landed:
@@ -60,13 +60,13 @@ async def landed(trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: i
 
     Raises what is in DEAD.
     """
-    while not isinstance(trace, Ended):
+    while not isinstance(trace, TraceEnd):
         if trace.score_call is None:
             return Branch(at=trace, logprob=logprob, num_tokens=num_tokens)
         answer = await asker.fill(trace)
         logprob, num_tokens = logprob + answer.logprob, num_tokens + answer.num_tokens
         trace = await trace.answered(answer)
-    return Finished(trace=trace, logprob=logprob, num_tokens=num_tokens)
+    return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
 async def behind(branch: Branch, text: str, asker: Asker) -> Landed:

@@ -5,7 +5,7 @@ ended, and neither is ever changed: answering a hole gives the trace behind it. 
 kept, answered twice (a fork) or answered anew after a mistake (going back); the program's body is
 run again with the known answers where that is needed.
 
-    start(0) -> AtHole -> answered(text) -> AtHole -> answered(text) -> Ended
+    start(0) -> AtHole -> answered(text) -> AtHole -> answered(text) -> TraceEnd
                    \\-> answered(other text) -> ...
 
 All that is asked of the model goes through an Asker, which keeps the books.
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from client.beams import BeamsAnswer, BeamsCall
+from client.calls import Answer, GenerateCall, ScoreCall, Scores
 from client.query.conditions.plan import HolePlan
 from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Hole
 from client.query.running.pickling import Pickled
 from client.query.running.transcript import Pieces
-from client.words import Answer, GenerateCall, Sampling, ScoreCall, Scores
+from client.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +178,7 @@ class AtHole(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class TraceEnd:
     """A trace whose body has returned: number, whole log, return value and prompt.
 
     `variables` are those of the program's holes, at their last value.
@@ -195,7 +196,7 @@ class Ended:
         return sum(hole.answer.logprob for hole in self.finished)
 
 
-Trace: TypeAlias = AtHole | Ended
+Trace: TypeAlias = AtHole | TraceEnd
 
 
 class Asker(Protocol):
@@ -231,6 +232,6 @@ Start: TypeAlias = Callable[[int], Coroutine[Any, Any, Trace]]
 class Decoder(Protocol):
     """A way to search for the texts of holes. Frozen; owns nothing between two runs."""
 
-    async def decode(self, start: Start, asker: Asker) -> Sequence[Ended]:
+    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
         """One or more traces, the best first where they are ranked."""
         ...

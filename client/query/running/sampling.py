@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from client.query.running.backtracking import walk
 from client.query.running.concurrently import gather_or_cancel
-from client.query.running.decoding import Asker, Ended, Start
+from client.query.running.decoding import Asker, Start, TraceEnd
 
 # More than servers run at once; a program waits at a hole for each.
 _MOST_AT_ONCE = 1024
@@ -21,10 +21,10 @@ class SideBySide:
     num_traces: int = 1
     tries: int = 10
 
-    async def decode(self, start: Start, asker: Asker) -> Sequence[Ended]:
+    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
         """All traces, in the order of their seeds."""
         left = iter(range(self.num_traces))
-        made: dict[int, Ended] = {}
+        made: dict[int, TraceEnd] = {}
 
         async def walk_on() -> None:
             for index in left:

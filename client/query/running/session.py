@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from client.calls import Answer, Model, Scores, Usage
 from client.errors import TandemError
-from client.model import Model
 from client.query.running.decoders import Decoding
-from client.query.running.decoding import Choice, Ended
+from client.query.running.decoding import Choice, TraceEnd
 from client.query.running.execution import Job
 from client.query.running.ledger import Account, CallFile, Ledger, total
 from client.query.running.request_sender import Books, OnState, ended
 from client.query.running.results import Request, Result
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of
-from client.words import Answer, Scores, Usage
 
 AnswerT = TypeVar("AnswerT", Answer, Scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RunSurroundings:
     """What a job runs in. `account`: where its requests are booked besides its own ledger."""
 
     model: Model
@@ -37,10 +36,10 @@ class Surroundings:
     account: Account | None = None
 
 
-_SURROUNDINGS: ContextVar[Surroundings | None] = ContextVar("_SURROUNDINGS", default=None)
+_SURROUNDINGS: ContextVar[RunSurroundings | None] = ContextVar("_SURROUNDINGS", default=None)
 
 
-def surroundings() -> Surroundings | None:
+def surroundings() -> RunSurroundings | None:
     """Those of the program that calls, None outside of programs."""
     return _SURROUNDINGS.get()
 
@@ -64,7 +63,7 @@ def _book(
     began_s: float,
     call: object,
     answer: Answer | Scores | TandemError,
-    around: Surroundings,
+    around: RunSurroundings,
     account: Account,
 ) -> None:
     request = Request(
@@ -82,7 +81,9 @@ def _book(
         around.calls.write(request, call, answer)
 
 
-async def run_job(job: Job, decoding: Decoding, within: Surroundings) -> tuple[Result[object], ...]:
+async def run_job(
+    job: Job, decoding: Decoding, within: RunSurroundings
+) -> tuple[Result[object], ...]:
     """All results of the decoder, in its order."""
     ledger = Ledger(within.account)
     books = Books(
@@ -104,10 +105,10 @@ async def run_job(job: Job, decoding: Decoding, within: Surroundings) -> tuple[R
     return tuple(_result(trace, ledger) for trace in made)
 
 
-def _enter(within: Surroundings, ledger: Ledger, trace: int) -> None:
+def _enter(within: RunSurroundings, ledger: Ledger, trace: int) -> None:
     """What queries find that are called in a body of this trace; they show no states."""
     _SURROUNDINGS.set(
-        Surroundings(
+        RunSurroundings(
             model=within.model,
             model_name=within.model_name,
             calls=within.calls,
@@ -116,7 +117,7 @@ def _enter(within: Surroundings, ledger: Ledger, trace: int) -> None:
     )
 
 
-def _result(trace: Ended, ledger: Ledger) -> Result[object]:
+def _result(trace: TraceEnd, ledger: Ledger) -> Result[object]:
     requests = ledger.of_trace(trace.index)
     return Result(
         prompt=text_of(trace.pieces),
@@ -131,11 +132,11 @@ def _result(trace: Ended, ledger: Ledger) -> Result[object]:
     )
 
 
-def _is_plain(trace: Ended) -> bool:
+def _is_plain(trace: TraceEnd) -> bool:
     return all(piece.role is None for piece in trace.pieces)
 
 
-def _distributions(trace: Ended) -> Mapping[str, Choice]:
+def _distributions(trace: TraceEnd) -> Mapping[str, Choice]:
     return MappingProxyType(
         {hole.name: hole.answer.choice for hole in trace.finished if hole.answer.choice is not None}
     )

@@ -10,17 +10,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from client.calls import GenerateCall, ScoreCall
 from client.query.conditions.plan import HolePlan
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import Hole
 from client.query.running.call_context import CallContext
 from client.query.running.concurrently import gather_or_cancel
-from client.query.running.decoding import Ended, FinishedHole, HoleAnswer, Options, Trace
+from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Trace, TraceEnd
 from client.query.running.error_places import blaming
 from client.query.running.execution import Entry, Execution, HoleReached, Job, other_prompt
 from client.query.running.hole_requests import entry_of, generate_call, plan_of, score_call
-from client.words import GenerateCall, ScoreCall
 
 Log = tuple[Entry, ...]
 
@@ -103,7 +103,7 @@ class Traces:
             return WaitingTrace(self, index, log, arrival, (), [stand])
         self._runs.discard(run)
         variables = {name: value.value for name, value in frame.values.items()}
-        return Ended(
+        return TraceEnd(
             index=index,
             finished=tuple(entry.finished for entry in log),
             value=run.returned,

@@ -3,7 +3,7 @@
     in:   any draft, references of any kind, keywords that the engine ignores or reads loosely
     out:  2020-12; `$ref` to `#/$defs/...` only; no annotations; keywords that it enforces
 
-What cannot be said is refused with its pointer, or, of a lenient schema, left out and told.
+What cannot be said is refused with its pointer, or, of a lenient schema, left out and reported.
 """
 
 from collections.abc import Callable

@@ -43,18 +43,18 @@ def message(
 def ending(end: Finished | None) -> dict[str, Any]:
     """Why it stopped, None while it has not; under a constraint, whether the text satisfies it."""
     satisfied = None if end is None else end.constraint_satisfied
-    told = {} if satisfied is None else {"constraint_satisfied": satisfied}
+    constraint = {} if satisfied is None else {"constraint_satisfied": satisfied}
     return {
         "stop_reason": None if end is None else STOP_REASONS[end.reason],
         "stop_sequence": None if end is None else end.stop_string,
-        **told,
+        **constraint,
     }
 
 
 def usage(num_prompt_tokens: int, num_cached_tokens: int, num_generated_tokens: int) -> Any:
     """Anthropic counts cached tokens beside the others, not among them.
 
-    What is put into the cache is not told apart from what is computed.
+    What is put into the cache is not distinguished from what is computed.
     """
     return {
         "input_tokens": num_prompt_tokens - num_cached_tokens,

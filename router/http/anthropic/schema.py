@@ -47,8 +47,8 @@ class Tool(Schema):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates have it."""
-        told = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **told, "parameters": self.input_schema}
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": self.input_schema}
         return {"type": "function", "function": function}
 
 

@@ -88,10 +88,10 @@ def _input_of(arguments: str) -> Any:
 
 def calling_ending(end: Finished, num_calls: int) -> dict[str, Any]:
     """Why it stopped: to have its tools used, unless it was cut. `end` is settled."""
-    told = ending(end)
-    if num_calls and told["stop_reason"] == "end_turn":
-        told["stop_reason"] = "tool_use"
-    return told
+    fields = ending(end)
+    if num_calls and fields["stop_reason"] == "end_turn":
+        fields["stop_reason"] = "tool_use"
+    return fields
 
 
 class ToolUseEncoder:

@@ -13,7 +13,7 @@ from router.http.conversation import Turn
 from router.request.errors import InvalidRequest, quoted, wrong
 
 _ROLES = ("user", "assistant", "system")
-# Between turns of one side that are told as one, which Anthropic promises and templates may need.
+# Between turns of one side that are joined, which Anthropic promises and templates may need.
 _JOINT = "\n\n"
 
 

@@ -96,7 +96,7 @@ class ChatRoutes:
     def _offer(
         self, body: ChatBody, raw: RawParams, offered: OfferedFunctions
     ) -> tuple[RawParams, ChatCalling]:
-        """The parameters with the grammar of what may be called, and how calls are told."""
+        """The parameters with the grammar of what may be called, and how calls are reported."""
         syntax = self._template.call_syntax(body.chat_template)
         raw, calling = offering(raw, offered.offer, syntax, offered.field)
         return raw, ChatCalling(calling, is_old=offered.field == "functions")
@@ -161,16 +161,16 @@ class ChatRoutes:
         envelope = self._front.envelope(body, "chatcmpl", "chat.completion.chunk")
         logprobs = self._logprobs(body)
         prompt_ids = checked.request.prompt_ids
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "echoed": body.echoed,
             "prompt_ids": prompt_ids if body.return_token_ids else None,
             "has_usage": body.includes_usage,
         }
         calling = checked.calling
         choices = [
-            ChatChoiceFrames(envelope, index, logprobs, **told)
+            ChatChoiceFrames(envelope, index, logprobs, **fields)
             if calling is None
-            else CallingFrames(envelope, index, calling, logprobs, **told)
+            else CallingFrames(envelope, index, calling, logprobs, **fields)
             for index in range(body.num_draws)
         ]
         return OpenAiFrames(
@@ -212,9 +212,9 @@ def _choice(
 def _told_of_prompt(
     body: ChatBody, checked: GenerateRequest, completion: Completion
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if body.prompt_logprobs is not None and completion.prompt is not None:
-        told["prompt_logprobs"] = prompt_logprobs(completion.prompt, body.prompt_logprobs)
+        fields["prompt_logprobs"] = prompt_logprobs(completion.prompt, body.prompt_logprobs)
     if body.return_token_ids:
-        told["prompt_token_ids"] = checked.prompt_ids
-    return told
+        fields["prompt_token_ids"] = checked.prompt_ids
+    return fields

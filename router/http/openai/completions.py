@@ -71,8 +71,8 @@ class CompletionRoutes:
         for index, completion in enumerate(kept):
             place = index // body.num_choices
             choice = _choice(completion, body, echoes[place], names)
-            told = _told_of_ids(body, requests[place], completion)
-            choices.append({"index": index, **choice, **told})
+            fields = _id_fields(body, requests[place], completion)
+            choices.append({"index": index, **choice, **fields})
         envelope = self._front.envelope(body, "cmpl", _KIND)
         return self._front.reply(record, envelope, choices, usage)
 
@@ -167,7 +167,7 @@ class CompletionChoiceFrames:
         self._only_scores = body.only_scores
         self._logprobs = None if body.logprobs is None else OldLogprobs(names, body.logprobs)
         self._tells_ids = bool(body.return_token_ids)
-        # Told once, with the first chunk.
+        # Sent once, with the first chunk.
         self._prompt_ids = b""
         if self._tells_ids:
             self._prompt_ids = b',"prompt_token_ids":' + orjson.dumps(list(prompt_ids))
@@ -194,9 +194,9 @@ class CompletionChoiceFrames:
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty text with the reason."""
         reason = _reason(event, only_scores=self._only_scores)
-        told = orjson.dumps({"finish_reason": reason, **constraint_fields(event)})[1:-1]
+        fields = orjson.dumps({"finish_reason": reason, **constraint_fields(event)})[1:-1]
         text = self._text("" if self._only_scores else event.tail)
-        return text + self._head + b'"","logprobs":null,' + told + self._tail
+        return text + self._head + b'"","logprobs":null,' + fields + self._tail
 
     def _text(self, text: str) -> bytes:
         if self._echo:
@@ -206,16 +206,16 @@ class CompletionChoiceFrames:
         return self._head + orjson.dumps(text) + self._plain if text else b""
 
     def _chunk(self, text: str, logprobs: bytes, token_id: int | None = None) -> bytes:
-        told, self._prompt_ids = self._prompt_ids, b""
+        fields, self._prompt_ids = self._prompt_ids, b""
         if self._tells_ids:
-            told += b',"token_ids":' + orjson.dumps([] if token_id is None else [token_id])
+            fields += b',"token_ids":' + orjson.dumps([] if token_id is None else [token_id])
         return (
             self._head
             + orjson.dumps(text)
             + b',"logprobs":'
             + logprobs
             + b',"finish_reason":null'
-            + told
+            + fields
             + self._tail
         )
 
@@ -244,14 +244,14 @@ def _reason(end: Finished, *, only_scores: bool) -> str:
     return FINISH_REASONS[end.reason]
 
 
-def _told_of_ids(
+def _id_fields(
     body: CompletionBody, request: GenerateRequest, completion: Completion
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if body.prompt_logprobs is not None and completion.prompt is not None:
-        told["prompt_logprobs"] = prompt_logprobs(completion.prompt, body.prompt_logprobs)
+        fields["prompt_logprobs"] = prompt_logprobs(completion.prompt, body.prompt_logprobs)
     if body.return_token_ids:
         tokens = () if body.only_scores else completion.tokens
-        told["prompt_token_ids"] = request.prompt_ids
-        told["token_ids"] = [event.token.token_id for event in tokens]
-    return told
+        fields["prompt_token_ids"] = request.prompt_ids
+        fields["token_ids"] = [event.token.token_id for event in tokens]
+    return fields

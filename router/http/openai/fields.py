@@ -34,8 +34,8 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "priority": ((0,), "requests are served in the order of their arrival"),
         "cache_salt": ((), "the prefix cache is shared"),
         "kv_transfer_params": ((), "caches stay where they are"),
-        "include_reasoning": ((True,), "reasoning is not told from the answer"),
-        "thinking_token_budget": ((-1,), "reasoning is not told from the answer"),
+        "include_reasoning": ((True,), "reasoning is not separated from the answer"),
+        "thinking_token_budget": ((-1,), "reasoning is not separated from the answer"),
         "repetition_detection": ((), "answers end by their length, a stop or the model's will"),
     }
 )
@@ -175,7 +175,7 @@ class OpenAiBody(SamplingFields, Promises, Formats):
             truncate=self._truncate(limits),
             top_n_tokens=max(tops, default=None),
             max_top_n_tokens=MAX_TOP_LOGPROBS,
-            # Whoever is told none is spared them, and may have forced tokens for nothing.
+            # A request without log-probabilities does not compute them, and may take forced tokens.
             raw_logprobs=bool(tops) or self.num_draws > self.num_choices,
             grammar=grammar,
             grammar_parts=self.grammar_parts(),

@@ -46,15 +46,15 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
             "bad_words",
         )
     terms = list(absent.values())
-    told = {text(term): f"`bad_words` {quoted(word)}" for word, term in absent.items()}
+    spellings = {text(term): f"`bad_words` {quoted(word)}" for word, term in absent.items()}
     if shaped is None:
-        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), spellings=told)
+        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), spellings=spellings)
     name, grammar = shaped
     match grammar.kind, grammar.value:
         case Kind.REGEX, str(pattern) if pattern:
             matches = Matches(pattern)
             value = _joined([matches, *terms], name)
-            told[text(matches)] = f"`{name}` {quoted(pattern)}"
+            spellings[text(matches)] = f"`{name}` {quoted(pattern)}"
         case Kind.WHERE, str(written):
             try:
                 expression = parse(written)
@@ -68,7 +68,7 @@ def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGramma
             raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
         case _:
             return shaped
-    return name, replace(grammar, kind=Kind.WHERE, value=value, spellings=told)
+    return name, replace(grammar, kind=Kind.WHERE, value=value, spellings=spellings)
 
 
 def _joined(terms: list[Expression], name: str) -> str:
@@ -99,11 +99,11 @@ def _contradiction(choices: list[str], words: list[str], name: str) -> Constrain
     shown = f"`{name}` {cut(orjson.dumps(choices).decode())}"
     parts = [shown, *(f"`bad_words` {quoted(word)}" for word in _needed(choices, words))]
     *others, last = parts
-    told = f"nothing satisfies both {', '.join(others)} and {last}"
+    message = f"nothing satisfies both {', '.join(others)} and {last}"
     if len(parts) > _MAX_NAMED:
         listed = ", ".join(parts[:_MAX_NAMED])
-        told = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
-    return ConstraintRefused(f"`{name}`: {told}", "contradiction", {"parts": parts}, name)
+        message = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
+    return ConstraintRefused(f"`{name}`: {message}", "contradiction", {"parts": parts}, name)
 
 
 def _needed(choices: list[str], words: list[str]) -> list[str]:

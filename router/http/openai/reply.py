@@ -28,7 +28,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
 class Envelope:
     """What every reply or chunk of one record repeats. `created_s` is in Unix time.
 
-    `service_tier` is the one that served, told to those who chose one.
+    `service_tier` is the one that served, shown to clients that chose one.
     """
 
     reply_id: str

@@ -119,7 +119,7 @@ class ChatChoiceFrames:
         end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
         tail = b"]" + end
         plain = b',"logprobs":null,"finish_reason":null}'
-        told = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
+        fields = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
         self._open = head + b'{"content":'
         self._plain = b"}" + plain + tail
         self._null_reason = b',"finish_reason":null'
@@ -129,7 +129,7 @@ class ChatChoiceFrames:
         self._tells_ids = prompt_ids is not None
         # Sent with the first token, so that a client's first chunk means a first token.
         role = b'{"role":"assistant","content":"","refusal":null}'
-        self._role = head + role + plain + b"]" + told + end + self._text(echoed)
+        self._role = head + role + plain + b"]" + fields + end + self._text(echoed)
 
     def scored(self, event: PromptScored) -> bytes:
         """Nothing: streamed chats do not tell of their prompt."""
@@ -173,24 +173,24 @@ class ChatCalling:
 
     def reason(self, end: Finished, num_calls: int) -> str:
         """The finish reason: calls are one, unless they were cut. `end` is settled."""
-        told = FINISH_REASONS[end.reason]
-        return _OLD_REASONS[self.is_old] if num_calls and told == "stop" else told
+        fields = FINISH_REASONS[end.reason]
+        return _OLD_REASONS[self.is_old] if num_calls and fields == "stop" else fields
 
     def message(self, text: str, echoed: str) -> tuple[dict[str, Any], int]:
         """The message that a whole answer is, and how many calls it has."""
         said, calls = self.calling.read(text)
         content = echoed + said
-        told = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        fields = [{"name": call.name, "arguments": call.arguments} for call in calls]
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content or (None if calls else ""),
             "refusal": None,
         }
         if calls and self.is_old:
-            message["function_call"] = told[0]
+            message["function_call"] = fields[0]
         elif calls:
             message["tool_calls"] = [
-                {"id": self.new_id(), "type": "function", "function": call} for call in told
+                {"id": self.new_id(), "type": "function", "function": call} for call in fields
             ]
         return message, len(calls)
 
@@ -239,9 +239,9 @@ class CallingFrames:
         self._reader = calling.calling.reader()
         self._logprobs = logprobs
         self._tells_ids = prompt_ids is not None
-        told = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
+        fields = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
         role = {"role": "assistant", "content": None, "refusal": None}
-        self._role = self._chunk(role, after=told)
+        self._role = self._chunk(role, after=fields)
         if echoed:
             self._role += self._chunk({"content": echoed})
 
@@ -260,8 +260,8 @@ class CallingFrames:
         if self._tells_ids:
             ids = b',"token_ids":[%d]' % event.token.token_id
         first, *others = deltas or [{}]
-        told = self._chunk(first, logprobs=logprobs, ids=ids)
-        return self._begin() + told + b"".join([self._chunk(delta) for delta in others])
+        fields = self._chunk(first, logprobs=logprobs, ids=ids)
+        return self._begin() + fields + b"".join([self._chunk(delta) for delta in others])
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty delta with the reason."""
@@ -269,8 +269,8 @@ class CallingFrames:
         rest = b"".join([self._chunk(self._calling.delta(piece)) for piece in pieces])
         reason = self._calling.reason(self._reader.settled(event), self._reader.num_calls)
         satisfied = constraint_fields(event)
-        told = orjson.dumps({"finish_reason": reason, **satisfied})[1:-1]
-        last = self._head + b'{},"logprobs":null,' + told + b"}]" + self._end
+        fields = orjson.dumps({"finish_reason": reason, **satisfied})[1:-1]
+        last = self._head + b'{},"logprobs":null,' + fields + b"}]" + self._end
         return self._begin() + rest + last
 
     def _begin(self) -> bytes:

@@ -133,7 +133,7 @@ def message_fields(
 
 
 def input_part(text: str) -> dict[str, Any]:
-    """A part of what the model was told."""
+    """A part of the input as a response shows it."""
     return {"type": "input_text", "text": text}
 
 

@@ -14,7 +14,7 @@ from router.http.responses.items import (
     new_item_id,
     output_part,
 )
-from router.http.responses.schema import ResponseBody, told_choice
+from router.http.responses.schema import ResponseBody, echoed_choice
 from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallArguments, CallBegun, Calling, TextPiece
 from router.http.tools.calls import Piece as Read
@@ -23,7 +23,7 @@ from router.request.events import Finished, TokenGenerated
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of the message, with what is told of its tokens."""
+    """Text of the message, with its tokens' log-probabilities."""
 
     text: str
     logprobs: list[dict[str, Any]]
@@ -35,7 +35,7 @@ Piece = Text | CallBegun | CallArguments
 class Output:
     """One answer as it grows. Owner of its items.
 
-    Without `calling` it is text. Of the tokens that are calls no log-probabilities are told.
+    Without `calling` it is text. Of the tokens that are calls no log-probabilities are returned.
     """
 
     def __init__(self, calling: Calling | None, logprobs: ChatLogprobs | None) -> None:
@@ -46,7 +46,7 @@ class Output:
         self._logprobs = logprobs
         self._said: list[str] = []
         # Of the text so far, and of tokens whose text is held back.
-        self._told: list[dict[str, Any]] = []
+        self._reported: list[dict[str, Any]] = []
         self._held: list[dict[str, Any]] = []
 
     def token(self, event: TokenGenerated) -> list[Piece]:
@@ -61,7 +61,7 @@ class Output:
         if self._reader is not None:
             pieces += [self._piece(read) for read in self._reader.finish()]
         if not self._calls_have_begun:
-            self._told += self._held
+            self._reported += self._held
         return pieces
 
     def whole(self, tokens: Sequence[TokenGenerated], end: Finished) -> None:
@@ -71,7 +71,7 @@ class Output:
         self.finish(end)
 
     def settled(self, end: Finished) -> Finished:
-        """The end as clients are told it, once all is taken."""
+        """The end as clients see it, once all is taken."""
         return end if self._reader is None else self._reader.settled(end)
 
     def items(self, status: str) -> tuple[Item, ...]:
@@ -103,9 +103,9 @@ class Output:
     def _piece(self, read: Read) -> Piece:
         if isinstance(read, TextPiece):
             self._said.append(read.text)
-            told, self._held = self._held, []
-            self._told += told
-            return Text(read.text, told)
+            released, self._held = self._held, []
+            self._reported += released
+            return Text(read.text, released)
         if isinstance(read, CallBegun):
             assert self._calling is not None
             call_id = self._calling.new_id("call_")
@@ -118,7 +118,7 @@ class Output:
     def _fields(self, item: Item) -> dict[str, Any]:
         if not isinstance(item, MessageItem):
             return item.fields()
-        parts = [output_part(item.parts[0], self._told)]
+        parts = [output_part(item.parts[0], self._reported)]
         return message_fields(item.item_id, item.role, item.status, parts)
 
 
@@ -198,8 +198,8 @@ class Reply:
             "store": body.is_stored,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": _text(body),
-            "tool_choice": told_choice(body.tool_choice),
-            "tools": [tool.told() for tool in body.tools or ()],
+            "tool_choice": echoed_choice(body.tool_choice),
+            "tools": [tool.echoed() for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
@@ -210,8 +210,8 @@ class Reply:
 
 
 def _text(body: ResponseBody) -> dict[str, Any]:
-    told = None if body.text is None else body.text.format
-    fields = {"type": "text"} if told is None else told.model_dump(by_alias=True, exclude_none=True)
+    form = None if body.text is None else body.text.format
+    fields = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
     return {"format": fields, "verbosity": body.verbosity or "medium"}
 
 

@@ -48,8 +48,8 @@ class Tool(Schema):
         given = self.model_dump(exclude={"type"}, exclude_unset=True)
         return Function.model_validate(given)
 
-    def told(self) -> dict[str, Any]:
-        """As a response tells it back."""
+    def echoed(self) -> dict[str, Any]:
+        """As a response echoes it."""
         return {
             "type": self.type,
             "name": self.name,
@@ -88,8 +88,8 @@ def offered_tools(
     return None if offered is None else offered.offer
 
 
-def told_choice(choice: ToolChoice | None) -> Any:
-    """As a response tells it back."""
+def echoed_choice(choice: ToolChoice | None) -> Any:
+    """As a response echoes it."""
     if choice is None:
         return "auto"
     if choice.allowed is not None:
@@ -261,7 +261,7 @@ class ResponseBody(SamplingFields, CountInputBody):
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether log-probabilities are told."""
+        """Whether log-probabilities are returned."""
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
@@ -273,7 +273,7 @@ class ResponseBody(SamplingFields, CountInputBody):
         """Raises InvalidRequest for what cannot be served."""
         super().check()
         _check_metadata(self.metadata or {})
-        # It has no effect, but is told back.
+        # It has no effect, but is echoed.
         if not 0 <= (self.max_tool_calls or 0) <= _MAX_TOOL_CALLS:
             rule = f"must be between 0 and {_MAX_TOOL_CALLS}"
             raise wrong("max_tool_calls", rule, self.max_tool_calls)

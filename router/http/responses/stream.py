@@ -56,21 +56,21 @@ class ResponseEncoder:
 
     def token(self, event: TokenGenerated) -> bytes:
         """What the token tells; nothing while it is held back."""
-        return b"".join([self._told(piece) for piece in self._output.token(event)])
+        return b"".join([self._events_of(piece) for piece in self._output.token(event)])
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then the open item and the response, whole."""
-        told = [self._told(piece) for piece in self._output.finish(event)]
+        events = [self._events_of(piece) for piece in self._output.finish(event)]
         if self._num_items == 0:
-            told.append(self._begin_message())
+            events.append(self._begin_message())
         end = self._output.settled(event)
         status = status_of(end)
         output = self._output.fields(status)
-        told.append(self._close(output))
+        events.append(self._close(output))
         response = self._reply.ended(end, output, int(time.time()))
         self._keep(response, end)
-        told.append(self._event(f"response.{status}", {"response": response}))
-        return b"".join(told)
+        events.append(self._event(f"response.{status}", {"response": response}))
+        return b"".join(events)
 
     def failed(self, error: RouterError, problem: Problem) -> bytes:
         """An error event, then the response as failed."""
@@ -78,7 +78,7 @@ class ResponseEncoder:
         response = self._reply.failed(str(error))
         return self._event("error", fault) + self._event("response.failed", {"response": response})
 
-    def _told(self, piece: Piece) -> bytes:
+    def _events_of(self, piece: Piece) -> bytes:
         if isinstance(piece, Text):
             return self._text(piece)
         if isinstance(piece, CallBegun):
@@ -127,9 +127,9 @@ class ResponseEncoder:
             ends = self._event("response.function_call_arguments.done", done)
         else:
             (part,) = item["content"]
-            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            events = {"text": part["text"], "logprobs": part["logprobs"]}
             place = self._part_place()
-            ends = self._event("response.output_text.done", place | told)
+            ends = self._event("response.output_text.done", place | events)
             ends += self._event("response.content_part.done", place | {"part": part})
         done = {"output_index": self._num_items - 1, "item": item}
         return ends + self._event("response.output_item.done", done)

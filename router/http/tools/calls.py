@@ -1,4 +1,4 @@
-"""The calls in an answer, told apart from its text while it comes.
+"""Separates the calls in an answer from its text while it streams.
 
     text as it comes --CallReader--> TextPiece | CallBegun | CallArguments, in their order
     a whole text --Calling.read--> what was said, and the calls
@@ -53,7 +53,7 @@ _Step = Callable[[list[Piece]], bool]
 
 
 class CallReader:
-    """Reads one answer. Owner of the text that is not told yet."""
+    """Reads one answer. Owner of the text that is not sent yet."""
 
     def __init__(self, syntax: CallSyntax, *, allows_text: bool) -> None:
         self._syntax = syntax
@@ -91,7 +91,7 @@ class CallReader:
         return self._step == self._arguments
 
     def settled(self, end: Finished) -> Finished:
-        """The answer's end as clients are told it, after `finish`.
+        """The answer's end as clients see it, after `finish`.
 
         Where its tokens were used up right behind a whole call, it is that of a complete answer.
         """
@@ -233,7 +233,7 @@ class Calling:
         ]
 
     def settled(self, end: Finished) -> Finished:
-        """The end of a whole answer as clients are told it; see `CallReader.settled`."""
+        """The end of a whole answer as clients see it; see `CallReader.settled`."""
         if end.reason is not FinishReason.LENGTH:
             return end
         reader = self.reader()

@@ -40,7 +40,7 @@ def _referring(schema: dict[str, Any], reference: str) -> dict[str, Any]:
     """
     try:
         if _is_object(schema):
-            return schema  # and what is wrong with it is told of the places that its author knows
+            return schema  # errors name the places that its author knows
     except (ConstraintError, RecursionError, TypeError, ValueError):
         return schema  # it leads nowhere, and is refused for that in the words of who compiles it
     place = _PLACE

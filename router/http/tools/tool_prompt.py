@@ -1,5 +1,4 @@
-"""An offer of tools brought to the model: told in its prompt where its template does not, and kept
-by a constraint. The same for every API that has tools."""
+"""Offers tools to the model: in its template or its prompt, and by a constraint. For every API."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -74,10 +73,10 @@ def add_tools(
     """
     if prompt is None:
         prompt = f"To call one of these functions, answer with {syntax.example}"
-    told = f"\n---\n{orjson.dumps(tools).decode()}\n{prompt}"
+    tools_text = f"\n---\n{orjson.dumps(tools).decode()}\n{prompt}"
     for index in reversed(range(len(messages))):
         message = messages[index]
         if message["role"] != "assistant":
-            message = {**message, "content": f"{message.get('content', '')}{told}"}
+            message = {**message, "content": f"{message.get('content', '')}{tools_text}"}
             return [*messages[:index], message, *messages[index + 1 :]]
     return list(messages)

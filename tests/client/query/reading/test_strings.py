@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.reading.strings import literal_of
-from client.query.reading.text import Span, Text
+from client.query.reading.text import SourceSpan, Text
 from client.query.reading.tokens import Token, tokens_of
 
 PIECES = [
@@ -54,7 +54,7 @@ def test_a_literal_has_pythons_value(pieces: list[str], quotes: str, data: st.Da
 
 def one_string(text: Text) -> tuple[Token, ...]:
     """The tokens of a text that is one literal, or several. Raises BadProgram for any other."""
-    tokens = tuple(tokens_of(text, Span(0, len(text.text))))
+    tokens = tuple(tokens_of(text, SourceSpan(0, len(text.text))))
     if not all(re.match(r"[rRuU]?['\"]", token.text) for token in tokens):
         raise BadProgram("more than literals")
     return tokens
@@ -69,7 +69,7 @@ def test_an_escaped_backslash_does_not_continue_a_line(prefix: str) -> None:
 
 def test_adjacent_literals_are_one_value_with_places() -> None:
     text = Text(Source("'a\\tb' \"c\"", "<test>"))
-    value = literal_of(text, tuple(tokens_of(text, Span(0, len(text.text)))))
+    value = literal_of(text, tuple(tokens_of(text, SourceSpan(0, len(text.text)))))
     assert value.code == "a\tbc"
     assert list(value.offsets) == [1, 2, 4, 8, 10]
 

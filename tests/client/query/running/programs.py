@@ -2,14 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 
-from client.model import Model
+from client.calls import Model
 from client.query.conditions import build
 from client.query.place import Place, Source
 from client.query.program import Condition, Context, Hole, Program
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
 from client.query.running.results import Result
-from client.query.running.session import Surroundings, run_job
+from client.query.running.session import RunSurroundings, run_job
 
 HERE = Place(1, 1, 1, 2)
 SOURCE = Source("the program's text", "<test>")
@@ -68,4 +68,4 @@ async def run_all(
     **options: object,
 ) -> tuple[Result[object], ...]:
     job = Job(program=program(body, returns=returns))
-    return await run_job(job, decoding(decoder, (), options), Surroundings(model=model))
+    return await run_job(job, decoding(decoder, (), options), RunSurroundings(model=model))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from client.calls import Answer, GenerateCall
 from client.errors import ConstraintRefused, Overloaded
 from client.query.conditions import build
 from client.query.conditions.terms import Term
@@ -14,8 +15,7 @@ from client.query.running.decoders import decoding
 from client.query.running.execution import Job
 from client.query.running.ledger import CallFile
 from client.query.running.results import State
-from client.query.running.session import Surroundings, run_job
-from client.words import Answer, GenerateCall
+from client.query.running.session import RunSurroundings, run_job
 from tests.client.query.running.programs import HERE, hole, one_of, program, ref, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
@@ -28,7 +28,7 @@ async def greeting(context: Context) -> None:
 
 async def test_states_show_the_prompt_filling_in() -> None:
     states: list[State] = []
-    within = Surroundings(model=ScriptedModel(in_turn("hi")), on_state=states.append)
+    within = RunSurroundings(model=ScriptedModel(in_turn("hi")), on_state=states.append)
 
     await run_job(Job(program=program(greeting)), decoding("argmax", (), {}), within)
 
@@ -44,7 +44,7 @@ async def test_states_show_the_prompt_filling_in() -> None:
 async def test_every_call_is_a_line_of_the_trace_file(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     with CallFile(path) as calls:
-        within = Surroundings(model=ScriptedModel(in_turn("hi")), calls=calls)
+        within = RunSurroundings(model=ScriptedModel(in_turn("hi")), calls=calls)
         await run_job(Job(program=program(greeting)), decoding("argmax", (), {}), within)
 
     (line,) = map(json.loads, path.read_text().splitlines())

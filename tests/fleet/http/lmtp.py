@@ -1,16 +1,58 @@
-"""A server of LMTP that counts: tokens 0, 1, 2 ... for GENERATE, and who it is for all else."""
+"""Both ends of LMTP: a client's socket, and the server of a model that counts tokens."""
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.types import Receive, Send
+from websockets.asyncio.client import ClientConnection, connect
 
-from tests.fleet.harness import Upstreams
+from tests.fleet.harness import RunningFleet, Upstreams
+
+
+class Socket:
+    """A client's side."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    async def say(self, command: str, **payload: object) -> None:
+        await self.connection.send(f"{command} {json.dumps(payload)}")
+
+    async def hear(self) -> tuple[str, dict[str, Any]]:
+        text = await asyncio.wait_for(self.connection.recv(), 30)
+        assert isinstance(text, str)
+        command, _, rest = text.partition(" ")
+        (fields,) = json.loads(rest)
+        return command, fields
+
+    async def until(self, *commands: str) -> tuple[str, dict[str, Any]]:
+        while True:
+            command, fields = await self.hear()
+            if command in commands:
+                return command, fields
+
+    async def greet(self) -> dict[str, Any]:
+        await self.say("HELLO", stream_id=1, version=2)
+        _, fields = await self.until("MSG")
+        hello: dict[str, Any] = fields["hello"]
+        return hello
+
+
+@asynccontextmanager
+async def socket(fleet: RunningFleet, path: str = "/lmtp", **headers: str) -> AsyncIterator[Socket]:
+    url = fleet.url.replace("http", "ws") + path
+    async with connect(url, additional_headers=headers, proxy=None) as connection:
+        yield Socket(connection)
 
 
 async def speak(upstreams: Upstreams, model: str, receive: Receive, send: Send) -> None:
-    """One socket, until its client leaves or the server dies."""
+    """Serve one socket, until its client leaves or the server dies.
+
+    GENERATE is answered by tokens 0, 1, 2 ..., and all else by the name of the model.
+    """
     speaker = _Speaker(upstreams, model, send)
     dying = asyncio.create_task(upstreams.dies.wait())
     try:
@@ -54,8 +96,8 @@ class _Speaker:
             hello = {"version": self._version, "from": self._model}
             await self._say("MSG", stream_id, hello=hello)
         elif command == "GENERATE" and self._upstreams.is_leaving == self._model:
-            told = {"error": "the server is shutting down", "error_type": "draining"}
-            await self._say("TOKEN", stream_id, **told)
+            fields = {"error": "the server is shutting down", "error_type": "draining"}
+            await self._say("TOKEN", stream_id, **fields)
         elif command == "GENERATE":
             generating = self._generate(stream_id, payload, self._version)
             self._streams[stream_id] = asyncio.create_task(generating)
@@ -80,7 +122,7 @@ class _Speaker:
         else:
             await self._say("TOKEN", stream_id, token=99, finish_reason="length")
 
-    async def _say(self, command: str, stream_id: int, **told: object) -> None:
+    async def _say(self, command: str, stream_id: int, **fields: object) -> None:
         # Without spaces, as the server writes it: the front looks at how a frame begins.
-        text = json.dumps({"stream_id": stream_id, **told}, separators=(",", ":"))
+        text = json.dumps({"stream_id": stream_id, **fields}, separators=(",", ":"))
         await self._send({"type": "websocket.send", "text": f"{command} [{text}]"})

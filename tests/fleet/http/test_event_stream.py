@@ -40,10 +40,10 @@ async def heard(fleet: RunningFleet, path: str, body: dict[str, object]) -> str:
 
 async def test_comments_come_while_the_model_loads_and_then_the_events(tmp_path: Path) -> None:
     async with loading_house(tmp_path) as fleet:
-        told = await heard(fleet, "/generate_stream", {"inputs": "x", "model": "b"})
+        events = await heard(fleet, "/generate_stream", {"inputs": "x", "model": "b"})
         assert fleet.manager.num_users("b") == 0
 
-    assert told == "".join(f'data: {{"number":{number}}}\n\n' for number in range(3))
+    assert events == "".join(f'data: {{"number":{number}}}\n\n' for number in range(3))
 
 
 async def test_they_go_on_for_as_long_as_it_takes(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_they_go_on_for_as_long_as_it_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "events"),
     [
         pytest.param("/generate_stream", "data: {}\n\n", id="tgi"),
         pytest.param("/", "data: {}\n\n", id="tgi-either"),
@@ -74,13 +74,13 @@ async def test_they_go_on_for_as_long_as_it_takes(tmp_path: Path) -> None:
     ],
 )
 async def test_a_load_that_fails_then_is_an_event_in_the_dialect(
-    tmp_path: Path, path: str, told: str
+    tmp_path: Path, path: str, events: str
 ) -> None:
     async with loading_house(tmp_path) as fleet:
         fleet.servers.refusals["a"] = "has no weights"
         text = await heard(fleet, path, {"model": "a", "stream": True})
 
-    before, after = told.split("{}")
+    before, after = events.split("{}")
     error = json.loads(text.removeprefix(before).removesuffix(after))
     assert "has no weights" in json.dumps(error["error"])
     assert 0 < error["retry_after"] <= 30

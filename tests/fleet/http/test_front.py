@@ -124,8 +124,8 @@ async def test_a_server_that_dies_ends_its_streams_with_an_error(fleet: RunningF
         await anext(pieces)
         await fleet.kill("b")
         rest = "".join([piece async for piece in pieces])
-    told = json.loads(rest.removeprefix("data:"))
-    assert told["error_type"] == "model_server_gone"
+    error = json.loads(rest.removeprefix("data:"))
+    assert error["error_type"] == "model_server_gone"
     assert fleet.metrics.cut.value() == 1
 
 
@@ -153,7 +153,7 @@ async def test_a_server_that_is_found_dead_is_started_anew_for_the_same_request(
     assert fleet.metrics.unloads.value("died") == 1
 
 
-async def test_a_server_that_takes_nothing_more_is_started_anew_for_the_same_request(
+async def test_a_server_that_is_draining_is_started_anew_for_the_same_request(
     fleet: RunningFleet,
 ) -> None:
     async with fleet.client as client:
@@ -169,7 +169,7 @@ async def test_a_server_that_takes_nothing_more_is_started_anew_for_the_same_req
         assert (await asking).status_code == 200
 
 
-async def test_a_server_that_never_takes_anything_is_told_as_it_says(fleet: RunningFleet) -> None:
+async def test_the_answer_of_a_server_that_keeps_draining_is_passed_on(fleet: RunningFleet) -> None:
     fleet.upstreams.is_leaving = "a"
     async with fleet.client as client:
         answer = await client.post("/generate", json={"inputs": "x", "model": "a"})
@@ -177,7 +177,7 @@ async def test_a_server_that_never_takes_anything_is_told_as_it_says(fleet: Runn
     assert "x-tandem-state" not in answer.headers
 
 
-async def test_a_server_that_does_not_answer_is_told_as_503(fleet: RunningFleet) -> None:
+async def test_a_server_that_does_not_answer_is_503(fleet: RunningFleet) -> None:
     fleet.https["b"].stop_at_once()
     await fleet.https["b"].stop()
     answer = await post(fleet, "/generate", {"model": "b"})
