@@ -18,7 +18,7 @@ from client.query.program import DecoderClause
 from client.query.running.beams import Beam
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
-from client.words import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
+from client.sampling import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
 
 
 class OptionIgnored(UserWarning):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from client.beams import BeamDropped, BeamsAnswer, BeamsCall
+from client.beams import BeamDropped, BeamModel, BeamsAnswer, BeamsCall
+from client.calls import Answer, GenerateCall, Model, ScoreCall, Scores, Usage
 from client.errors import (
     ConstraintRefused,
     InvalidRequest,
@@ -14,7 +15,6 @@ from client.errors import (
     ServerFailed,
     TandemError,
 )
-from client.model import BeamModel, Model
 from client.query.conditions.rename_subject import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.choosing import chosen
@@ -22,7 +22,6 @@ from client.query.running.decoding import AtHole, HoleAnswer
 from client.query.running.ledger import CallFile, Ledger
 from client.query.running.results import Request, State
 from client.query.running.transcript import Piece, Pieces, spans_of, text_of
-from client.words import Answer, GenerateCall, ScoreCall, Scores, Usage
 
 OnState = Callable[[State], None]
 

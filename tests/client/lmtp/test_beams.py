@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from client.beams import BeamHole, BeamsAnswer, BeamsCall, BeamsReport, BeamState
+from client.calls import Constraint
 from client.errors import ConstraintRefused, InvalidRequest
 from client.lmtp.model import LmtpModel
-from client.lmtp.patience import RetryPolicy
-from client.words import Constraint, Sampling
+from client.lmtp.retry import RetryPolicy
+from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
 
 QUICK = RetryPolicy(first_pause_s=0.005, max_pause_s=0.01, max_tries=4)

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from client.calls import Answer, GenerateCall
 from client.errors import ConnectionLost
 from client.lmtp import blocking
 from client.lmtp.blocking import BlockingModel, LoopThread
-from client.words import Answer, GenerateCall
 from tests.client.lmtp.aside import performing_aside
 from tests.client.lmtp.peer import Peer
 

@@ -6,6 +6,15 @@ from contextlib import aclosing
 
 import pytest
 
+from client.calls import (
+    Answer,
+    Constraint,
+    GenerateCall,
+    GeneratedToken,
+    Message,
+    ScoreCall,
+    ServerNotice,
+)
 from client.errors import (
     ConnectionLost,
     ConstraintRefused,
@@ -16,16 +25,7 @@ from client.errors import (
     Unauthorized,
 )
 from client.lmtp.model import LmtpModel
-from client.words import (
-    Answer,
-    Constraint,
-    GenerateCall,
-    Message,
-    Sampling,
-    ScoreCall,
-    ServerNotice,
-    TokenMade,
-)
+from client.sampling import Sampling
 from tests.client.lmtp.peer import Peer, endless, performing, three_letters
 
 
@@ -144,7 +144,7 @@ async def test_streams_share_a_socket_and_do_not_mix() -> None:
 async def test_a_stream_that_is_closed_early_is_cancelled() -> None:
     async with performing(endless) as scene, LmtpModel(scene.url) as model:
         async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
-            assert isinstance(await anext(stream), TokenMade)
+            assert isinstance(await anext(stream), GeneratedToken)
         await until(lambda: len(scene.peers[0].received) == 3)
         sent = scene.peers[0].received
     assert sent[2] == ("CANCEL", {"stream_id": sent[1][1]["stream_id"]})

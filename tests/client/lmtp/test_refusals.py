@@ -4,16 +4,13 @@ import math
 
 import pytest
 
+from client.calls import Constraint, GenerateCall
 from client.errors import (
     InvalidRequest,
     Unreachable,
 )
 from client.lmtp.model import LmtpModel
-from client.words import (
-    Constraint,
-    GenerateCall,
-    Sampling,
-)
+from client.sampling import Sampling
 from tests.client.lmtp.peer import Peer, endless, performing, three_letters
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall
 from client.errors import ConnectionLost, Overloaded, ServerFailed, Unreachable
 from client.lmtp.model import LmtpModel
-from client.lmtp.patience import RetryPolicy
-from client.words import Answer, GenerateCall, Sampling, ScoreCall, TokenMade
+from client.lmtp.retry import RetryPolicy
+from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
 
 QUICK = RetryPolicy(first_pause_s=0.005, max_pause_s=0.01, max_tries=4)
@@ -230,7 +231,7 @@ async def test_a_reader_that_stands_still_holds_up_nobody_and_misses_nothing() -
         pieces = [(await anext(slow)).text]
         quick = await model.generate(GenerateCall(prompt="quick"))
         assert quick.text == "abc"
-        pieces += [part.text async for part in slow if isinstance(part, TokenMade)]
+        pieces += [part.text async for part in slow if isinstance(part, GeneratedToken)]
     assert "".join(pieces) == LETTERS
 
 

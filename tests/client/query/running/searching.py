@@ -12,8 +12,9 @@ from client.beams import (
     BeamsReport,
     BeamState,
 )
+from client.calls import Answer, GenerateCall
 from client.errors import ConstraintRefused
-from client.words import Answer, GenerateCall, Sampling
+from client.sampling import Sampling
 from router.engine.beam_search.search import BeamSearch, Search
 from router.engine.beam_search.types import (
     Ask,

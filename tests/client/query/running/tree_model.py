@@ -12,18 +12,18 @@ from typing import cast
 from zlib import crc32
 
 from client.beams import BeamsAnswer, BeamsCall, BeamsReport
-from client.errors import ConstraintRefused, InvalidRequest
-from client.words import (
+from client.calls import (
     Answer,
     Constraint,
     GenerateCall,
+    GeneratedToken,
     ScoreCall,
     Scored,
     Scores,
     Standing,
-    TokenMade,
     Usage,
 )
+from client.errors import ConstraintRefused, InvalidRequest
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from tests.client.query.running.scripted_model import as_text
@@ -103,19 +103,19 @@ class TreeModel:
             for output, rest in self.outputs(call, made):
                 yield output, logprob + rest
 
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
         self.num_asked += 1
         ids = call.output
         if len(ids) >= (call.max_tokens or 99) or END in ids:
             raise InvalidRequest("it has ended", field="output")
-        made: list[TokenMade] = []
+        made: list[GeneratedToken] = []
         reason = None
         while reason is None:
             logprobs = self.next_logprobs(call, ids)
             token_id, logprob = next(iter(logprobs.items()))
             ids = (*ids, token_id)
             tops = dict(list(logprobs.items())[: call.top_logprobs])
-            token = TokenMade(token_id, text_of((token_id,)), logprob, token_id == END, tops)
+            token = GeneratedToken(token_id, text_of((token_id,)), logprob, token_id == END, tops)
             made.append(token)
             yield token
             if token_id == END:
