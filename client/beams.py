@@ -62,10 +62,10 @@ class BeamState:
 class BeamsCall:
     """The live beams of a search. `width` are kept; `ended` are scores of traces at their ends.
 
-    `sampling` is that of all holes; its temperature and what narrows a draw mean nothing.
-    `length_penalty`, `early_stopping` and `max_len` as of `beam`. `num_candidates`: more of them
-    than a step looks at, for a step of which some turned out to be impossible. `report_s`: how
-    often reports are wanted.
+    `sampling` is that of all holes; its temperature and the fields that narrow a draw are ignored.
+    `length_penalty`, `early_stopping` and `max_len` as of `beam`. `num_candidates`: the number of
+    candidates to return, where too few of a step were possible. `report_s`: seconds between two
+    reports.
     """
 
     width: int
@@ -83,8 +83,8 @@ class BeamsCall:
 
 @dataclass(frozen=True, slots=True)
 class BeamDropped:
-    """A beam behind which nothing may follow: `error` says why; None: its text is not as its
-    constraint is, and `violation` may say how.
+    """A beam that no token may follow, with the `error`; None: its text violates its constraint,
+    and `violation` may say how.
     """
 
     beam: BeamState
@@ -94,7 +94,7 @@ class BeamDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamsReport:
-    """Where a search stands: live beams, and what has ended since it was asked for."""
+    """The state of a search: live beams, and traces that have ended since its request."""
 
     beams: tuple[BeamState, ...]
     ended: tuple[BeamState, ...] = ()
@@ -102,7 +102,7 @@ class BeamsReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamsAnswer:
-    """What came of a search.
+    """The outcome of a search.
 
     `finish_reason`: complete, hole, deadline or cancelled. `beams` are live, or at the end of a
     hole. With `candidates` they are those before the last step, and the candidates its possible

@@ -96,7 +96,7 @@ async def test_a_decoder_that_is_not_there_is_refused_at_its_place() -> None:
 
     assert str(caught.value).splitlines() == [
         "<query>:1:1: there is no decoder `best_k`; there are argmax, sample, beam; "
-        "`beam` finds the most probable traces",
+        "use `beam` for the most probable traces",
         "    best_k(k=4)",
         "    ^^^^^^^^^^^",
     ]
