@@ -73,7 +73,7 @@ class LmtpModel:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting = asyncio.Lock()
-        # More than one where some are full, or belong to a server that drains.
+        # More than one where some are full or drain, or where a server binds each to one model.
         self._connections: list[Connection] = []
         self._was_reached = False
         self._is_closed = False
