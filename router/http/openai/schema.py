@@ -1,16 +1,15 @@
 """Bodies of OpenAI's routes, their translation to raw parameters, and the models of answers."""
 
 import re
-from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from router.http.body import AnswerModel, ConstrainedAnswer, Schema
+from router.http.body import AnswerModel, ConstrainedAnswer
 from router.http.conversation import ChatPrompt, Setting
 from router.http.fields import Prompts
 from router.http.openai.fields import OpenAiBody
-from router.http.openai.messages import Message
+from router.http.openai.messages import ChatTool, Message, check_tools
 from router.http.tools.functions import Choice, Function, allowed_functions, shown_functions
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
@@ -18,15 +17,6 @@ from router.request.validation import Limits, RawParams
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
 _VERBOSITY = re.compile(r"low|medium|high")
-
-
-class ChatTool(Schema):
-    """A tool; only functions are served."""
-
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    function: Function | None = None
 
 
 class ChatBody(OpenAiBody):
@@ -69,7 +59,7 @@ class ChatBody(OpenAiBody):
     @property
     def allowed_tools(self) -> AllowedTools | None:
         """What the answer may call; None: nothing. Raises InvalidRequest."""
-        _check_tools(self.tools or ())
+        check_tools(self.tools or ())
         functions = [tool.function for tool in self.tools or () if tool.function is not None]
         in_parallel = self.parallel_tool_calls is not False
         place = "tools[{}].function"
@@ -145,18 +135,6 @@ class ChatBody(OpenAiBody):
                 "top_n_tokens": "top_logprobs",
             },
         )
-
-
-def _check_tools(tools: Sequence[ChatTool]) -> None:
-    """Raises Unsupported for tools of other types, InvalidRequest for one without a function."""
-    for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
-        if tool.type == "custom":
-            raise Unsupported(f"`{place}` is of type `custom`: only functions are served", place)
-        if tool.type != "function":
-            raise wrong(f"{place}.type", "must be `function`", tool.type)
-        if tool.function is None:
-            raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")
 
 
 class CompletionBody(OpenAiBody):
